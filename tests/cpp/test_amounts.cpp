@@ -43,7 +43,6 @@ class Amounts : public test::Recordings {
 TEST_F(Amounts, EachUnitOfEachSpanHasItsSum) {
   const std::uint32_t stage = recorder().intern("amounts.stage");
   const ScopedTimer begins_the_recording(stage);
-  // GIVEN two spans with work in two units, added in turns, whole and not, and work without a span
   const WorkingSpan one{first_span_id_, now_ticks()}, other{first_span_id_ + 1, now_ticks()};
   constexpr std::int64_t kExact = (std::int64_t{1} << 53) + 1;
   for (int i = 0; i < 3; ++i) {
@@ -54,9 +53,7 @@ TEST_F(Amounts, EachUnitOfEachSpanHasItsSum) {
   recorder().add_work(stage, "bytes", kExact, 0, other);
   recorder().add_work(stage, "nothing", 0, 0, other);
   recorder().add_work(stage, "tokens", 1000, 0);
-  // WHEN the recording is read
   const RecordingCopy copy = copied();
-  // THEN each sum is that of its span, and integers are exact
   EXPECT_EQ(amount_of(copy, one.id, "tokens"), 303);
   EXPECT_EQ(amount_of(copy, one.id, "frames"), 0.75);
   EXPECT_EQ(amount_of(copy, other.id, "tokens"), -21);
@@ -65,7 +62,6 @@ TEST_F(Amounts, EachUnitOfEachSpanHasItsSum) {
   const AmountsBySpan all = read_amounts(copy.arena);
   for (const auto& [key, amount] : all.at(other.id)) is_exact |= amount.whole == kExact;
   EXPECT_TRUE(is_exact);
-  // THEN the counters of the stage have all of it
   EXPECT_EQ(test::figures_of(stage).work.at("tokens"), 303 - 21 + 1000);
   // THEN only spans that are asked for are returned
   const std::unordered_set<std::uint64_t> wanted{other.id, 77};
@@ -84,7 +80,6 @@ TEST_F(Amounts, ALoopThatAddsALittleEachTimeNeedsOneRecord) {
     recorder().add_work(stage, "tokens", 1, 0, span);
     recorder().add_work(stage, "frames", 2, 0, span);
   }
-  // THEN it has used two records, with all of it
   EXPECT_EQ(arena().header().amount_head.load() - before, 2U);
   const RecordingCopy copy = copied();
   EXPECT_EQ(amount_of(copy, span.id, "tokens"), 1000);
@@ -111,7 +106,6 @@ TEST_F(Amounts, SumsBeyondTheRangesStayNumbers) {
 TEST_F(Amounts, LaterOnesOverwriteTheOldestAndTheRecordingSaysSinceWhen) {
   const std::uint32_t stage = recorder().intern("amounts.many");
   const ScopedTimer begins_the_recording(stage);
-  // GIVEN more amounts than the table has records, each of another span
   const std::uint64_t capacity = arena().amount_count();
   const std::uint64_t first = first_span_id_ + 1000, count = capacity + 100;
   std::vector<std::uint64_t> begins;
@@ -131,7 +125,6 @@ TEST_F(Amounts, AReaderSeesNoHalfAmounts) {
   const std::uint32_t stage = recorder().intern("amounts.race");
   const ScopedTimer begins_the_recording(stage);
   const std::uint64_t rounds = test::scaled(60'000, 20);
-  // GIVEN a thread that writes amounts, the number of which is in the span's id
   std::atomic<bool> running{true};
   std::jthread adding([&] {
     for (std::uint64_t i = 1; i <= rounds; ++i)
@@ -139,9 +132,7 @@ TEST_F(Amounts, AReaderSeesNoHalfAmounts) {
     running.store(false);
   });
   do {
-    // WHEN the recording is read in the meantime
     const RecordingCopy copy = copied();
-    // THEN each amount is that of its span
     const AmountsBySpan found = read_amounts(copy.arena);
     for (const auto& [span, amounts] : found) {
       if (span <= first_span_id_ * 2) continue;

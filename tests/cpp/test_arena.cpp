@@ -31,13 +31,10 @@ OwnedArena make_arena(std::uint32_t ring_spans) { return OwnedArena(create_arena
 TEST(Arena, HeaderDescribesTheRegions) {
   for (const std::uint32_t ring_spans : {64U, 1024U, kDefaultRingSpans}) {
     SCOPED_TRACE(ring_spans);
-    // GIVEN a new arena
     const OwnedArena owned = make_arena(ring_spans);
     const ArenaView arena(owned.get());
     ASSERT_TRUE(arena);
     const ArenaHeader& header = arena.header();
-    // WHEN its header is read
-    // THEN it describes the arena
     EXPECT_EQ(std::memcmp(&header.magic, "STAGESPN", 8), 0);
     EXPECT_EQ(header.layout_version, kLayoutVersion);
     EXPECT_EQ(header.byte_order, kByteOrderMark);
@@ -68,11 +65,8 @@ void expect_region(ArenaView arena, Region which, const T* first, std::uint64_t 
 }
 
 TEST(Arena, RegionsHaveTheSizesOfTheLayout) {
-  // GIVEN a new arena
   const OwnedArena owned = make_arena(1024);
   const ArenaView arena(owned.get());
-  // WHEN its header is compared with the addresses in use
-  // THEN each region is at its place and has the size of the layout
   expect_region(arena, kRegionNames, &arena.name(0), kMaxStages);
   expect_region(arena, kRegionNamePool, arena.name_pool(), kNamePoolBytes);
   expect_region(arena, kRegionWorkKeys, arena.work_keys(), kMaxWorkKeys);
@@ -92,10 +86,8 @@ TEST(Arena, RegionsHaveTheSizesOfTheLayout) {
 }
 
 TEST(Arena, TheEndsOfEveryRegionCanBeWritten) {
-  // GIVEN a new arena
   const OwnedArena owned = make_arena(64);
   const ArenaView arena(owned.get());
-  // WHEN the first and last element of each region are written
   arena.name(kMaxStages - 1) = {1, 2, 0};
   arena.name_pool()[kNamePoolBytes - 1] = 'x';
   arena.work_keys()[kMaxWorkKeys - 1].text[0] = 'y';
@@ -105,7 +97,6 @@ TEST(Arena, TheEndsOfEveryRegionCanBeWritten) {
   arena.detached()[kMaxDetached - 1].id.store(6);
   arena.ring(kMaxThreads - 1)[63].commit.store(7);
   arena.blocks()[kMaxBlocks - 1].buckets[kBuckets - 1].store(8);
-  // THEN none of them overlaps another
   EXPECT_EQ(arena.name(kMaxStages - 1).offset, 1U);
   EXPECT_EQ(arena.name_pool()[0], '\0');
   EXPECT_EQ(arena.name_pool()[kNamePoolBytes - 1], 'x');
@@ -121,7 +112,6 @@ TEST(Arena, TheEndsOfEveryRegionCanBeWritten) {
 }
 
 TEST(Arena, ClearingKeepsNamesAndNothingElse) {
-  // GIVEN an arena with a name, a work key, and figures in every region that can hold some
   const OwnedArena owned = make_arena(64);
   const ArenaView arena(owned.get());
   ArenaHeader& header = arena.header();
@@ -143,9 +133,7 @@ TEST(Arena, ClearingKeepsNamesAndNothingElse) {
   arena.ring(1)[3].commit.store(7);
   arena.blocks()[2].buckets[9].store(8);
   const std::uint64_t size = header.size_bytes;
-  // WHEN it is cleared
   clear_arena(arena);
-  // THEN the names are still there
   EXPECT_EQ(header.name_count.load(), 1U);
   EXPECT_EQ(header.name_pool_used.load(), 6U);
   EXPECT_EQ(std::string(arena.name_pool() + arena.name(0).offset, arena.name(0).length_bytes), "decode");
@@ -154,7 +142,6 @@ TEST(Arena, ClearingKeepsNamesAndNothingElse) {
   EXPECT_EQ(header.clock_source, static_cast<std::uint32_t>(ClockSource::kTsc));
   EXPECT_EQ(header.size_bytes, size);
   EXPECT_EQ(header.magic, kMagic);
-  // THEN everything else is as in a new arena
   EXPECT_EQ(header.block_count.load(), 0U);
   EXPECT_EQ(header.slot_high_water.load(), 0U);
   EXPECT_EQ(header.lost[kLostOpen].load(), 0U);
@@ -168,16 +155,13 @@ TEST(Arena, ClearingKeepsNamesAndNothingElse) {
 }
 
 TEST(Arena, AnArenaThatIsNotTouchedTakesNoMemory) {
-  // GIVEN a new arena of the default size
   const OwnedArena owned = make_arena(kDefaultRingSpans);
   const std::uint64_t size = ArenaView(owned.get()).header().size_bytes;
   ASSERT_GT(size, 100U << 20);
-  // WHEN its resident pages are counted
   std::vector<unsigned char> resident((size + 4095) / 4096);
   ASSERT_EQ(mincore(owned.get(), size, resident.data()), 0);
   std::size_t pages = 0;
   for (const unsigned char page : resident) pages += page & 1;
-  // THEN only the header's are there
   EXPECT_LE(pages, 8U);
 }
 
@@ -233,8 +217,6 @@ TEST(Arena, FramesAndRingsShrinkIfTheSystemRefusesTheirSize) {
     const std::uint64_t size = size_of(ring_spans, frames);
     ASSERT_LT(size, before);
     before = size;
-    // WHEN it creates one of the default sizes
-    // THEN it gets the smaller one
     EXPECT_EQ(sizes_within(in_use + size + kLeftToTheProgramBytes + kMiB / 2), std::pair(ring_spans, frames));
   }
   // The smallest one also has fewer requests.
@@ -243,18 +225,13 @@ TEST(Arena, FramesAndRingsShrinkIfTheSystemRefusesTheirSize) {
   EXPECT_EQ(ArenaView(smallest.get()).header().size_bytes, smallest_arena_bytes());
   EXPECT_LE(before, 81 * kMiB);
   // GIVEN a process with almost no further address space
-  // WHEN it creates an arena
-  // THEN it gets none, and continues
   EXPECT_EQ(sizes_within(in_use + 8 * kMiB), std::pair(0U, 0U));
 #endif
 }
 
 TEST(Arena, NothingIsReadFromNoArena) {
-  // GIVEN no arena
   const ArenaView none;
   bool complete = false;
-  // WHEN it is read
-  // THEN the result is empty
   EXPECT_TRUE(read_spans(none).empty());
   EXPECT_TRUE(read_open(none).empty());
   EXPECT_TRUE(read_request(none, 1, 0, &complete).empty());
@@ -313,7 +290,6 @@ TEST_F(MovedArena, SpansStatisticsAndOpenSpansAreReadFromACopyElsewhere) {
   const ArenaView moved = copy();
   ASSERT_NE(moved.base(), arena().base());
   recorder().reset();
-  // THEN everything is read from the copy unchanged
   const std::vector<SpanCopy> moved_spans = read_spans(moved);
   ASSERT_EQ(moved_spans.size(), spans.size());
   EXPECT_EQ(spans.size(), 64U + 1);
@@ -348,7 +324,6 @@ TEST_F(MovedArena, SpansStatisticsAndOpenSpansAreReadFromACopyElsewhere) {
   EXPECT_EQ(moved.header().lost[kLostHookErrors].load(), 3U);
   EXPECT_EQ(std::string(moved.name_pool() + moved.name(inner).offset, moved.name(inner).length_bytes), "moved.inner");
   EXPECT_EQ(read_clock(moved.header()).unix_ns(spans[0].begin_ticks), fit.unix_ns(spans[0].begin_ticks));
-  // THEN the arena itself only has the open spans
   EXPECT_TRUE(read_spans(arena()).empty());
   EXPECT_EQ(read_open(arena()).size(), 3U);
   recorder().close_detached(token, 0);

@@ -177,7 +177,6 @@ TEST(TraceState, LosesItsMalformedMembers) {
 }
 
 TEST(TraceState, IsCutAfterAWholeMember) {
-  // GIVEN more members than may be passed on
   std::string text, first;
   for (std::size_t i = 0; i < kMostStateMembers + 5; ++i) {
     if (i == kMostStateMembers) first = text;

@@ -75,7 +75,6 @@ TEST(ClockFit, StaysWithinAMicrosecondOverAMinuteOfStampsWithBracketsOf100ns) {
     const World world = some_world(rate);
     std::vector<ClockStamp> stamps;
     for (int second = 0; second <= 60; ++second) stamps.push_back(world.stamp(second * 1e9, random.unit() * 100 - 50));
-    // WHEN they are fitted
     const ClockFit fit(stamps);
     // THEN no time in it, or a second beyond, is off by more than a microsecond
     for (int i = 0; i < 5000; ++i) {
@@ -94,9 +93,7 @@ TEST(ClockFit, StaysWithinAMicrosecondOverAMinuteWithNoStampBetween) {
   Random random(7002);
   SCOPED_TRACE(random.trace());
   for (int i = 0; i < 5000; ++i) {
-    // WHEN any time between them is converted
     const double elapsed = random.unit() * 60e9;
-    // THEN there is no drift
     ASSERT_LE(std::abs(fit.unix_ns(world.ticks(elapsed)) - world.unix_ns(elapsed)), 60) << elapsed;
   }
 }
@@ -104,14 +101,12 @@ TEST(ClockFit, StaysWithinAMicrosecondOverAMinuteWithNoStampBetween) {
 TEST(ClockFit, FollowsAClockWhoseRateIsAdjusted) {
   Random random(7003);
   SCOPED_TRACE(random.trace());
-  // GIVEN a system clock whose rate changes by up to 500 ppm every few seconds
   World world = some_world();
   std::vector<ClockStamp> stamps;
   for (int second = 0; second <= 60; ++second) {
     if (second % 3 == 1) world.steer(second, random.unit() * 1000 - 500);
   }
   for (int second = 0; second <= 60; ++second) stamps.push_back(world.stamp(second * 1e9, random.unit() * 100 - 50));
-  // WHEN one stamp per second is fitted
   const ClockFit fit(stamps);
   for (int i = 0; i < 20'000; ++i) {
     const double elapsed = random.unit() * 60e9;
@@ -125,20 +120,17 @@ TEST(ClockFit, TimeNeverGoesBack) {
   for (const double rate : kRates) {
     SCOPED_TRACE(random.trace());
     SCOPED_TRACE(rate);
-    // GIVEN stamps at irregular distances, of a clock whose rate is adjusted
     World world = some_world(rate);
     for (int second = 0; second < 50; second += 5) world.steer(second, random.unit() * 1000 - 500);
     std::vector<ClockStamp> stamps;
     double at = 0;
     for (int i = 0; i < 40; ++i) stamps.push_back(world.stamp(at += 2e8 + random.unit() * 3e9, random.unit() * 100));
     const ClockFit fit(stamps);
-    // WHEN ticks increase, by one at every stamp and by any amount in between, from before the first to after the last
     std::vector<std::uint64_t> ticks;
     for (const ClockStamp& stamp : stamps)
       for (std::uint64_t i = 0; i < 9; ++i) ticks.push_back(stamp.ticks + i - 4);
     for (int i = 0; i < 10'000; ++i) ticks.push_back(world.ticks(random.unit() * (at + 20e9)) - 5'000'000'000);
     std::sort(ticks.begin(), ticks.end());
-    // THEN so does the time
     std::int64_t before = std::numeric_limits<std::int64_t>::min();
     for (const std::uint64_t t : ticks) {
       const std::int64_t now = fit.unix_ns(t);
@@ -170,10 +162,8 @@ TEST(ClockFit, TicksAndTimeCanBeConvertedBothWays) {
 }
 
 TEST(ClockFit, ConvertsTimesLongBeforeTheFirstStamp) {
-  // GIVEN stamps over some seconds
   const World world = some_world();
   const ClockFit fit({world.stamp(0, 50), world.stamp(2e9, -50), world.stamp(4e9)});
-  // WHEN a time 100 s before the first one is converted
   const std::uint64_t before = world.ticks(0) - (world.ticks(100e9) - world.ticks(0));
   // THEN the first piece's rate is used: 100 ns in 2 s, 50 times
   EXPECT_NEAR(static_cast<double>(fit.unix_ns(before) - world.unix_ns(0) + 100 * kSecond), 0, 6000);
@@ -187,7 +177,6 @@ TEST(ClockFit, TimesOutsideOfEverythingStayWithin64Bits) {
     const World world = some_world(rate);
     const ClockFit fit({world.stamp(0), world.stamp(3e9)});
     // GIVEN the smallest and largest numbers
-    // WHEN they are converted
     // THEN nothing overflows, and the order is kept
     EXPECT_GT(fit.unix_ns(std::numeric_limits<std::uint64_t>::max() / 2), fit.unix_ns(world.ticks(0)));
     EXPECT_LT(fit.unix_ns(0), fit.unix_ns(world.ticks(0)));
@@ -199,12 +188,9 @@ TEST(ClockFit, TimesOutsideOfEverythingStayWithin64Bits) {
 }
 
 TEST(ClockFit, FewerThanTwoStampsAreATickANanosecond) {
-  // GIVEN no stamp, or one
   const World world = some_world();
   const ClockFit none({});
   const ClockFit one({world.stamp(0)});
-  // WHEN a time is converted
-  // THEN there is a result
   EXPECT_EQ(none.unix_ns(17), 17);
   EXPECT_EQ(one.unix_ns(world.ticks(0) + 17), world.unix_ns(0) + 17);
   EXPECT_EQ(one.ticks(world.unix_ns(0) + 17), world.ticks(0) + 17);
@@ -258,7 +244,6 @@ TEST_F(ClockStamps, TheFirstPieceGrowsUntilItIsASecondLong) {
   ASSERT_EQ(count(), 2U);
   const ClockStamp first = header().stamps[0];
   ASSERT_LT(header().stamps[1].monotonic_ns - first.monotonic_ns, kSecond);
-  // WHEN it is read again after half a second, and after seconds
   pass(0.5);
   refresh_clock(header());
   EXPECT_EQ(count(), 2U);
@@ -268,7 +253,6 @@ TEST_F(ClockStamps, TheFirstPieceGrowsUntilItIsASecondLong) {
   // THEN the piece has grown, so its rate, which is used for times before the start, is known
   EXPECT_EQ(count(), 2U);
   EXPECT_GE(header().stamps[1].monotonic_ns - header().stamps[0].monotonic_ns, 3 * kSecond);
-  // THEN from then on, pieces are added
   pass(2);
   refresh_clock(header());
   EXPECT_EQ(count(), 3U);
@@ -282,7 +266,6 @@ TEST_F(ClockStamps, ReadingOftenAddsNoStamps) {
   ASSERT_EQ(count(), 2U);
   // WHEN it is read a hundred times within a short time
   for (int i = 0; i < 100; ++i) refresh_clock(header());
-  // THEN no stamps are added
   EXPECT_EQ(count(), 2U);
 }
 
@@ -297,9 +280,7 @@ TEST_F(ClockStamps, ThinningKeepsTheFirstStampAndTheOrderAndTheTime) {
   for (int i = 0; i < kReads; ++i) {
     pass(kApart_s);
     for (ClockStamp& stamp : all) stamp = earlier(stamp, kApart_s);
-    // WHEN the clock is read
     const ClockFit fit = refresh_clock(header());
-    // THEN the number of stamps is bounded, they are in order, and the first one is still there
     ASSERT_LE(count(), kMaxStamps);
     expect_in_order();
     ASSERT_EQ(header().stamps[0].ticks, all.front().ticks);
@@ -318,12 +299,9 @@ TEST_F(ClockStamps, AnArenaThatIsOnlyReadHasTheSameTimes) {
   // GIVEN a header with stamps, the last one just taken
   pass(2);
   const ClockFit fresh = refresh_clock(header());
-  // WHEN it is read without taking another stamp
   const ClockFit read = read_clock(header());
-  // THEN the times are the same
   const std::uint64_t ticks = header().stamps[1].ticks - 1000;
   EXPECT_EQ(read.unix_ns(ticks), fresh.unix_ns(ticks));
-  // THEN a header without stamps, or with a wrong count, does not cause a failure
   header().stamp_count.store(0);
   EXPECT_EQ(read_clock(header()).unix_ns(5), 5);
   header().stamp_count.store(1'000'000);
@@ -334,7 +312,6 @@ TEST_F(ClockStamps, AClockThatIsSetBackIsFollowed) {
   constexpr std::int64_t kHour = 3600 * kSecond;
   for (const int pieces : {0, 1, 2}) {
     SCOPED_TRACE(pieces);
-    // GIVEN a recorder with a stamp, or some seconds of them
     header().stamps[0] = take_stamp();
     header().stamp_count.store(1);
     for (int i = 0; i < pieces; ++i) {
@@ -343,7 +320,6 @@ TEST_F(ClockStamps, AClockThatIsSetBackIsFollowed) {
     }
     const std::uint64_t before = now_ticks() - static_cast<std::uint64_t>(1e9 / ns_per_tick());
     const std::int64_t unix_before = realtime_ns() - kSecond;
-    // WHEN the system's clock has been set back by an hour
     for (std::uint32_t i = 0; i < count(); ++i) header().stamps[i].monotonic_ns += kHour;
     const ClockFit fit = refresh_clock(header());
     // THEN there is a fit with the counter's rate, within the bracket of the shortest one
@@ -370,7 +346,6 @@ TEST_F(ClockStamps, TicksThatGoBackBeginAfresh) {
     pass(2);
     refresh_clock(header());
     pass(-3600);
-    // WHEN the clock is read
     const std::uint64_t ticks = now_ticks();
     const std::int64_t now = realtime_ns();
     const ClockFit fit = refresh_clock(header());
@@ -385,7 +360,6 @@ TEST_F(ClockStamps, TicksThatGoBackBeginAfresh) {
 
 TEST(Clock, TicksApartAreThoseBetweenWhicheverCameFirst) {
   // GIVEN two readings, of which the first may be slightly or far ahead
-  // WHEN the ticks between them are computed
   // THEN they are never negative, and never centuries
   EXPECT_EQ(ticks_between(10, 25), 15U);
   EXPECT_EQ(ticks_between(25, 10), 0U);
@@ -407,7 +381,6 @@ TEST_F(ClockStamps, RealTimeIsWithinTheBrackets) {
       const std::int64_t before = realtime_ns();
       const std::uint64_t ticks = now_ticks();
       const std::int64_t after = realtime_ns();
-      // WHEN it is converted to time
       const ClockFit fit = refresh_clock(header());
       // THEN it is between them, within the error that the clock reports. The counter's own bracket is as wide. This
       // fails if the system's clock is set back during the test.
@@ -420,12 +393,9 @@ TEST_F(ClockStamps, RealTimeIsWithinTheBrackets) {
 }
 
 TEST_F(ClockStamps, StampsHoldTheClocksTogether) {
-  // GIVEN the system's clock
   const std::int64_t monotonic_before = monotonic_ns();
   const std::uint64_t ticks_before = now_ticks();
-  // WHEN a stamp is taken
   const ClockStamp stamp = take_stamp();
-  // THEN its readings are between those before and after
   EXPECT_GE(stamp.ticks, ticks_before);
   EXPECT_LE(stamp.ticks, now_ticks());
   EXPECT_GE(stamp.monotonic_ns, monotonic_before);
@@ -434,15 +404,12 @@ TEST_F(ClockStamps, StampsHoldTheClocksTogether) {
 
 TEST_F(ClockStamps, AWishForTheSystemsClockIsGranted) {
   // GIVEN a wish for CLOCK_MONOTONIC
-  // WHEN the source is chosen
   EXPECT_EQ(choose_clock("monotonic"), ClockSource::kMonotonic);
-  // THEN ticks are its nanoseconds
   const std::int64_t before = monotonic_ns();
   const auto ticks = static_cast<std::int64_t>(now_ticks());
   EXPECT_GE(ticks, before);
   EXPECT_LE(ticks, monotonic_ns());
   EXPECT_STREQ(clock_name(ClockSource::kMonotonic), "monotonic");
-  // THEN any other wish selects the best source
   const ClockSource best = choose_clock("auto");
   EXPECT_EQ(choose_clock("tsc"), best);
   EXPECT_EQ(choose_clock(nullptr), best);
@@ -450,12 +417,9 @@ TEST_F(ClockStamps, AWishForTheSystemsClockIsGranted) {
 }
 
 TEST_F(ClockStamps, TicksDoNotGoBackInAThread) {
-  // GIVEN the chosen source
   std::uint64_t before = now_ticks();
   for (int i = 0; i < 1'000'000; ++i) {
-    // WHEN it is read repeatedly
     const std::uint64_t now = now_ticks();
-    // THEN it does not go back
     ASSERT_GE(now, before);
     before = now;
   }

@@ -19,11 +19,9 @@ class Backend : public DeviceTest, public ::testing::WithParamInterface<const ch
 TEST_P(Backend, ASpanHasWhatItsQueueRan) {
   // GIVEN a stage with a kernel of 2 ms
   const std::uint32_t stage = recorder().intern("kernel");
-  // WHEN it runs, and the resolver waits for the device
   const auto [id, told] = run(stage, 2e6);
   EXPECT_EQ(device::pending(), 1U);
   EXPECT_EQ(device::resolve(5), 0U);
-  // THEN the figures are those of its events, in the ring and in the statistics
   const DeviceCopy copy = result_of(id);
   EXPECT_EQ(copy.elapsed_ns, told);
   EXPECT_GE(copy.elapsed_ns, 2'000'000);
@@ -49,10 +47,8 @@ TEST_P(Backend, QueueAndTailCloseWithHostAndDevice) {
   fake().launch(current_, 5e6);
   std::this_thread::sleep_for(std::chrono::milliseconds(1));  // for a host time that cannot be overlooked
   close_span(waiting, 0);
-  // WHEN the minute is over, and everything is resolved
   fake().skip(kBusy_ns + 5e6);
   ASSERT_EQ(device::resolve(5), 0U);
-  // THEN it waited for the rest of it, and queue + elapsed = host + tail to the nanosecond
   const DeviceCopy copy = result_of(waiting.id);
   ASSERT_NE(copy.queue_ns, kUnknownNs);
   const SpanCopy span = spans_of(stage).front();
@@ -68,7 +64,6 @@ TEST_P(Backend, QueueAndTailCloseWithHostAndDevice) {
 }
 
 TEST_P(Backend, EachStreamAndDeviceIsItsOwn) {
-  // GIVEN two streams and two devices, one of them slow
   const std::uint32_t slow = recorder().intern("slow"), quick = recorder().intern("quick"),
                       other = recorder().intern("other device");
   void* const second = fake().make_stream(0);
@@ -79,7 +74,6 @@ TEST_P(Backend, EachStreamAndDeviceIsItsOwn) {
   fake().use_device(1);
   use_stream(1, elsewhere);
   const auto [other_id, other_told] = run(other, 3e5);
-  // WHEN the resolver runs before the slow one is finished
   fake().skip(1e6);
   EXPECT_EQ(device::resolve(0), 1U);
   // THEN the others are already known, and the slow one in the end
@@ -94,14 +88,12 @@ TEST_P(Backend, EachStreamAndDeviceIsItsOwn) {
 }
 
 TEST_P(Backend, TheEndIsRecordedOnTheStreamOfTheBegin) {
-  // GIVEN a span in which another stream and another device become current
   const std::uint32_t stage = recorder().intern("moves on");
   const OpenSpan span = open_span(stage);
   const double begin = fake().last_record();
   fake().launch(current_, 1e6);
   fake().use_device(1);
   use_stream(1, fake().make_stream(1));
-  // WHEN it ends there
   close_span(span, 0);
   const double end = fake().last_record();
   // THEN it is timed on the stream where it began, and the current device has not changed
@@ -147,7 +139,6 @@ TEST_P(Backend, DetachedSpansHaveTheirOwn) {
     token = recorder().open_detached(stage, 0);
   }
   fake().launch(current_, 1e6);
-  // WHEN a thread that has not used the device ends it
   in_thread([&] {
     const Interpreter lock(needs_interpreter());
     recorder().close_detached(token, 0);
@@ -174,14 +165,12 @@ TEST_P(Backend, SamplingTimesEveryNthOfAStage) {
 }
 
 TEST_P(Backend, ACaptureStaysValidWhileSpansAreResolved) {
-  // GIVEN pending spans on one stream, and a capture on another
   const std::uint32_t before = recorder().intern("before"), inside = recorder().intern("inside");
   const auto [early, early_told] = run(before, 20e6);
   void* const captured = fake().make_stream(0);
   const OpenSpan across = open_span(recorder().intern("across"));
   use_stream(0, captured);
   fake().begin_capture(captured);
-  // WHEN spans run inside it while the resolver works
   std::atomic<bool> stop{false};
   std::thread resolver([&] {
     while (!stop.load()) device::resolve_pass();
@@ -190,7 +179,6 @@ TEST_P(Backend, ACaptureStaysValidWhileSpansAreResolved) {
   std::this_thread::sleep_for(std::chrono::milliseconds(40));
   stop.store(true);
   resolver.join();
-  // THEN the capture is valid, spans inside are flagged and not timed, and pending spans are resolved
   EXPECT_EQ(fake().end_capture(captured), 1);
   close_span(across, 0);
   EXPECT_EQ(fake().counts().queries_while_capturing, 0U);
@@ -220,12 +208,10 @@ TEST_P(Backend, ACaptureThatBeginsInASpanIsNotTimed) {
 }
 
 TEST_P(Backend, AnExhaustedPoolLeavesHostTime) {
-  // GIVEN a device that is busy, and more spans than there are events, and than fit into a queue
   const std::uint32_t stage = recorder().intern("many");
   fake().launch(current_, 3600e9);
   constexpr std::uint64_t kSpans = 2 * device::kQueueSpans;
   for (std::uint64_t i = 0; i < kSpans; ++i) run(stage, 1);
-  // THEN the pool is bounded, the others are counted, and all have host time
   EXPECT_EQ(figures_of(stage).host.count, kSpans);
   EXPECT_LE(device::pending(), device::kPairsPerThread);
   EXPECT_LE(fake().counts().events, 2U * device::kPairsPerThread + 16);
@@ -257,9 +243,7 @@ TEST_P(Backend, ADriverThatFailsIsNoLongerUsed) {
     use_own_stream();
     const std::uint32_t stage = recorder().intern("fails " + std::to_string(fault));
     fake().set_fault(fault);
-    // WHEN more spans run
     for (int i = 0; i < 100; ++i) run(stage, 1000);
-    // THEN they have host time and are counted, and in the end the device is no longer used
     EXPECT_EQ(figures_of(stage).host.count, 100U);
     EXPECT_EQ(figures_of(stage).device[kDeviceElapsed].count, 0U);
     EXPECT_FALSE(mode_has(kModeDevice)) << fault;
@@ -280,7 +264,6 @@ TEST_P(Backend, AQueryThatFailsIsCounted) {
 }
 
 TEST_P(Backend, ManyThreadsAndThoseThatLeave) {
-  // GIVEN threads with their own streams and devices that come and go while the resolver runs
   const std::uint32_t stage = recorder().intern("threads");
   constexpr unsigned kThreads = 6;
   const std::uint64_t each = scaled(2000, 10);
@@ -308,7 +291,6 @@ TEST_P(Backend, ManyThreadsAndThoseThatLeave) {
   stop.store(true);
   resolver.join();
   ASSERT_EQ(device::resolve(10), 0U);
-  // THEN every span has its device time
   EXPECT_EQ(figures_of(stage).host.count, timed.load());
   EXPECT_EQ(figures_of(stage).device[kDeviceElapsed].count, timed.load());
   EXPECT_EQ(lost(kLostDevicePool), 0U);
@@ -318,7 +300,6 @@ TEST_P(Backend, ManyThreadsAndThoseThatLeave) {
 }
 
 TEST_P(Backend, SpansThatNobodyEndsGiveTheirEventsBack) {
-  // GIVEN threads that leave with spans open
   const std::uint32_t stage = recorder().intern("left open");
   for (int i = 0; i < 50; ++i) {
     in_thread([&] {
@@ -341,7 +322,6 @@ TEST_P(Backend, PositionsAreWithinTheReportedError) {
   ASSERT_EQ(device::resolve(5), 0U);
   const auto error_ns = device::attached()->resolver().base_error_ns();
   ASSERT_TRUE(error_ns.has_value());
-  // WHEN the device's begin is placed on the host's timeline
   const OpenSpan span = open_span(stage);
   const double begin = fake().last_record();
   close_span(span, 0);
@@ -409,16 +389,13 @@ INSTANTIATE_TEST_SUITE_P(Drivers, Backend, ::testing::Values("cuda", "rocm"), na
 #ifdef STAGESPAN_TEST_PYTHON
 
 TEST_F(DeviceTest, AnAcceleratorThatCannotBeTimedSaysWhy) {
-  // GIVEN an accelerator of torch without timing events, and one with unknown streams
   fake_ = &Fake::of("npu");
   ASSERT_TRUE(fake_->is_loaded());
   for (const auto& [fault, why] :
        {std::pair{kFakeNoEvents, "cannot create timing events"}, std::pair{kFakeShimFails, "current stream"}}) {
     fake().reset();
     fake().set_fault(fault);
-    // WHEN a backend for it is requested
     std::string reason;
-    // THEN it is refused with a sentence
     EXPECT_EQ(find_backend("npu", reason), nullptr);
     EXPECT_NE(reason.find(why), std::string::npos) << reason;
   }

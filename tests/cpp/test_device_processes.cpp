@@ -50,7 +50,6 @@ TEST_F(Processes, AChildDoesNotTouchTheParentsDriver) {
   run(stage, 50e6);
   static OpenSpan open;
   open = open_span(stage);
-  // WHEN the process forks with spans open and pending
   EXPECT_EQ(run_child([] {
               const FakeCounts before = parents->counts();
               stagespan::close_span(open, 0);
@@ -62,7 +61,6 @@ TEST_F(Processes, AChildDoesNotTouchTheParentsDriver) {
               return after.records == before.records && after.queries == before.queries ? 0 : 23;
             }),
             0);
-  // THEN the parent continues
   close_span(open, 0);
   EXPECT_EQ(device::resolve(5), 0U);
   EXPECT_EQ(figures_of(stage).device[kDeviceElapsed].count, 2U);

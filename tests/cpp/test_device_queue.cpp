@@ -44,20 +44,17 @@ class DeviceQueueTest : public test::RecorderTest {
 };
 
 TEST_F(DeviceQueueTest, EventsOfMoreContextsThanItKeepsApartAreNotLost) {
-  // GIVEN events of more contexts than a thread's queue has space for, all in use at once
   std::vector<EventPair*> made;
   for (std::size_t i = 0; i < kContexts; ++i) {
     made.push_back(queue_->make(in_context(i), layer_.backend(), in_process_));
     ASSERT_NE(made.back(), nullptr);
   }
-  // WHEN they are returned, some by the resolver
   for (std::size_t i = 0; i < kContexts; ++i) {
     if (i % 2 == 0)
       queue_->put_back(*made[i]);
     else
       queue_->give_back(*made[i]);
   }
-  // THEN the place of one context can be reused, and the next thread finds all other events
   EventPair* const one = queue_->give_up_one();
   ASSERT_NE(one, nullptr);
   std::size_t found = 0;
@@ -79,7 +76,6 @@ TEST(DeviceRing, ItsSizeIsNeverBelowNone) {
     }
     running.store(false);
   });
-  // WHEN another thread reads its size
   std::uint32_t largest = 0;
   while (running.load(std::memory_order_relaxed)) largest = std::max(largest, ring->size());
   // THEN no item is subtracted twice

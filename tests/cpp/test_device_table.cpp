@@ -7,7 +7,6 @@ namespace {
 class Table : public DeviceTest {};
 
 TEST_F(Table, StagesBeyondItHaveNoFiguresRatherThanOthers) {
-  // GIVEN more stages than the table of device figures has entries
   attach("cuda");
   use_own_stream();
   std::vector<std::pair<std::uint32_t, std::int64_t>> stages;
@@ -17,9 +16,7 @@ TEST_F(Table, StagesBeyondItHaveNoFiguresRatherThanOthers) {
     if (i % 512 == 0) device::resolve(5);
   }
   ASSERT_EQ(device::resolve(5), 0U);
-  // WHEN they are read
   const Snapshot all = snapshot();
-  // THEN each has its own figures or none
   std::uint32_t known = 0;
   for (const auto& [stage, told] : stages) {
     const StageFigures figures = figures_of(all, stage);

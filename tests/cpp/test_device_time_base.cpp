@@ -114,9 +114,7 @@ TEST_F(Base, TheNarrowestBracketOfAFewIsKept) {
     if (device.bases == 1) skip(20e6);
     return EventState::kDone;
   };
-  // WHEN a base is created
   base_.refresh(device, where_, fit);
-  // THEN it was tried again, and the later, narrower bracket is returned
   EXPECT_GE(device.bases, 2);
   ASSERT_TRUE(base_.error_ns().has_value());
   EXPECT_LT(*base_.error_ns(), 10e6);
@@ -127,7 +125,6 @@ TEST_F(Base, ABusyDeviceIsNotWaitedFor) {
   const ClockFit fit = recorder().clock_fit();
   Scripted device(fit);
   device.on_query = [] { return EventState::kNotReady; };
-  // WHEN a base is requested repeatedly
   for (int i = 0; i < 100; ++i) base_.refresh(device, where_, fit);
   // THEN there is none, positions are unknown rather than wrong, and there were few tries
   EXPECT_EQ(base_.error_ns(), std::nullopt);
@@ -145,7 +142,6 @@ TEST_F(Base, ABaseThatMayNotBeQueriedIsUnknown) {
 }
 
 TEST_F(Base, IsCreatedAgainWithoutTheEarlierError) {
-  // GIVEN a first base, the narrowest of brackets of 0.3 s
   const ClockFit fit = recorder().clock_fit();
   Scripted device(fit);
   device.on_query = [] {
@@ -180,14 +176,12 @@ TEST_F(Base, ADeviceWithAnotherClockRateIsFollowed) {
   base_.refresh(device, where_, fit);
   skip(2.5e9);
   base_.refresh(device, where_, fit);
-  // WHEN an event completes a second after the latest
   skip(1e9);
   // THEN its position is computed with the rate of the two, and not wrong by 400 us
   EXPECT_LT(std::fabs(placed_wrong_by_ns(device, fit)), 2 * *base_.error_ns() + 100'000);
 }
 
 TEST_F(Base, AnEventIsPlacedByTheLatestBaseBeforeIt) {
-  // GIVEN an event, and a later base
   const ClockFit fit = recorder().clock_fit();
   Scripted device(fit);
   const std::uint64_t begin = now_ticks();
@@ -195,7 +189,6 @@ TEST_F(Base, AnEventIsPlacedByTheLatestBaseBeforeIt) {
   device.record(event, where_);
   skip(1e6);
   base_.refresh(device, where_, fit);
-  // THEN its position is before the base
   std::int64_t origin = 0;
   const auto after = base_.after_ns(device, event, where_, begin, fit, origin);
   ASSERT_TRUE(after.has_value());

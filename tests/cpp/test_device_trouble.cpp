@@ -29,7 +29,6 @@ TEST_P(Trouble, SpansThatWaitWhenTheDriverGoesAreSettled) {
   close_on_device(thread, wanted, device, true);
   // WHEN the driver reports that it has shut down, permanently
   fake().set_fault(kFakeDeinitialised);
-  // THEN nothing waits for it, each span is counted, and the requested result is reported as missing
   EXPECT_EQ(device::resolve(5), 0U);
   EXPECT_EQ(lost(kLostDeviceFailed), 11U);
   EXPECT_EQ(figures_of(stage).host.count, 10U);
@@ -44,11 +43,9 @@ TEST_P(Trouble, ADriverThatCannotBeQueriedSafelyIsNotQueried) {
   const std::uint32_t stage = recorder().intern("cannot be asked");
   fake().set_fault(kFakeNoExchange);
   for (int i = 0; i < 5; ++i) run(stage, 1000);
-  // WHEN they have waited long enough
   const std::uint64_t queries = fake().counts().queries;
   device::set_timeout(0.05);
   EXPECT_EQ(device::resolve(5), 0U);
-  // THEN they are counted, and no event was queried
   EXPECT_EQ(lost(kLostDeviceTimeout), 5U);
   EXPECT_EQ(fake().counts().queries, queries);
   // and when it does again, spans are timed again
@@ -82,7 +79,6 @@ TEST_P(Trouble, AnEventThatACaptureTookInIsGivenUp) {
   const auto [id, told] = run(behind, 1e5);
   // WHEN the driver reports that such an event cannot be queried
   EXPECT_EQ(device::resolve(5), 0U);
-  // THEN it is not queried again, that span only has host time and is counted, and the later one is timed
   EXPECT_EQ(fake().counts().queries_in_capture, 1U);
   EXPECT_EQ(lost(kLostDeviceCaptured), 1U);
   EXPECT_EQ(figures_of(stage).host.count, 1U);
@@ -91,17 +87,14 @@ TEST_P(Trouble, AnEventThatACaptureTookInIsGivenUp) {
 }
 
 TEST_P(Trouble, TheDefaultStreamIsNotUsedWhileAnotherOneCaptures) {
-  // GIVEN a thread on the default stream, which may not be queried while another stream is captured
   const std::uint32_t stage = recorder().intern("default stream, capture");
   void* const captured = fake().make_stream(0);
   use_stream(0, nullptr);
   const OpenSpan across = open_span(stage);
   fake().begin_capture(captured);
-  // WHEN spans begin and end on it in the meantime
   run(stage, 1000);
   close_span(across, 0);
   EXPECT_EQ(device::resolve(1), 0U);
-  // THEN the capture is valid, and they are flagged
   EXPECT_EQ(fake().end_capture(captured), 1);
   EXPECT_EQ(lost(kLostDeviceCaptured), 2U);
   for (const SpanCopy& span : spans_of(stage)) EXPECT_TRUE((span.flags & kFlagCaptured) != 0);
@@ -111,13 +104,10 @@ TEST_P(Trouble, TheDefaultStreamIsNotUsedWhileAnotherOneCaptures) {
 }
 
 TEST_P(Trouble, ADeviceThatTorchDoesNotHaveIsCounted) {
-  // GIVEN a thread on a device of the driver that torch does not have
   const std::uint32_t stage = recorder().intern("no such device");
   fake().make_stream(3);
   fake().use_device(3);
-  // WHEN a span runs there
   close_span(open_span(stage), 0);
-  // THEN it has host time and is counted, and torch's own devices are not affected
   EXPECT_EQ(lost(kLostDeviceFailed), 1U);
   EXPECT_EQ(device::pending(), 0U);
   EXPECT_EQ(figures_of(stage).host.count, 1U);
@@ -136,10 +126,8 @@ TEST_P(Trouble, EventsOfSpansThatWereGivenUpAreReusedWhenTheyComplete) {
   EXPECT_EQ(device::resolve(5), 0U);
   ASSERT_EQ(lost(kLostDeviceTimeout), device::kPairsPerThread);
   device::set_timeout(60);
-  // WHEN the device continues
   fake().skip(3601e9);
   for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) device::resolve_pass();
-  // THEN as many spans as before find events
   for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(later, 1);
   ASSERT_EQ(device::resolve(10), 0U);
   EXPECT_EQ(timed(later), device::kPairsPerThread);
@@ -147,7 +135,6 @@ TEST_P(Trouble, EventsOfSpansThatWereGivenUpAreReusedWhenTheyComplete) {
 }
 
 TEST_P(Trouble, EventsThatFailAreReplaced) {
-  // GIVEN a thread that has used all its events, for spans that were given up
   const std::uint32_t stage = recorder().intern("given up, then failed"), later = recorder().intern("after failures");
   fake().launch(current_, 3600e9);
   for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(stage, 1);
@@ -155,7 +142,6 @@ TEST_P(Trouble, EventsThatFailAreReplaced) {
   EXPECT_EQ(device::resolve(5), 0U);
   ASSERT_EQ(lost(kLostDeviceTimeout), device::kPairsPerThread);
   device::set_timeout(60);
-  // WHEN the driver reports for each that it has failed
   fake().set_fault(kFakeQueryFails);
   for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) device::resolve_pass();
   fake().set_fault(kFakeNone);
@@ -169,7 +155,6 @@ TEST_P(Trouble, EventsThatFailAreReplaced) {
 }
 
 TEST_P(Trouble, AThreadKeepsWithinItsPoolWhateverOthersLeave) {
-  // GIVEN threads that have used all their events, and left
   const std::uint32_t before = recorder().intern("before they left"), stage = recorder().intern("heir");
   constexpr unsigned kThreads = 3;
   std::barrier all_ran{kThreads}, all_took_over{kThreads};
@@ -182,7 +167,6 @@ TEST_P(Trouble, AThreadKeepsWithinItsPoolWhateverOthersLeave) {
   join(threads);
   ASSERT_EQ(device::resolve(10), 0U);
   std::uint32_t most_pending = 0;
-  // WHEN others take their place, and one of these has more pending spans than a thread may have
   threads = start_threads(kThreads, [&](unsigned index) {
     fake().use_device(0);
     fake().use_stream(0, current_);
@@ -198,7 +182,6 @@ TEST_P(Trouble, AThreadKeepsWithinItsPoolWhateverOthersLeave) {
     }
   });
   join(threads);
-  // THEN it has no more events than any other, and every event is returned
   EXPECT_LE(most_pending, device::kPairsPerThread);
   fake().skip(3601e9);
   ASSERT_EQ(device::resolve(10), 0U);
@@ -207,7 +190,6 @@ TEST_P(Trouble, AThreadKeepsWithinItsPoolWhateverOthersLeave) {
 }
 
 TEST_P(Trouble, StuckThreadsDoNotKeepTheEventsThatAnotherOneNeeds) {
-  // GIVEN threads that have used all the events of the process, and are stuck
   const std::uint32_t before = recorder().intern("stood still"), stage = recorder().intern("works on");
   constexpr unsigned kThreads = device::kPairsPerProcess / device::kPairsPerThread;
   std::barrier all_ran{kThreads + 1}, may_leave{kThreads + 1};
@@ -221,10 +203,8 @@ TEST_P(Trouble, StuckThreadsDoNotKeepTheEventsThatAnotherOneNeeds) {
   all_ran.arrive_and_wait();
   EXPECT_EQ(device::resolve(10), 0U);
   EXPECT_EQ(timed(before), device::kPairsPerProcess);
-  // WHEN another one has as many pending spans as a thread may have
   for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) close_span(open_span(stage), 0);
   EXPECT_EQ(device::resolve(10), 0U);
-  // THEN it finds events for all of them, and there are no more than before
   EXPECT_EQ(timed(stage), device::kPairsPerThread);
   EXPECT_EQ(lost(kLostDevicePool), 0U);
   EXPECT_LE(fake().counts().events, 2U * device::kPairsPerProcess + 16);
@@ -232,15 +212,12 @@ TEST_P(Trouble, StuckThreadsDoNotKeepTheEventsThatAnotherOneNeeds) {
 }
 
 TEST_P(Trouble, AThreadThatMovesToAnotherDeviceHasEventsThere) {
-  // GIVEN a thread that has all the events it may have, on one device
   const std::uint32_t stage = recorder().intern("moves house");
   for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(stage, 1);
   ASSERT_EQ(device::resolve(10), 0U);
-  // WHEN it works on another device
   fake().use_device(1);
   use_stream(1, fake().make_stream(1));
   for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(stage, 1);
-  // THEN its spans there are timed too, with no more events than before
   ASSERT_EQ(device::resolve(10), 0U);
   EXPECT_EQ(timed(stage), 2U * device::kPairsPerThread);
   EXPECT_EQ(lost(kLostDevicePool), 0U);
@@ -254,7 +231,6 @@ INSTANTIATE_TEST_SUITE_P(Drivers, Trouble, ::testing::Values("cuda", "rocm"),
 class Contexts : public DeviceTest {};
 
 TEST_F(Contexts, TwoOfOneDeviceDoNotShareEvents) {
-  // GIVEN two contexts of one device, each with a stream
   attach("cuda");
   use_own_stream();
   fake().second_context();
@@ -267,7 +243,6 @@ TEST_F(Contexts, TwoOfOneDeviceDoNotShareEvents) {
     fake().use_device(context);
     use_stream(0, context == 0 ? stream() : there);
   };
-  // WHEN a thread changes between them, also within a span, and its events are returned in between
   for (int i = 0; i < 50; ++i) {
     change_to(0);
     told.insert(run(here_stage, 1000 + i));
@@ -294,14 +269,11 @@ TEST_F(Contexts, TwoOfOneDeviceDoNotShareEvents) {
 class HipAlone : public DeviceTest {};
 
 TEST_F(HipAlone, AnUnusedDeviceIsNotUsed) {
-  // GIVEN a thread whose current device is unused, as in every thread with HIP from its start
   attach("rocm");
   const std::uint32_t stage = recorder().intern("unused device");
   in_thread([&] {
     fake().use_device(2);
-    // WHEN spans run there
     for (int i = 0; i < 3; ++i) const ScopedTimer timer(stage);
-    // THEN no context is created for them
     EXPECT_EQ(fake().counts().contexts_made, 0U);
     EXPECT_EQ(device::pending(), 0U);
     EXPECT_EQ(lost(kLostDeviceFailed), 0U);
@@ -327,7 +299,6 @@ TEST_F(HipAlone, NothingIsQueriedDuringAKnownCapture) {
   // WHEN a span has met the capture, and results are requested
   run(stage, 1000);
   for (int i = 0; i < 100; ++i) device::resolve_pass();
-  // THEN the capture is valid, and the result is available after it
   EXPECT_EQ(device::pending(), 1U);
   EXPECT_EQ(fake().end_capture(captured), 1);
   ASSERT_EQ(device::resolve(10), 0U);

@@ -38,20 +38,16 @@ class Fork : public test::RecorderTest {
 
 TEST_F(Fork, AChildStartsWithNothingButTheNames) {
   const std::uint32_t stage = recorder().intern("fork.names");
-  // GIVEN a parent with records, losses and work
   for (int i = 0; i < 10; ++i) const ScopedTimer timer(stage);
   recorder().lose(kLostHookErrors);
   recorder().add_work(stage, "tokens", 5, 0);
   const std::uint32_t generation = recorder().generation();
-  // WHEN it forks
   const int result = in_child([&] {
-    // THEN the child only has the names
     if (recorder().name_of(stage) != "fork.names" || recorder().intern("fork.names") != stage) return 1;
     if (!test::snapshot().stages.empty() || !read_spans(arena()).empty() || !read_open(arena()).empty()) return 2;
     if (lost(kLostHookErrors) != 0 || overwritten(arena()) != 0) return 3;
     if (arena().header().pid != static_cast<std::uint32_t>(getpid())) return 4;
     if (recorder().generation() != generation + 1) return 5;
-    // THEN it records its own spans
     {
       const ScopedTimer timer(stage);
     }
@@ -74,12 +70,10 @@ TEST_F(Fork, EndsOfSpansThatTheParentBeganAreIgnoredInTheChild) {
   bool is_child = false;
   std::set<std::uint64_t> parents_ids;
   {
-    // GIVEN three open spans
     const ScopedTimer a(stage);
     const ScopedTimer b(stage);
     const ScopedTimer c(stage);
     for (const OpenCopy& open : read_open(arena())) parents_ids.insert(open.id);
-    // WHEN the process forks
     const pid_t child = fork();
     is_child = child == 0;
     if (is_child) {
@@ -114,15 +108,12 @@ TEST_F(Fork, EndsOfSpansThatTheParentBeganAreIgnoredInTheChild) {
 
 TEST_F(Fork, ATokenOfTheParentDoesNotHideOneOfTheChilds) {
   const std::uint32_t stage = recorder().intern("fork.token");
-  // GIVEN open tokens
   std::vector<DetachedSpan> tokens;
   for (int i = 0; i < 10; ++i) tokens.push_back(recorder().open_detached(stage, 0));
   const int result = in_child([&] {
-    // WHEN a child opens as many as there are frames for, and ends the parent's
     std::vector<DetachedSpan> own;
     for (std::uint32_t i = 0; i < kMaxDetached; ++i) own.push_back(recorder().open_detached(stage, 0));
     for (DetachedSpan& token : tokens) recorder().close_detached(token, 0);
-    // THEN all of its own are still shown
     return read_open(arena()).size() == kMaxDetached ? 0 : 1;
   });
   EXPECT_EQ(result, 0);
@@ -137,19 +128,16 @@ TEST_F(Fork, AChildOfAChildRecordsOnItsOwn) {
     const ScopedTimer timer(stage);
   }
   std::uint64_t id = spans_of(stage)[0].id;
-  // GIVEN a child that records
   const int result = in_child([&] {
     {
       const ScopedTimer timer(stage);
     }
     const std::uint64_t child_id = spans_of(stage)[0].id;
     if (child_id == id) return 1;
-    // WHEN it forks too
     return in_child([&] {
       {
         const ScopedTimer timer(stage);
       }
-      // THEN its child records with ids of neither
       const std::uint64_t grandchild_id = spans_of(stage)[0].id;
       return count_of(stage) == 1 && grandchild_id != id && grandchild_id != child_id ? 0 : 2;
     });
@@ -193,7 +181,6 @@ TEST_F(Fork, AChildForkedWhileThreadsRunCanRecord) {
   for (int i = 0; i < forks; ++i) {
     const ScopedTimer open(stage);
     spans.fetch_add(1);
-    // WHEN the process forks at that time
     const int result = in_child([&] {
       // THEN the child does not hang, and its own threads record in it
       if (count_of(stage) != 0) return 1;

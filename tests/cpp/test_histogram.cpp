@@ -21,9 +21,6 @@ double relative_error(std::uint64_t ticks) {
 }
 
 TEST(Histogram, FitsInFourKilobytes) {
-  // GIVEN the counters of one histogram
-  // WHEN their size is computed
-  // THEN it is what the design allows
   EXPECT_LE(sizeof(StatsBlock::buckets), 4096U);
   EXPECT_EQ(sizeof(StatsBlock) % 64, 0U);
 }
@@ -32,7 +29,6 @@ TEST(Histogram, EveryBucketHoldsItsBoundsAndTheNextBeginsWhereItEnds) {
   EXPECT_EQ(bucket_low(0), 0U);
   for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket) {
     SCOPED_TRACE(bucket);
-    // GIVEN the bounds of a bucket
     const std::uint64_t low = bucket_low(bucket);
     const std::uint64_t high = bucket_high(bucket);
     // WHEN buckets are computed for durations at both ends and around them
@@ -59,17 +55,10 @@ TEST(Histogram, EveryBucketHoldsItsBoundsAndTheNextBeginsWhereItEnds) {
   }
 }
 
-TEST(Histogram, LastBucketEndsWhereTheRangeDoes) {
-  // GIVEN the documented range
-  // WHEN the last bucket's end is computed
-  // THEN they agree
-  EXPECT_EQ(bucket_high(kBuckets - 1), kBeyond);
-}
+TEST(Histogram, LastBucketEndsWhereTheRangeDoes) { EXPECT_EQ(bucket_high(kBuckets - 1), kBeyond); }
 
 TEST(Histogram, SmallDurationsAreExact) {
   for (std::uint64_t ticks = 0; ticks < 32; ++ticks) {
-    // GIVEN a duration below 32 ticks
-    // WHEN its bucket is computed
     // THEN the bucket contains no other duration
     EXPECT_EQ(bucket_of(ticks), ticks);
     EXPECT_EQ(bucket_value(bucket_of(ticks)), static_cast<double>(ticks));
@@ -86,7 +75,6 @@ TEST(Histogram, RelativeErrorIsWithinThreePercentAtEveryExponent) {
     std::vector<std::uint64_t> durations = {power, 2 * power - 1, power + power / 2};
     for (int i = 0; i < 500; ++i) durations.push_back(random.between(power, 2 * power - 1));
     for (const std::uint64_t ticks : durations) {
-      // WHEN one is replaced by its bucket's value
       const double error = relative_error(ticks);
       // THEN it is off by 3 % at most
       ASSERT_LE(error, kPromised) << ticks;
@@ -101,29 +89,22 @@ TEST(Histogram, RelativeErrorIsWithinThreePercentAtEveryExponent) {
 TEST(Histogram, LongerDurationsFallIntoTheLastBucket) {
   Random random(20240502);
   SCOPED_TRACE(random.trace());
-  // GIVEN durations beyond the range, up to the longest possible one
   std::vector<std::uint64_t> durations = {kBeyond, kBeyond + 1, std::uint64_t{1} << 63,
                                           std::numeric_limits<std::uint64_t>::max()};
   for (int i = 0; i < 1000; ++i) {
     const std::uint64_t power = std::uint64_t{1} << random.between(46, 62);
     durations.push_back(random.between(power, 2 * power - 1));
   }
-  for (const std::uint64_t ticks : durations)
-    // WHEN their buckets are computed
-    // THEN they are within the counters
-    EXPECT_EQ(bucket_of(ticks), kBuckets - 1) << ticks;
+  for (const std::uint64_t ticks : durations) EXPECT_EQ(bucket_of(ticks), kBuckets - 1) << ticks;
 }
 
 TEST(Histogram, LongerDurationsNeverFallIntoLowerBuckets) {
   Random random(20240503);
   SCOPED_TRACE(random.trace());
   for (int i = 0; i < 100'000; ++i) {
-    // GIVEN two durations of any magnitude
     std::uint64_t a = random.engine()() >> random.below(64);
     std::uint64_t b = random.engine()() >> random.below(64);
     if (a > b) std::swap(a, b);
-    // WHEN their buckets are computed
-    // THEN these are in the same order
     ASSERT_LE(bucket_of(a), bucket_of(b)) << a << " " << b;
   }
 }

@@ -10,7 +10,6 @@
 namespace {
 
 TEST(LoadedLate, ThreadsThatRunAlreadyRecord) {
-  // GIVEN threads that run before the library is loaded
   constexpr int kThreads = 4, kSpans = 100;
   std::barrier loaded(kThreads + 1);
   void (*record)() = nullptr;
@@ -21,7 +20,6 @@ TEST(LoadedLate, ThreadsThatRunAlreadyRecord) {
       for (int span = 0; record != nullptr && span < kSpans; ++span) record();
     });
 
-  // WHEN it is loaded, and these threads use it
   void* const library = dlopen(STAGESPAN_LOADED_LATE, RTLD_NOW | RTLD_LOCAL);
   const char* const error = library == nullptr ? dlerror() : "";
   std::uint64_t (*recorded)() = nullptr;
@@ -32,7 +30,6 @@ TEST(LoadedLate, ThreadsThatRunAlreadyRecord) {
   loaded.arrive_and_wait();
   threads.clear();
 
-  // THEN each of their spans is counted
   ASSERT_NE(library, nullptr) << error;
   ASSERT_NE(recorded, nullptr);
   EXPECT_EQ(recorded(), std::uint64_t{kThreads} * kSpans);

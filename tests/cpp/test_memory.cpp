@@ -62,14 +62,12 @@ TEST_F(Memory, ASpanOfAThreadWithoutMemoryIsLostAndCounted) {
     // GIVEN a thread without its own state, and no memory
     {
       const MemoryFor none(0);
-      // WHEN it times nested scopes
       const ScopedTimer outer(stage);
       const ScopedTimer inner(stage);
     }
     // THEN they are counted as lost because of memory
     EXPECT_EQ(lost(kLostMemory), 2U);
     EXPECT_EQ(count_of(stage), 0U);
-    // WHEN memory is available again
     {
       const ScopedTimer timer(stage);
     }
@@ -92,12 +90,10 @@ TEST_F(Memory, IfItEndsWhileAThreadStartsNothingIsLeaked) {
       // GIVEN a thread for which this number of allocations succeeds
       {
         const MemoryFor some(allowed);
-        // WHEN it times a scope
         const ScopedTimer timer(stage);
       }
       used = arena().header().slot_high_water.load();
     });
-    // THEN the scope is counted, or counted as lost, and a lost one has taken no slot
     const std::uint64_t now = count_of(stage);
     ASSERT_EQ(now + lost(kLostMemory), static_cast<std::uint64_t>(allowed) + 1);
     EXPECT_TRUE(now != 0 || used == slots);
@@ -111,8 +107,6 @@ TEST_F(Memory, DetachedSpansAreRecordedWithoutAStateOfTheThread) {
   const std::uint32_t stage = recorder().intern("memory.detached");
   test::in_thread([&] {
     const MemoryFor none(0);
-    // GIVEN a thread for which there is no memory
-    // WHEN it begins and ends a token, and records a span
     DetachedSpan token = recorder().open_detached(stage, 0);
     recorder().close_detached(token, 0);
   });
@@ -123,21 +117,18 @@ TEST_F(Memory, DetachedSpansAreRecordedWithoutAStateOfTheThread) {
 }
 
 TEST_F(Memory, ANewNameIsCountedAndAKnownOneIsFound) {
-  // GIVEN a known name and an unknown one, both too long for a string's inline storage
   const std::string known = "memory.name.known.and.long.enough.to.be.allocated";
   const std::string fresh = "memory.name.fresh.and.long.enough.to.be.allocated";
   const std::uint32_t stage = recorder().intern(known);
   const std::uint32_t names = arena().header().name_count.load();
   for (int allowed = 0; allowed < 6; ++allowed) {
     SCOPED_TRACE(allowed);
-    // WHEN the new one is interned while memory is exhausted
     const std::uint64_t before = lost(kLostMemory);
     std::uint32_t given = 0;
     {
       const MemoryFor some(allowed);
       given = recorder().intern(fresh);
     }
-    // THEN it has a stage, or shares the overflow's stage and is counted
     if (given != kStageOverflow) {
       EXPECT_EQ(recorder().name_of(given), fresh);
       break;
@@ -156,9 +147,7 @@ TEST_F(Memory, AWorkCounterIsCountedAsLostOrComplete) {
   const std::string key = "a counter whose name takes memory";
   std::uint64_t kept = 0;
   for (int allowed = 0; allowed < 6; ++allowed) {
-    // GIVEN memory for this number of allocations
     const MemoryFor some(allowed);
-    // WHEN something is added
     recorder().add_work(stage, key, 1, 0);
     ++kept;
   }
@@ -175,11 +164,9 @@ TEST_F(Memory, AResetWithoutMemoryChangesNothing) {
   }
   recorder().add_work(stage, "tokens", 5, 0);
   ASSERT_EQ(count_of(stage), 1U);
-  // GIVEN no memory
   bool is_refused = false;
   {
     const MemoryFor none(0);
-    // WHEN everything is to be reset
     try {
       recorder().reset();
     } catch (const std::bad_alloc&) {
@@ -194,11 +181,8 @@ TEST_F(Memory, AResetWithoutMemoryChangesNothing) {
 }
 
 TEST_F(Memory, TheClockIsFittedWithoutAny) {
-  // GIVEN no memory
   const MemoryFor none(0);
-  // WHEN ticks are converted to time
   const std::int64_t now = recorder().clock_fit().unix_ns(now_ticks());
-  // THEN there is a result
   EXPECT_GT(now, 1'000'000'000'000'000'000);
 }
 
@@ -218,13 +202,11 @@ TEST_F(Memory, IfTheSystemRefusesAddressesSpansAreLostAndCounted) {
       taken = std::malloc(size);
       if (taken == nullptr) size /= 2;
     }
-    // WHEN a thread without its own state times a scope
     t_state = nullptr;
     {
       const ScopedTimer timer(stage);
     }
     setrlimit(RLIMIT_AS, &before);
-    // THEN it is counted as lost
     if (lost(kLostMemory) != 1) return 2;
     return count_of(stage) == 0 ? 0 : 3;
   };

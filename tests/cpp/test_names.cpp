@@ -31,22 +31,17 @@ bool is_whole_utf8(std::string_view text) {
 
 TEST_F(Names, StagesThatExistFromTheStartHaveTheirNumbers) {
   // GIVEN a recorder
-  // WHEN its own names are interned again
-  // THEN they have the numbers of the layout
   EXPECT_EQ(recorder().intern("(overflow)"), kStageOverflow);
   EXPECT_EQ(recorder().intern("(invalid name)"), kStageInvalid);
   EXPECT_EQ(recorder().name_of(kStageOverflow), "(overflow)");
 }
 
 TEST_F(Names, TheSameNameIsTheSameStage) {
-  // GIVEN similar names
   const std::string texts[] = {"a",       "A", "a ", " a", "a/b", "a.b", "", "a\nb", "\"a\"", std::string("a\0b", 3),
                                "\xC3\xA4"};
   std::set<std::uint32_t> stages;
   for (const std::string& text : texts) {
-    // WHEN each is interned twice
     const std::uint32_t stage = recorder().intern(text);
-    // THEN it is the same stage both times, and has the name byte by byte
     EXPECT_EQ(recorder().intern(text), stage);
     EXPECT_EQ(recorder().name_of(stage), text);
     stages.insert(stage);
@@ -56,12 +51,9 @@ TEST_F(Names, TheSameNameIsTheSameStage) {
 }
 
 TEST_F(Names, AllNamesAreListedByNumber) {
-  // GIVEN some names
   const std::uint32_t one = recorder().intern("listed.one");
   const std::uint32_t two = recorder().intern("listed.two");
-  // WHEN all are listed
   const std::vector<std::string> names = recorder().names();
-  // THEN each is at its number
   ASSERT_GT(names.size(), two);
   EXPECT_EQ(names[one], "listed.one");
   EXPECT_EQ(names[two], "listed.two");
@@ -71,11 +63,8 @@ TEST_F(Names, AllNamesAreListedByNumber) {
 }
 
 TEST_F(Names, NamesAreKeptOverAReset) {
-  // GIVEN a name
   const std::uint32_t stage = recorder().intern("stays");
-  // WHEN the recorder is reset
   recorder().reset();
-  // THEN it has the same number
   EXPECT_EQ(recorder().intern("stays"), stage);
   EXPECT_EQ(recorder().name_of(stage), "stays");
 }
@@ -87,12 +76,9 @@ TEST_F(Names, LongNamesAreCutAndStayDistinct) {
   const std::uint32_t whole = recorder().intern(longest);
   const std::uint32_t one = recorder().intern(base + "1");
   const std::uint32_t two = recorder().intern(base + "2");
-  // WHEN they are read back
-  // THEN names that fit are complete, and others are cut
   EXPECT_EQ(recorder().name_of(whole), longest);
   EXPECT_LE(recorder().name_of(one).size(), kMaxNameBytes);
   EXPECT_EQ(recorder().name_of(one).substr(0, 200), base.substr(0, 200));
-  // THEN they are different stages with different names, and the same when interned again
   EXPECT_NE(one, two);
   EXPECT_NE(one, whole);
   EXPECT_NE(recorder().name_of(one), recorder().name_of(two));
@@ -107,7 +93,6 @@ TEST_F(Names, LongNamesAreCutBetweenCharacters) {
       // GIVEN a long name of characters of two to four bytes, at every position
       std::string name(shift, 'x');
       while (name.size() < 400) name += character;
-      // WHEN it is interned
       const std::string cut(recorder().name_of(recorder().intern(name)));
       // THEN the rest consists of complete characters
       EXPECT_LE(cut.size(), kMaxNameBytes);
@@ -121,8 +106,6 @@ TEST_F(Names, BytesThatAreNotTextAreNames) {
   // GIVEN long names of bytes that are not UTF-8
   const std::string middle(500, '\x80');
   const std::string high(500, '\xFF');
-  // WHEN they are interned
-  // THEN each has a stage
   EXPECT_NE(recorder().intern(middle), recorder().intern(high));
   EXPECT_LE(recorder().name_of(recorder().intern(middle)).size(), kMaxNameBytes);
 }
@@ -130,7 +113,6 @@ TEST_F(Names, BytesThatAreNotTextAreNames) {
 TEST_F(Names, ManyThreadsInternTheSameNames) {
   constexpr unsigned kThreads = 8;
   constexpr std::uint32_t kNames = 300;
-  // GIVEN eight threads that intern the same names, each in a different order, while one reads all names
   std::vector<std::map<std::string, std::uint32_t>> found(kThreads);
   std::barrier start(kThreads + 1);
   std::atomic<unsigned> running{kThreads};
@@ -151,7 +133,6 @@ TEST_F(Names, ManyThreadsInternTheSameNames) {
   bool last = false;
   while (!last) {
     last = running.load() == 0;
-    // WHEN the names are read in the meantime
     const std::vector<std::string> now = recorder().names();
     // THEN existing names are there, unchanged
     ASSERT_GE(now.size(), before.size());
@@ -159,7 +140,6 @@ TEST_F(Names, ManyThreadsInternTheSameNames) {
     before = now;
   }
   test::join(threads);
-  // THEN all threads found the same stages, one for each name
   std::set<std::uint32_t> stages;
   for (const auto& [name, stage] : found[0]) {
     stages.insert(stage);
@@ -178,14 +158,11 @@ TEST_F(Names, BeyondTheTableAllNamesShareAStageAndAreCounted) {
     std::set<std::uint32_t> stages;
     for (std::size_t i = 0; i < room; ++i) stages.insert(recorder().intern("full." + std::to_string(i)));
     if (stages.size() != room || stages.contains(kStageOverflow) || lost(kLostNames) != 0) return 1;
-    // WHEN more are interned
     for (int i = 0; i < 100; ++i) {
       const std::uint32_t stage = recorder().intern("more." + std::to_string(i));
-      // THEN they share the overflow's stage
       if (stage != kStageOverflow) return 2;
       const ScopedTimer timer(stage);
     }
-    // THEN all were counted, as names and as spans
     if (lost(kLostNames) != 100) return 3;
     if (test::count_of(kStageOverflow) != 100) return 4;
     // THEN the existing names still work, including the last one
@@ -210,9 +187,7 @@ TEST_F(Names, BeyondTheNamePoolNamesShareAStageAndShorterOnesStillFit) {
     // THEN that happens before the table is full
     if (recorder().names().size() >= kMaxStages) return 1;
     if (taken < kNamePoolBytes / kMaxNameBytes / 2) return 2;
-    // WHEN a short name comes
     const std::uint32_t stage = recorder().intern("s");
-    // THEN it may still fit, but a long one does not
     if (stage != kStageOverflow && recorder().name_of(stage) != "s") return 3;
     return recorder().intern(std::string(kMaxNameBytes, 'z')) == kStageOverflow ? 0 : 4;
   };
@@ -220,21 +195,17 @@ TEST_F(Names, BeyondTheNamePoolNamesShareAStageAndShorterOnesStillFit) {
 }
 
 TEST_F(Names, OfOtherProcessesTakeOnlySomePlaces) {
-  // GIVEN a stage of this process
   const std::uint32_t own = recorder().intern("own queue", kQueue);
   const std::size_t before = recorder().names().size();
-  // WHEN another process chooses many names, each for two kinds
   const std::uint32_t first = recorder().intern_foreign("foreign 0", kQueue);
   for (int i = 0; i < 2'000; ++i)
     for (const StageKind kind : {kQueue, kRemote})
       EXPECT_EQ(recorder().kind_of(recorder().intern_foreign("foreign " + std::to_string(i), kind)), kind);
-  // THEN they take no more than their places, and all that were not first are one stage of each kind
   EXPECT_LE(recorder().names().size() - before, kMostForeignNames);
   EXPECT_GT(recorder().names().size() - before, kMostForeignNames / 2);
   EXPECT_EQ(recorder().name_of(recorder().intern_foreign("foreign 1999", kQueue)), kForeignName);
   EXPECT_EQ(recorder().intern_foreign("foreign 0", kQueue), first);
   EXPECT_GE(lost(kLostNames), 2U * 2'000U - kMostForeignNames);
-  // AND the names of this process have places, also if another process chooses them
   EXPECT_EQ(recorder().intern_foreign("own queue", kQueue), own);
   const std::uint32_t later = recorder().intern("foreign 1999", kQueue);
   EXPECT_EQ(recorder().name_of(later), "foreign 1999");

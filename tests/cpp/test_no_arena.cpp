@@ -20,10 +20,8 @@ TEST(NoArena, NothingIsRecordedAndNothingFails) {
   ASSERT_LT(limit, pages * 4096 + smallest_arena_bytes());
   const rlimit limits{limit, limit};
   ASSERT_EQ(setrlimit(RLIMIT_AS, &limits), 0);
-  // WHEN the recorder starts
   Recorder& recorder = Recorder::get();
   ASSERT_FALSE(recorder.arena());
-  // THEN it is off, and all calls do nothing
   EXPECT_FALSE(mode_has(kModeEnabled));
   const std::uint32_t stage = recorder.intern("without an arena");
   EXPECT_EQ(stage, kStageOverflow);

@@ -23,13 +23,10 @@ class OpenSpans : public test::OpenSpansTest {};
 TEST_F(OpenSpans, NestedSpansAreChildrenOfEachOther) {
   const std::uint32_t stages[] = {recorder().intern("nest.0"), recorder().intern("nest.1"),
                                   recorder().intern("nest.2")};
-  // GIVEN three nested spans
   OpenFrame& a = open(stages[0]);
   OpenFrame& b = open(stages[1]);
   OpenFrame& c = open(stages[2]);
-  // WHEN the open spans are read
   const std::vector<OpenCopy> open_now = own_open();
-  // THEN they are listed outermost first, each with its parent, depth and thread
   ASSERT_EQ(open_now.size(), 3U);
   for (std::size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(open_now[i].stage, stages[i]);
@@ -39,11 +36,9 @@ TEST_F(OpenSpans, NestedSpansAreChildrenOfEachOther) {
     EXPECT_FALSE(open_now[i].detached);
   }
   EXPECT_LE(open_now[0].begin_ticks, open_now[1].begin_ticks);
-  // WHEN they end
   close(c);
   close(b);
   close(a);
-  // THEN none is open, and the records have the same parents
   EXPECT_TRUE(own_open().empty());
   for (std::size_t i = 0; i < 3; ++i) {
     const std::vector<SpanCopy> spans = spans_of(stages[i]);
@@ -54,7 +49,6 @@ TEST_F(OpenSpans, NestedSpansAreChildrenOfEachOther) {
     EXPECT_EQ(spans[0].begin_ticks, open_now[i].begin_ticks);
     EXPECT_EQ(spans[0].thread, thread().thread);
   }
-  // THEN the statistics have the parent's stage
   EXPECT_EQ(figures_of(stages[0]).parents.begin()->first, kNoStage);
   EXPECT_EQ(figures_of(stages[1]).parents.begin()->first, stages[0]);
   EXPECT_EQ(figures_of(stages[2]).parents.begin()->first, stages[1]);
@@ -64,7 +58,6 @@ TEST_F(OpenSpans, AParentIsChargedExactlyTheTimeOfItsOwnChildren) {
   const std::uint32_t outer = recorder().intern("charge.outer");
   const std::uint32_t middle = recorder().intern("charge.middle");
   const std::uint32_t inner = recorder().intern("charge.inner");
-  // GIVEN spans with children and grandchildren
   for (int i = 0; i < 10; ++i) {
     const ScopedTimer a(outer);
     for (int k = 0; k < 5; ++k) {
@@ -72,8 +65,6 @@ TEST_F(OpenSpans, AParentIsChargedExactlyTheTimeOfItsOwnChildren) {
       for (int m = 0; m < 3; ++m) const ScopedTimer c(inner);
     }
   }
-  // WHEN their figures are read
-  // THEN the children's time is the sum over direct children, to the tick
   EXPECT_EQ(figures_of(outer).children_ticks, figures_of(middle).host.sum_ticks);
   EXPECT_EQ(figures_of(middle).children_ticks, figures_of(inner).host.sum_ticks);
   EXPECT_EQ(figures_of(inner).children_ticks, 0U);
@@ -88,7 +79,6 @@ TEST_F(OpenSpans, RecursionIsItsOwnParent) {
     const ScopedTimer timer(stage);
     if (left > 1) self(self, left - 1);
   };
-  // WHEN it runs
   recurse(recurse, 50);
   // THEN one run is at top level, and all others are below the stage itself
   const StageFigures figures = figures_of(stage);
@@ -111,18 +101,14 @@ TEST_F(OpenSpans, ASpanThatEndsBeforeItsChildStaysItsParentAndTheirTimeIsCharged
   OpenFrame& c = open(inner);
   const std::uint64_t b_id = b.id.load(relaxed);
   const std::uint64_t b_begin = b.begin_ticks.load(relaxed);
-  // WHEN the one in the middle ends first
   close(b);
-  // THEN the others are open, and a new span is the innermost one's child
   ASSERT_EQ(own_open().size(), 2U);
   EXPECT_EQ(own_open()[1].stage, inner);
   OpenFrame& d = open(late);
   EXPECT_EQ(d.parent.load(relaxed), c.id.load(relaxed));
   close(d);
   close(c);
-  // THEN the outer span is charged from the first one's begin to the second one's end
   EXPECT_EQ(a.child_ticks.load(relaxed), spans_of(inner)[0].end_ticks - b_begin);
-  // THEN record and figures have the parent from when it began
   EXPECT_EQ(spans_of(inner)[0].parent, b_id);
   EXPECT_EQ(figures_of(inner).parents.begin()->first, middle);
   EXPECT_EQ(spans_of(inner)[0].flags, 0);
@@ -154,13 +140,11 @@ TEST_F(OpenSpans, AnyOrderOfEndsKeepsParentsDepthsAndCharges) {
         ASSERT_NE(frame, nullptr);
         const std::uint16_t depth = innermost == model.rend() ? 0 : static_cast<std::uint16_t>(innermost->depth + 1);
         if (active) {
-          // THEN the parent is the innermost active one
           ASSERT_EQ(frame->parent.load(relaxed), innermost == model.rend() ? 0 : innermost->id);
           ASSERT_EQ(frame->depth.load(relaxed), depth);
         }
         model.push_back({frame, active, frame->id.load(relaxed), depth});
       } else {
-        // WHEN any of them ends, innermost or not
         const std::size_t at = random.chance(2) ? model.size() - 1 : random.below(model.size());
         const Entry entry = model[at];
         model.erase(model.begin() + static_cast<std::ptrdiff_t>(at));
@@ -210,7 +194,6 @@ TEST_F(OpenSpans, AnyOrderOfEndsKeepsParentsDepthsAndCharges) {
       finished_spans += model.back().active;
       model.pop_back();
     }
-    // THEN none is left, and every span was counted once
     ASSERT_TRUE(own_open().empty());
     ASSERT_EQ(thread().scope->top, thread().scope->root);
     std::uint64_t counted = 0;
@@ -230,12 +213,10 @@ std::vector<OpenFrame*> open_many(std::uint32_t stage, std::size_t count) {
 
 TEST_F(OpenSpans, SpansBeyondTheFramesOfTheirThreadAreTimedButNotShown) {
   const std::uint32_t stage = recorder().intern("many");
-  // GIVEN more open spans than a thread can show
   constexpr std::size_t kHidden = 3000;
   std::vector<OpenFrame*> frames = open_many(stage, kMaxFrames - 1 + kHidden);
   EXPECT_EQ(lost(kLostOpen), kHidden);
   EXPECT_EQ(own_open().size(), kMaxFrames - 1);
-  // WHEN more open inside of them, inactive ones and timers too
   OpenFrame* const inactive = open_inactive(thread(), nullptr);
   ASSERT_NE(inactive, nullptr);
   const std::uint64_t parent = frames.back()->id.load(relaxed);
@@ -246,10 +227,8 @@ TEST_F(OpenSpans, SpansBeyondTheFramesOfTheirThreadAreTimedButNotShown) {
     EXPECT_EQ(innermost.depth.load(relaxed), kMaxFrames - 1 + kHidden);
   }
   drop_frame(thread(), *inactive);
-  // THEN all are timed, and those that are not shown are counted
   EXPECT_EQ(lost(kLostOpen), kHidden + 1);
   EXPECT_EQ(count_of(stage), 1U);
-  // WHEN they end
   const std::size_t opened = frames.size();
   while (!frames.empty()) {
     close(*frames.back());
@@ -269,7 +248,6 @@ TEST_F(OpenSpans, SpansBeyondTheFramesOfTheirThreadAreTimedButNotShown) {
 
 TEST_F(OpenSpans, AThreadThatLeavesGivesItsHiddenFramesBack) {
   const std::uint32_t stage = recorder().intern("hidden");
-  // GIVEN threads that end one after another with spans that are not shown, of which some are still open
   constexpr std::size_t kHidden = 100;
   for (int round = 0; round < 3; ++round)
     test::in_thread([&] {
@@ -279,8 +257,6 @@ TEST_F(OpenSpans, AThreadThatLeavesGivesItsHiddenFramesBack) {
         frames.pop_back();
       }
     });
-  // WHEN the open ones are counted
-  // THEN each was abandoned, and all others have been recorded
   EXPECT_EQ(lost(kLostAbandoned), 3 * (kMaxFrames - 1 + kHidden / 2));
   EXPECT_EQ(count_of(stage), 3 * kHidden / 2);
   EXPECT_TRUE(read_open(arena()).empty());
@@ -290,16 +266,13 @@ TEST_F(OpenSpans, AHiddenSpanCanBeEndedByAnotherThread) {
   const std::uint32_t stage = recorder().intern("elsewhere");
   std::vector<OpenFrame*> frames = open_many(stage, kMaxFrames);
   int key = 0;
-  // GIVEN a span that is not shown
   ASSERT_NE(open_frame(thread(), stage, &key), nullptr);
-  // WHEN another thread ends it
   test::in_thread([&] {
     const FoundFrame found = recorder().find_elsewhere(&key);
     ASSERT_TRUE(found);
     EXPECT_TRUE(recorder().close_away(found, 0));
     EXPECT_FALSE(recorder().find_elsewhere(&key));
   });
-  // THEN it is counted, and its thread drops it when it next opens a span
   EXPECT_EQ(count_of(stage), 1U);
   frames.push_back(open_frame(thread(), stage, nullptr));
   while (!frames.empty()) {
@@ -312,15 +285,12 @@ TEST_F(OpenSpans, AHiddenSpanCanBeEndedByAnotherThread) {
 
 TEST_F(OpenSpans, AThreadThatLeavesWithOpenSpansAbandonsThem) {
   const std::uint32_t stage = recorder().intern("abandoned");
-  // GIVEN a thread with three open spans and one that was off
   test::in_thread([&] {
     open(stage);
     open(stage);
     open(stage);
     open_inactive(thread(), nullptr);
   });
-  // WHEN it has left
-  // THEN they are counted as abandoned, no longer open, and in no figures
   EXPECT_EQ(lost(kLostAbandoned), 3U);
   EXPECT_TRUE(read_open(arena()).empty());
   EXPECT_EQ(count_of(stage), 0U);
@@ -338,7 +308,6 @@ TEST_F(OpenSpans, TasksThatTakeTurnsAreNotEachOthersChildren) {
   const std::uint32_t outer = recorder().intern("task.outer");
   const std::uint32_t work[] = {recorder().intern("task.0"), recorder().intern("task.1"), recorder().intern("task.2")};
   const std::uint32_t step = recorder().intern("task.step");
-  // GIVEN three tasks that were created inside a span, each with its own scope on the same thread
   OpenFrame& around = open(outer);
   const ParentLink link{around.id.load(relaxed), 9, outer, 1};
   Scope scopes[3];
@@ -350,7 +319,6 @@ TEST_F(OpenSpans, TasksThatTakeTurnsAreNotEachOthersChildren) {
     make_root(thread(), scope.root, link);
     scope.request = link.request;
   }
-  // WHEN each opens a span, in turns, and a step inside it, in turns
   for (int i = 0; i < 3; ++i) {
     thread().scope = &scopes[i];
     frames[i] = &open(work[i]);
@@ -388,14 +356,11 @@ TEST_F(OpenSpans, TasksThatTakeTurnsAreNotEachOthersChildren) {
 
 TEST_F(OpenSpans, ASpanKeepsTheRequestItWasOpenedIn) {
   const std::uint32_t stage = recorder().intern("request");
-  // GIVEN a span that is opened in one request
   thread().scope->request = 5;
   OpenFrame& frame = open(stage);
-  // WHEN another one is current when it ends
   thread().scope->request = 6;
   close(frame);
   thread().scope->request = 0;
-  // THEN it belongs to the first
   EXPECT_EQ(spans_of(stage)[0].request, 5U);
 }
 

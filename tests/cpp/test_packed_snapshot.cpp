@@ -35,7 +35,6 @@ void expect_same(const Distribution& a, const Distribution& b) {
 TEST(PackedSnapshot, ReturnsWhatWasPacked) {
   std::mt19937_64 random(7);
   for (const std::uint32_t stages : {0U, 1U, 50U}) {
-    // GIVEN a snapshot with figures of all kinds
     Snapshot snapshot;
     snapshot.number = random();
     snapshot.ticks = random();
@@ -53,10 +52,8 @@ TEST(PackedSnapshot, ReturnsWhatWasPacked) {
       figures.work = {{"", -0.5}, {"tokens", 1e300}};
       for (Distribution& figure : figures.device) figure = random_distribution(random);
     }
-    // WHEN it is packed and unpacked
     const PackedSnapshot packed(snapshot);
     const Snapshot found = packed.unpack();
-    // THEN nothing has changed
     EXPECT_EQ(packed.unix_ns(), snapshot.unix_ns);
     EXPECT_EQ(found.number, snapshot.number);
     EXPECT_EQ(found.ticks, snapshot.ticks);
@@ -83,14 +80,12 @@ TEST(PackedSnapshot, ReturnsWhatWasPacked) {
 }
 
 TEST(PackedSnapshot, UsesFewBytes) {
-  // GIVEN as many stages as there can be, each with 100 buckets in use
   Snapshot snapshot;
   for (std::uint32_t stage = 0; stage < kMaxStages; ++stage) {
     Distribution& host = snapshot.stages[stage].host;
     host = {100'000, 1ULL << 50, 1ULL << 10, 1ULL << 40, {}};
     for (std::uint32_t bucket = 100; bucket < 200; ++bucket) host.buckets.emplace_back(bucket, 1000);
   }
-  // WHEN it is packed
   // THEN it uses little more than 3 bytes for each bucket
   EXPECT_LT(PackedSnapshot(snapshot).size_bytes(), kMaxStages * 400ULL);
 }

@@ -79,7 +79,6 @@ TEST(PublishedClock, TimesDoNotChange) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     Random random(seed);
     SCOPED_TRACE(random.trace());
-    // GIVEN a clock that is adjusted and set while it is read
     World world(random);
     PublishedClock clock;
     std::vector<std::pair<std::uint64_t, std::uint64_t>> spans;
@@ -98,7 +97,6 @@ TEST(PublishedClock, TimesDoNotChange) {
         spans.emplace_back(begin, end);
         times.emplace_back(clock.unix_ns(begin), clock.end_ns(begin, end));
       }
-      // THEN those that were read before have the same times
       for (std::size_t i = 0; i < spans.size(); ++i) {
         const auto [begin, end] = spans[i];
         ASSERT_EQ(clock.unix_ns(begin), times[i].first) << i << " of " << spans.size();
@@ -112,7 +110,6 @@ TEST(PublishedClock, TimesDoNotChange) {
 TEST(PublishedClock, FollowsAClockThatIsAdjusted) {
   Random random(1);
   SCOPED_TRACE(random.trace());
-  // GIVEN a clock that is read about every second, and adjusted by up to 50 ppm
   World world(random);
   PublishedClock clock;
   for (int reading = 0; reading < 200; ++reading) {
@@ -134,7 +131,6 @@ TEST(PublishedClock, ALongTimeWithoutAReadingIsInterpolated) {
   World world(random);
   PublishedClock clock;
   read(clock, world);
-  // WHEN it is read again an hour later
   const std::uint64_t begin = world.now();
   const std::int64_t begin_ns = world.unix_now();
   world.pass(1800);
@@ -163,7 +159,6 @@ TEST(PublishedClock, ASpanKeepsItsLengthWhenTheClockIsSet) {
     world.pass(2);
     world.set(by_ns);
     world.pass(2);
-    // WHEN it is read
     read(clock, world);
     // THEN its begin and duration are right
     EXPECT_EQ(clock.unix_ns(begin), begin_ns);
@@ -187,11 +182,9 @@ TEST(PublishedClock, TimeGoesUpWithTheTicks) {
     world.pass(some_pause_s(random));
     read(clock, world);
   }
-  // WHEN ticks increase
   std::vector<std::uint64_t> ticks;
   for (int i = 0; i < 100'000; ++i) ticks.push_back(first - 1'000'000 + random.below(world.now() - first + 2'000'000));
   std::sort(ticks.begin(), ticks.end());
-  // THEN so does the time
   for (std::size_t i = 1; i < ticks.size(); ++i) ASSERT_GE(clock.unix_ns(ticks[i]), clock.unix_ns(ticks[i - 1]));
 }
 
@@ -212,7 +205,6 @@ TEST(PublishedClock, TicksAndTimeCanBeConvertedBothWays) {
     const std::int64_t unix_ns =
         first_ns - 40 * kSecond +
         static_cast<std::int64_t>(random.unit() * static_cast<double>(world.unix_now() - first_ns + 1000 * kSecond));
-    // THEN it is the same
     ASSERT_NEAR(static_cast<double>(clock.unix_ns(clock.ticks(unix_ns)) - unix_ns), 0, 2);
   }
   // THEN times outside of everything stay within 64 bits
@@ -246,16 +238,13 @@ TEST(PublishedClock, ItsSizeIsBounded) {
 
 TEST(PublishedClock, AClockThatIsStoppedDoesNoHarm) {
   Random random(7);
-  // GIVEN a system clock that is stopped while the counter runs
   World world(random);
   world.steer(-1e6);
   PublishedClock clock;
   std::int64_t before = 0;
   for (int reading = 0; reading < 50; ++reading) {
     world.pass(some_pause_s(random));
-    // WHEN it is read
     read(clock, world);
-    // THEN there are times, and ticks
     const std::int64_t now = clock.unix_ns(world.now());
     EXPECT_NEAR(static_cast<double>(clock.unix_ns(clock.ticks(now)) - now), 0, 2);
     EXPECT_GE(clock.end_ns(world.now() - 100, world.now()), clock.unix_ns(world.now() - 100));
@@ -265,13 +254,11 @@ TEST(PublishedClock, AClockThatIsStoppedDoesNoHarm) {
 }
 
 TEST(PublishedClock, TheRecordersIsTheSystemsClock) {
-  // GIVEN the real clocks
   Recorder& recorder = Recorder::get();
   for (int i = 0; i < 50; ++i) {
     timespec before;
     clock_gettime(CLOCK_REALTIME, &before);
     const std::uint64_t ticks = now_ticks();
-    // WHEN ticks are converted to time
     const PublishedClock clock = recorder.published_clock();
     // THEN it equals the system's time, within a hundred microseconds on a slow machine
     const std::int64_t before_ns = before.tv_sec * kSecond + before.tv_nsec;

@@ -15,7 +15,6 @@ namespace {
 TEST(ReadingOn, EachRecordIsReadOnceOrCounted) {
   Recorder& recorder = Recorder::get();
   const std::uint32_t outer = recorder.intern("reading.outer"), inner = recorder.intern("reading.inner");
-  // GIVEN four threads that write
   constexpr unsigned kThreads = 4;
   const std::uint64_t each = test::scaled(200'000, 20);
   std::atomic<unsigned> left{kThreads};
@@ -27,7 +26,6 @@ TEST(ReadingOn, EachRecordIsReadOnceOrCounted) {
     }
     left.fetch_sub(1);
   });
-  // WHEN a reader reads continuously
   std::unordered_set<std::uint64_t> seen;
   std::uint64_t read = 0;
   for (bool is_last = false; !is_last;) {
@@ -37,7 +35,6 @@ TEST(ReadingOn, EachRecordIsReadOnceOrCounted) {
       seen.insert(span.id);
     }
   }
-  // THEN no record is read twice, and those that were never read are counted
   EXPECT_EQ(seen.size(), read);
   EXPECT_EQ(read + positions.overwritten, 2 * each * kThreads);
   EXPECT_TRUE(read_new_spans(recorder.arena(), positions).empty());
@@ -47,9 +44,7 @@ TEST(ReadingOn, AThreadThatStartsLaterIsReadFromItsBegin) {
   Recorder& recorder = Recorder::get();
   const std::uint32_t stage = recorder.intern("reading.later");
   ReadPositions positions = positions_of_newest(recorder.arena());
-  // WHEN threads come and go
   for (int i = 0; i < 10; ++i) test::in_thread([&] { const ScopedTimer timer(stage); });
-  // THEN their records are new
   EXPECT_EQ(read_new_spans(recorder.arena(), positions).size(), 10U);
   // THEN those that a reset removed are not lost
   test::in_thread([&] { const ScopedTimer timer(stage); });
@@ -74,14 +69,12 @@ TEST(ReadingOn, AnotherThreadsInnermostSpanIsOneOfItsOwn) {
     }
   });
   while (serial.load() == 0) std::this_thread::yield();
-  // WHEN another thread reads its innermost span
   ParentLink link;
   std::uint64_t found = 0;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (found < test::scaled(200'000, 20) && std::chrono::steady_clock::now() < deadline) {
     if (!recorder.innermost_elsewhere(serial.load(), 0, link) || link.id == 0) continue;
     ++found;
-    // THEN it gets one of its stages, at the right depth
     ASSERT_GE(link.depth, 1);
     ASSERT_LE(link.depth, 3);
     ASSERT_EQ(link.stage, stages[link.depth - 1]);

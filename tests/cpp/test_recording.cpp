@@ -50,7 +50,6 @@ TEST_F(Recordings, AProcessKilledAtAnyMomentLeavesAllSpansThatHadEnded) {
   const std::uint32_t outer = recorder().intern("main");
   for (std::uint64_t round = 0; round < test::scaled(200, 40); ++round) {
     SCOPED_TRACE(round);
-    // GIVEN a process whose threads write spans, and count them separately
     Log* const log = Log::make();
     ASSERT_NE(log, nullptr);
     const pid_t victim = fork();
@@ -70,12 +69,10 @@ TEST_F(Recordings, AProcessKilledAtAnyMomentLeavesAllSpansThatHadEnded) {
       pause();
       _exit(0);
     }
-    // WHEN it is killed
     while (file_of(victim).empty()) usleep(200);
     usleep(static_cast<useconds_t>(random.below(8000)));
     kill(victim, SIGKILL);
     waitpid(victim, nullptr, 0);
-    // THEN its recording can be read, and nothing in it is damaged
     RecordingCopy copy;
     ASSERT_EQ(read(file_of(victim), copy), "");
     EXPECT_EQ(copy.damaged, 0U);
@@ -93,12 +90,10 @@ TEST_F(Recordings, AProcessKilledAtAnyMomentLeavesAllSpansThatHadEnded) {
       const std::uint64_t ended = log->threads[i].ended.load(), begun = log->threads[i].begun.load();
       const std::uint32_t thread = log->threads[i].thread.load();
       if (begun == 0) continue;  // it had not begun by then
-      // THEN statistics count each span that had ended, and none that had not begun
       const auto found = snapshot.stages.find(stages[i]);
       const std::uint64_t count = found == snapshot.stages.end() ? 0 : found->second.host.count;
       EXPECT_GE(count, ended);
       EXPECT_LE(count, begun);
-      // THEN the newest spans of the thread are there, none of them torn
       std::vector<SpanCopy>& spans = of_thread[thread];
       std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
       EXPECT_GE(spans.size() + 1, std::min(ended, kRing));
@@ -118,7 +113,6 @@ TEST_F(Recordings, AProcessKilledAtAnyMomentLeavesAllSpansThatHadEnded) {
         for (const SpanCopy& span : spans) sum += span.end_ticks - span.begin_ticks;
         EXPECT_EQ(found->second.host.sum_ticks, sum);
       }
-      // THEN its open spans are named
       if (open.contains(thread)) {
         EXPECT_EQ(open.at(thread).stage, stages[i]);
         EXPECT_GE(open.at(thread).id & kSequence, spans.back().id & kSequence);
@@ -130,7 +124,6 @@ TEST_F(Recordings, AProcessKilledAtAnyMomentLeavesAllSpansThatHadEnded) {
 
 TEST_F(Recordings, ALiveProcessIsReadWhileItWrites) {
   const std::uint32_t outer = recorder().intern("live.outer"), inner = recorder().intern("live.inner");
-  // GIVEN threads that write
   std::atomic<bool> is_over{false};
   auto threads = test::start_threads(3, [&](unsigned) {
     while (!is_over.load(std::memory_order_relaxed)) {
@@ -142,14 +135,12 @@ TEST_F(Recordings, ALiveProcessIsReadWhileItWrites) {
     const ScopedTimer own(outer);
   }
   const AtEnd stop{is_over};
-  // WHEN the file is read repeatedly, as from another process
   const std::string path = file_of(getpid());
   std::uint64_t before = 0;
   for (std::uint64_t round = 0; round < test::scaled(200, 40); ++round) {
     RecordingCopy copy;
     ASSERT_EQ(read(path, copy), "");
     EXPECT_EQ(copy.damaged, 0U);
-    // THEN every record is complete
     for (const SpanCopy& span : read_spans(copy.arena)) {
       ASSERT_LE(span.begin_ticks, span.end_ticks);
       ASSERT_EQ(span.depth, span.stage == inner ? 1 : 0);
@@ -159,7 +150,6 @@ TEST_F(Recordings, ALiveProcessIsReadWhileItWrites) {
       }
     }
     for (const OpenCopy& span : read_open(copy.arena)) ASSERT_TRUE(span.stage == inner || span.stage == outer);
-    // THEN counts only increase
     const Snapshot snapshot = take_snapshot(copy.arena, copy.fit);
     const std::uint64_t count = test::figures_of(snapshot, inner).host.count;
     EXPECT_GE(count, before);
@@ -175,7 +165,6 @@ TEST_F(Recordings, ALiveProcessIsReadWhileItWrites) {
 
 TEST_F(Recordings, NoChildWritesItsParentsFile) {
   const std::uint32_t stage = recorder().intern("storm"), of_child = recorder().intern("storm.child");
-  // GIVEN threads that write while their process forks
   constexpr unsigned kWriters = 4;
   std::atomic<bool> is_over{false};
   std::latch all_write(kWriters);
@@ -191,7 +180,6 @@ TEST_F(Recordings, NoChildWritesItsParentsFile) {
   });
   const AtEnd stop{is_over};
   all_write.wait();  // a thread that starts may hold a lock of a sanitizer's allocator
-  // WHEN each child records some spans, and reads its own file
   for (std::uint64_t i = 0; i < test::scaled(1000, 100); ++i) {
     const pid_t child = fork();
     if (child == 0) {
@@ -207,7 +195,6 @@ TEST_F(Recordings, NoChildWritesItsParentsFile) {
     }
     int status = 0;
     waitpid(child, &status, 0);
-    // THEN it finds only its own spans there
     ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   }
   is_over.store(true);
@@ -222,15 +209,12 @@ TEST_F(Recordings, NoChildWritesItsParentsFile) {
 
 TEST_F(Recordings, MoreThreadsAndDeeperSpansGrowTheFile) {
   const std::uint32_t stage = recorder().intern("deep");
-  // GIVEN a thread with more open spans than are reserved at once, and several threads one after another
   test::in_thread([&] {
     constexpr int kDepth = 1000;
     std::vector<OpenSpan> open;
     for (int i = 0; i < kDepth; ++i) open.push_back(open_span(stage));
-    // WHEN the file is read
     RecordingCopy copy;
     ASSERT_EQ(read(file_of(getpid()), copy), "");
-    // THEN all of its open spans are in it
     const auto thread = static_cast<std::uint32_t>(gettid());
     const std::vector<OpenCopy> found = read_open(copy.arena);
     EXPECT_EQ(std::count_if(found.begin(), found.end(), [&](const auto& span) { return span.thread == thread; }),

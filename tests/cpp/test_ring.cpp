@@ -23,7 +23,6 @@ class Ring : public test::RecorderTest {
 
 TEST_F(Ring, HasTheSizeThatWasAskedForRoundedUp) {
   // GIVEN a wish for 200 spans per thread
-  // WHEN the arena is created
   // THEN a ring holds the next power of two
   EXPECT_EQ(arena().header().ring_spans, kRing);
   EXPECT_EQ(thread().ring_mask, kRing - 1);
@@ -33,11 +32,8 @@ TEST_F(Ring, LosesNothingUntilItIsFull) {
   const std::uint32_t stage = recorder().intern("full");
   // GIVEN as many spans as fit into a ring
   for (std::uint32_t i = 0; i < kRing; ++i) const ScopedTimer timer(stage);
-  // WHEN they are read
-  // THEN all are there
   EXPECT_EQ(spans_of(stage).size(), kRing);
   EXPECT_EQ(overwritten(arena()), 0U);
-  // THEN the next one replaces the first
   const std::uint64_t first = spans_of(stage)[0].id;
   {
     const ScopedTimer timer(stage);
@@ -57,7 +53,6 @@ TEST_F(Ring, CountsWhatItLosesExactlyAndKeepsTheNewest) {
       span.request = written;
       commit_span(thread(), span);
     }
-    // WHEN they are read
     const std::vector<SpanCopy> spans = spans_of(stage);
     // THEN the newest are there, in order, and the number of the others is known
     const std::uint64_t held = std::min<std::uint64_t>(written, kRing);
@@ -71,7 +66,6 @@ TEST_F(Ring, CountsWhatItLosesExactlyAndKeepsTheNewest) {
 
 TEST_F(Ring, HoldsAllFieldsOfASpan) {
   const std::uint32_t stage = recorder().intern("fields");
-  // GIVEN a span with every field at its maximum
   FinishedSpan span{};
   span.begin_ticks = 0xfedcba9876543210;
   span.end_ticks = 0xfedcba9876543211;
@@ -83,10 +77,8 @@ TEST_F(Ring, HoldsAllFieldsOfASpan) {
   span.parent_stage = kNoStage;
   span.depth = 0xffff;
   span.flags = 0xffff;
-  // WHEN it is committed and read
   commit_span(thread(), span);
   const std::vector<SpanCopy> spans = spans_of(stage);
-  // THEN nothing is cut, and only the published flags are visible
   ASSERT_EQ(spans.size(), 1U);
   EXPECT_EQ(test::fields(spans[0]),
             std::tuple(span.begin_ticks, span.end_ticks, span.id, span.parent, span.request, span.suspended_ticks,
@@ -103,9 +95,7 @@ TEST_F(Ring, ReadsInTheOrderOfBeginsOverAllThreads) {
     }
   });
   test::join(threads);
-  // WHEN they are read
   const std::vector<SpanCopy> spans = spans_of(stage);
-  // THEN they are ordered by begin
   ASSERT_EQ(spans.size(), 160U);
   for (std::size_t i = 1; i < spans.size(); ++i) EXPECT_LE(spans[i - 1].begin_ticks, spans[i].begin_ticks);
 }
@@ -113,21 +103,18 @@ TEST_F(Ring, ReadsInTheOrderOfBeginsOverAllThreads) {
 TEST_F(Ring, OutlivesItsThreadAndKeepsItsNumbers) {
   const std::uint32_t stage = recorder().intern("reuse");
   const std::uint32_t threads_before = arena().header().slot_high_water.load();
-  // GIVEN more threads than slots, one after another
   const std::uint32_t count = 2 * kMaxThreads;
   for (std::uint32_t i = 0; i < count; ++i)
     test::in_thread([&] {
       const ScopedTimer outer(stage);
       const ScopedTimer inner(stage);
     });
-  // WHEN the spans are read
   const std::vector<SpanCopy> spans = spans_of(stage);
   // THEN those of threads that have left are there, and none is lost
   EXPECT_EQ(spans.size(), 2 * count);
   EXPECT_EQ(overwritten(arena()), 0U);
   // THEN they have shared a few slots
   EXPECT_LE(arena().header().slot_high_water.load(), std::max(threads_before, kExitedSlotsKept) + 1);
-  // THEN no two have the same id, and the parent of each inner one is an outer one of its own thread
   std::map<std::uint64_t, std::uint32_t> ids;
   for (const SpanCopy& span : spans) EXPECT_TRUE(ids.emplace(span.id, span.thread).second);
   for (const SpanCopy& span : spans) {
@@ -145,7 +132,6 @@ TEST_F(Ring, IdsStayUniqueOverResetsAndReusedSlots) {
   for (int round = 0; round < 3; ++round) {
     // GIVEN threads that come and go, with a reset in between
     for (int i = 0; i < 300; ++i) test::in_thread([&] { const ScopedTimer timer(stage); });
-    // WHEN their ids are gathered
     for (const SpanCopy& span : spans_of(stage)) {
       ids.insert(span.id);
       ++total;
@@ -166,7 +152,6 @@ TEST_F(Ring, TheRecordWhoseNumberLooksLikeNoneIsLeftOut) {
     self.head = start;
     self.slot->head.store(start);
     self.slot->floor.store(start);
-    // WHEN more are written
     for (std::uint64_t i = 0; i < 20; ++i) {
       FinishedSpan span = made_span(stage, 1000 + i, 1);
       span.request = i;
@@ -184,7 +169,6 @@ TEST_F(Ring, TheRecordWhoseNumberLooksLikeNoneIsLeftOut) {
 
 TEST_F(Ring, ARequestIsReadFromAllThreads) {
   const std::uint32_t stage = recorder().intern("requests");
-  // GIVEN spans of three requests on two threads
   const std::uint64_t since = now_ticks();
   const auto run = [&] {
     for (std::uint64_t request = 1; request <= 3; ++request) {
@@ -196,10 +180,8 @@ TEST_F(Ring, ARequestIsReadFromAllThreads) {
   run();
   test::in_thread(run);
   for (std::uint64_t request = 1; request <= 3; ++request) {
-    // WHEN one is read
     bool complete = false;
     const std::vector<SpanCopy> spans = read_request(arena(), request, since, &complete);
-    // THEN its spans are there, and no others
     EXPECT_EQ(spans.size(), 2 * request * 10);
     EXPECT_TRUE(complete);
     for (const SpanCopy& span : spans) EXPECT_EQ(span.request, request);
@@ -208,7 +190,6 @@ TEST_F(Ring, ARequestIsReadFromAllThreads) {
 
 TEST_F(Ring, AnOverwrittenRequestIsMarkedAsIncomplete) {
   const std::uint32_t stage = recorder().intern("requests.wrap");
-  // GIVEN a request whose spans have been partly overwritten
   {
     const ScopedTimer before(stage);
   }
@@ -216,10 +197,8 @@ TEST_F(Ring, AnOverwrittenRequestIsMarkedAsIncomplete) {
   thread().scope->request = 4;
   for (std::uint32_t i = 0; i < 2 * kRing; ++i) const ScopedTimer timer(stage);
   thread().scope->request = 0;
-  // WHEN it is read
   bool complete = true;
   EXPECT_EQ(read_request(arena(), 4, since, &complete).size(), kRing);
-  // THEN it is marked as incomplete
   EXPECT_FALSE(complete);
   // THEN one that began later is complete: what was overwritten ended before it
   const std::uint64_t later = now_ticks();
@@ -232,7 +211,6 @@ TEST_F(Ring, AnOverwrittenRequestIsMarkedAsIncomplete) {
 
 TEST_F(Ring, RecordedTimesDoNotHideARequestsSpans) {
   const std::uint32_t stage = recorder().intern("requests.record");
-  // GIVEN a request during which an earlier time is recorded
   const std::uint64_t since = now_ticks();
   const std::int64_t long_ago = recorder().clock_fit().unix_ns(since) - 60'000'000'000;
   thread().scope->request = 6;
@@ -240,10 +218,8 @@ TEST_F(Ring, RecordedTimesDoNotHideARequestsSpans) {
   ASSERT_TRUE(recorder().record(stage, long_ago, long_ago + 1000, 0));
   for (std::uint32_t i = 0; i < 10; ++i) const ScopedTimer timer(stage);
   thread().scope->request = 0;
-  // WHEN the request is read
   bool complete = false;
   const std::vector<SpanCopy> spans = read_request(arena(), 6, since, &complete);
-  // THEN its spans before and after it are there, and so is the recorded one
   EXPECT_EQ(spans.size(), 21U);
   EXPECT_TRUE(complete);
 }
@@ -279,14 +255,12 @@ TEST_F(Ring, NoRecordIsReadTornWhileWritersWrap) {
   constexpr unsigned kThreads = 3;
   const std::uint32_t stage = recorder().intern("torn");
   const std::uint64_t rounds = test::scaled(4'000'000, 80);
-  // GIVEN threads that wrap their rings as fast as they can
   std::atomic<unsigned> running{kThreads};
   auto threads = test::start_threads(kThreads, [&](unsigned i) {
     ThreadState& self = recorder().this_thread();
     for (std::uint64_t n = 0; n < rounds; ++n) commit_span(self, telling_span(stage, n * kThreads + i));
     running.fetch_sub(1);
   });
-  // WHEN readers read them in the meantime
   std::atomic<std::uint64_t> seen{0};
   const auto read = [&](unsigned) {
     bool last = false;

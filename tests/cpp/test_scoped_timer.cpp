@@ -28,15 +28,12 @@ class Timers : public test::RecorderTest {
 
 TEST_F(Timers, AScopeIsTimed) {
   const std::uint32_t stage = recorder().intern("scope");
-  // GIVEN the clock before and after a scope
   const std::uint64_t before = now_ticks();
   {
     const ScopedTimer timer(stage);
   }
   const std::uint64_t after = now_ticks();
-  // WHEN its span is read
   const std::vector<SpanCopy> spans = spans_of(stage);
-  // THEN it is between them
   ASSERT_EQ(spans.size(), 1U);
   EXPECT_GE(spans[0].begin_ticks, before);
   EXPECT_LE(spans[0].end_ticks, after);
@@ -55,8 +52,6 @@ TEST_F(Timers, TheMacroTimesTheRestOfItsScope) {
     STAGESPAN_SCOPE("macro.outer");
     STAGESPAN_SCOPE("macro.inner");
   }
-  // WHEN the spans are counted
-  // THEN each was timed with its name, the second scope inside the first
   EXPECT_EQ(count_of(stage), 5U);
   EXPECT_EQ(count_of(recorder().intern("macro.outer")), 1U);
   EXPECT_EQ(figures_of(recorder().intern("macro.inner")).parents.begin()->first, recorder().intern("macro.outer"));
@@ -70,12 +65,10 @@ TEST_F(Timers, AnErrorIsMarkedIfItIsReported) {
     timer.mark_error();
     throw std::runtime_error("as expected");
   };
-  // WHEN both have run
   EXPECT_THROW(fail(), std::runtime_error);
   {
     const ScopedTimer timer(stage);
   }
-  // THEN only the first is marked
   EXPECT_EQ(figures_of(stage).errors, 1U);
   EXPECT_EQ(figures_of(stage).host.count, 2U);
   EXPECT_EQ(spans_of(stage)[0].flags, kFlagError);
@@ -86,14 +79,10 @@ TEST_F(Timers, AnErrorIsMarkedIfItIsReported) {
 
 TEST_F(Timers, NothingIsTimedWhileOff) {
   const std::uint32_t stage = recorder().intern("off");
-  // GIVEN a recorder that is off
   disable();
-  // WHEN scopes run
   for (int i = 0; i < 10; ++i) const ScopedTimer timer(stage);
-  // THEN nothing is recorded
   EXPECT_EQ(count_of(stage), 0U);
   EXPECT_TRUE(read_open(arena()).empty());
-  // WHEN it is on again
   enable();
   {
     const ScopedTimer timer(stage);
@@ -106,9 +95,7 @@ TEST_F(Timers, ASpanEndsAsItBeganIfTheRecorderIsSwitchedOff) {
   const std::uint32_t outer = recorder().intern("off in mid-span");
   const std::uint32_t inner = recorder().intern("off in mid-span.inner");
   {
-    // GIVEN a span that began while the recorder was on
     const ScopedTimer timer(outer);
-    // WHEN it is switched off inside the span
     disable();
     const ScopedTimer off(inner);
   }
@@ -122,10 +109,8 @@ TEST_F(Timers, ASpanStaysUntimedIfTheRecorderIsSwitchedOn) {
   const std::uint32_t outer = recorder().intern("on in mid-span");
   const std::uint32_t inner = recorder().intern("on in mid-span.inner");
   {
-    // GIVEN a span that began while the recorder was off
     disable();
     const ScopedTimer off(outer);
-    // WHEN it is switched on inside the span
     enable();
     const ScopedTimer timer(inner);
   }
@@ -149,7 +134,6 @@ TEST_F(Timers, SwitchedAtAnyMomentByAnotherThreadEveryBeginFindsItsEnd) {
     }
     running.fetch_sub(1);
   });
-  // WHEN another switches as fast as it can
   std::uint64_t switches = 0;
   while (running.load() != 0) {
     disable();
@@ -157,7 +141,6 @@ TEST_F(Timers, SwitchedAtAnyMomentByAnotherThreadEveryBeginFindsItsEnd) {
     ++switches;
   }
   test::join(threads);
-  // THEN none is left open or unmatched
   EXPECT_TRUE(read_open(arena()).empty());
   EXPECT_EQ(lost(kLostAbandoned), 0U);
   EXPECT_EQ(lost(kLostUnmatched), 0U);
@@ -178,15 +161,12 @@ TEST_F(Timers, AResetRemovesEverything) {
   recorder().lose(kLostHookErrors, 5);
   ASSERT_GT(overwritten(arena()), 0U);
   const std::uint32_t resets = test::snapshot().resets;
-  // WHEN the recorder is reset
   recorder().reset();
-  // THEN nothing is left
   EXPECT_TRUE(test::snapshot().stages.empty());
   EXPECT_TRUE(read_spans(arena()).empty());
   EXPECT_EQ(overwritten(arena()), 0U);
   for (std::uint32_t cause = 0; cause < kCauseCount; ++cause) EXPECT_EQ(lost(static_cast<Cause>(cause)), 0U);
   EXPECT_EQ(test::snapshot().resets, resets + 1);
-  // THEN later spans are counted from 0
   for (int i = 0; i < 7; ++i) const ScopedTimer timer(stage);
   EXPECT_EQ(count_of(stage), 7U);
   EXPECT_EQ(spans_of(stage).size(), 7U);
@@ -199,20 +179,15 @@ TEST_F(Timers, SpansThatAreOpenAtAResetStayOpenAndAreCountedWhenTheyEnd) {
   DetachedSpan token{};
   std::uint64_t outer_id = 0;
   {
-    // GIVEN an open span and an open token
     const ScopedTimer timer(outer);
     token = recorder().open_detached(inner, 0);
     outer_id = read_open(arena())[0].id;
-    // WHEN the recorder is reset
     recorder().reset();
-    // THEN they are still open
     EXPECT_EQ(read_open(arena()).size(), 2U);
-    // THEN spans inside are their children
     const ScopedTimer child(inner);
     EXPECT_EQ(read_open(arena())[2].parent, outer_id);
   }
   recorder().close_detached(token, 0);
-  // THEN each is counted once
   EXPECT_EQ(count_of(outer), 1U);
   EXPECT_EQ(count_of(inner), 2U);
   EXPECT_EQ(spans_of(outer)[0].id, outer_id);
@@ -233,7 +208,6 @@ TEST_F(Timers, BlocksThatAResetSetAsideAreUsedAgain) {
   for (std::uint64_t i = 0; i < test::scaled(1000, 20); ++i) {
     recorder().reset();
     run();
-    // WHEN it runs after each
     // THEN its figures are those since the last one
     ASSERT_EQ(count_of(stages[49]), 1U);
   }
@@ -302,7 +276,6 @@ TEST_F(Timers, AResetWhileThreadsRunDoesNotAffectThem) {
   for (int round = 0; round < rounds && !HasFailure(); ++round) {
     racing = true;
     step.arrive_and_wait();
-    // WHEN the recorder is reset and read in the meantime
     for (int i = 0; i < 20; ++i) reset_and_read();
     racing = false;
     step.arrive_and_wait();
@@ -333,7 +306,6 @@ thread_local TimesItsDestructor t_late;
 TEST_F(Timers, SpansInDestructorsOfThreadLocalsAreCountedAndKeepNoSlot) {
   g_late_stage = recorder().intern("destructor");
   const std::uint32_t stage = recorder().intern("destructor.before");
-  // GIVEN threads with thread_local objects, created before and after the first span, that time their destructors
   for (std::uint32_t i = 0; i < kMaxThreads + 20; ++i) {
     test::in_thread([&] {
       t_early.armed = true;
@@ -343,8 +315,6 @@ TEST_F(Timers, SpansInDestructorsOfThreadLocalsAreCountedAndKeepNoSlot) {
       t_late.armed = true;
     });
   }
-  // WHEN all have left
-  // THEN every span was counted, and every slot is free again
   EXPECT_EQ(count_of(stage), kMaxThreads + 20);
   EXPECT_EQ(count_of(g_late_stage), 2 * (kMaxThreads + 20));
   EXPECT_EQ(lost(kLostThreads), 0U);
@@ -356,7 +326,6 @@ TEST_F(Timers, SpansInDestructorsOfThreadLocalsAreCountedAndKeepNoSlot) {
 TEST_F(Timers, SpansInDestructorsOfThreadKeysKeepNoSlot) {
   static std::uint32_t stage;
   stage = recorder().intern("key destructor");
-  // GIVEN threads with their own key, whose destructor runs after the recorder's
   pthread_key_t key;
   ASSERT_EQ(pthread_key_create(&key, [](void*) { const ScopedTimer timer(stage); }), 0);
   for (std::uint32_t i = 0; i < kMaxThreads + 20; ++i) {
@@ -368,7 +337,6 @@ TEST_F(Timers, SpansInDestructorsOfThreadKeysKeepNoSlot) {
     });
   }
   pthread_key_delete(key);
-  // WHEN all have left
   // THEN every span was counted, and the next thread finds a slot
   EXPECT_EQ(count_of(stage), 2 * (kMaxThreads + 20));
   EXPECT_EQ(lost(kLostThreads), 0U);
@@ -377,11 +345,8 @@ TEST_F(Timers, SpansInDestructorsOfThreadKeysKeepNoSlot) {
 TEST_F(Timers, AThreadsNameAndIdsAreThoseOfItsFirstSpan) {
   const std::uint32_t stage = recorder().intern("thread name");
   test::in_thread([&] {
-    // GIVEN a thread with a name
     pthread_setname_np(pthread_self(), "fifteen chars..");
-    // WHEN it has a span open
     const ScopedTimer timer(stage);
-    // THEN the name is shown
     const std::vector<OpenCopy> open = read_open(arena());
     ASSERT_EQ(open.size(), 1U);
     EXPECT_STREQ(open[0].thread_name, "fifteen chars..");

@@ -46,13 +46,11 @@ TEST_F(Snapshots, QuantilesAreWithinThreePercentOfAnExactSort) {
   for (const auto& [name, draw] : shapes) {
     for (const std::size_t size : {1U, 2U, 3U, 10U, 1000U, 20'000U}) {
       SCOPED_TRACE(std::string(name) + " x " + std::to_string(size));
-      // GIVEN durations of some distribution
       const std::uint32_t stage = recorder().intern(std::string("quantile ") + name + std::to_string(size));
       std::vector<std::uint64_t> durations;
       for (std::size_t i = 0; i < size; ++i) durations.push_back(static_cast<std::uint64_t>(std::abs(draw())));
       run(stage, durations);
       std::sort(durations.begin(), durations.end());
-      // WHEN quantiles are read
       const Distribution host = figures_of(stage).host;
       for (const double q : kShares) {
         // THEN each is within 3 % of the exact one, and within the range of the durations
@@ -63,7 +61,6 @@ TEST_F(Snapshots, QuantilesAreWithinThreePercentOfAnExactSort) {
         EXPECT_GE(*quantile, static_cast<double>(durations.front()));
         EXPECT_LE(*quantile, static_cast<double>(durations.back()));
       }
-      // THEN count, sum, minimum and maximum are exact
       EXPECT_EQ(host.count, size);
       EXPECT_EQ(host.min_ticks, durations.front());
       EXPECT_EQ(host.max_ticks, durations.back());
@@ -85,9 +82,7 @@ TEST_F(Snapshots, QuantilesDoNotGoDownAsTheShareGoesUp) {
   double before = 0;
   for (int i = 0; i <= 1000; ++i) {
     // GIVEN increasing shares
-    // WHEN the quantile is read
     const double now = *host.quantile_ticks(i / 1000.0);
-    // THEN it does not decrease
     ASSERT_GE(now, before);
     before = now;
   }
@@ -97,10 +92,7 @@ TEST_F(Snapshots, QuantilesDoNotGoDownAsTheShareGoesUp) {
 }
 
 TEST_F(Snapshots, AnEmptyDistributionHasNoQuantiles) {
-  // GIVEN an empty distribution
   const Distribution none;
-  // WHEN a quantile is requested
-  // THEN there is none, rather than 0
   EXPECT_FALSE(none.quantile_ticks(0.5).has_value());
 }
 
@@ -109,23 +101,17 @@ TEST_F(Snapshots, ASpanThatIsNotInABucketYetHasQuantiles) {
   Distribution one;
   one.count = 1;
   one.sum_ticks = one.min_ticks = one.max_ticks = 7;
-  // WHEN a quantile is requested
-  // THEN it is that of the only span
   for (const double q : {0.0, 0.5, 1.0}) EXPECT_EQ(one.quantile_ticks(q), 7.0);
 }
 
 TEST_F(Snapshots, DurationsBeyondTheBucketsKeepTheirMaximum) {
   const std::uint32_t stage = recorder().intern("beyond");
-  // GIVEN a day at 3 GHz
   const std::uint64_t day = 86400ULL * 3'000'000'000;
   run(stage, {1000, day});
-  // WHEN it is read
   const Distribution host = figures_of(stage).host;
-  // THEN sum and maximum are exact, and so is the highest quantile
   EXPECT_EQ(host.max_ticks, day);
   EXPECT_EQ(host.sum_ticks, day + 1000);
   EXPECT_EQ(*host.quantile_ticks(1), static_cast<double>(day));
-  // THEN the same holds for an interval
   const Snapshot earlier = test::snapshot();
   run(stage, {day});
   const Distribution since = figures_of(difference(test::snapshot(), earlier), stage).host;
@@ -134,12 +120,9 @@ TEST_F(Snapshots, DurationsBeyondTheBucketsKeepTheirMaximum) {
 }
 
 TEST_F(Snapshots, ASnapshotHasItsTime) {
-  // GIVEN the clock before and after
   const std::uint64_t before = now_ticks();
   const Snapshot snapshot = test::snapshot();
   const std::uint64_t after = now_ticks();
-  // WHEN a snapshot is taken in between
-  // THEN its time is between them, in ticks and in Unix time
   const ClockFit fit = recorder().clock_fit();
   EXPECT_GE(snapshot.ticks, before);
   EXPECT_LE(snapshot.ticks, after);
@@ -150,11 +133,8 @@ TEST_F(Snapshots, ASnapshotHasItsTime) {
 TEST_F(Snapshots, OnlyStagesThatHaveRunAreInASnapshot) {
   const std::uint32_t ran = recorder().intern("ran");
   const std::uint32_t only_named = recorder().intern("only named");
-  // GIVEN two names, one of which ran
   run(ran, {5});
-  // WHEN a snapshot is taken
   const Snapshot snapshot = test::snapshot();
-  // THEN only that one is in it
   EXPECT_TRUE(snapshot.stages.contains(ran));
   EXPECT_FALSE(snapshot.stages.contains(only_named));
   EXPECT_EQ(snapshot.stages.size(), 1U);
@@ -168,7 +148,6 @@ TEST_F(Snapshots, ADifferenceIsWhatHappenedBetween) {
                                   recorder().intern("difference.2")};
   Snapshot earlier = test::snapshot();
   for (int round = 0; round < 30; ++round) {
-    // GIVEN spans of some stages after a snapshot, and none of others, with errors, waits and parents
     std::map<std::uint32_t, std::vector<std::uint64_t>> durations;
     std::map<std::uint32_t, std::uint64_t> errors, suspended, children, under_a;
     for (const std::uint32_t stage : stages) {
@@ -189,17 +168,14 @@ TEST_F(Snapshots, ADifferenceIsWhatHappenedBetween) {
         under_a[stage] += a;
       }
     }
-    // WHEN the snapshot is subtracted from one taken now
     const Snapshot later = test::snapshot();
     const Snapshot between = difference(later, earlier);
-    // THEN stages that did not run are not in it
     ASSERT_EQ(between.stages.size(), durations.size());
     for (auto& [stage, sorted] : durations) {
       std::sort(sorted.begin(), sorted.end());
       const StageFigures figures = figures_of(between, stage);
       std::uint64_t sum = 0;
       for (const std::uint64_t duration : sorted) sum += duration;
-      // THEN counts and sums are exact
       ASSERT_EQ(figures.host.count, sorted.size());
       ASSERT_EQ(in_buckets(figures.host), sorted.size());
       ASSERT_EQ(figures.host.sum_ticks, sum);
@@ -212,7 +188,6 @@ TEST_F(Snapshots, ADifferenceIsWhatHappenedBetween) {
       ASSERT_GE(figures.host.max_ticks, sorted.back());
       ASSERT_EQ(bucket_of(figures.host.min_ticks), bucket_of(sorted.front()));
       ASSERT_EQ(bucket_of(figures.host.max_ticks), bucket_of(sorted.back()));
-      // THEN quantiles are those of the interval
       for (const double q : kShares)
         ASSERT_NEAR(*figures.host.quantile_ticks(q), exact_quantile(sorted, q),
                     0.03 * exact_quantile(sorted, q) + 1e-9);
@@ -254,14 +229,11 @@ TEST_F(Snapshots, ADifferenceIsExactIfAParentMovesToSeveral) {
 
 TEST_F(Snapshots, ADifferenceOverAResetIsEverythingSinceTheReset) {
   const std::uint32_t stage = recorder().intern("difference over a reset");
-  // GIVEN a snapshot, a reset, and fewer spans than before
   run(stage, {10, 20, 30});
   const Snapshot earlier = test::snapshot();
   recorder().reset();
   run(stage, {40});
-  // WHEN it is subtracted
   const Snapshot between = difference(test::snapshot(), earlier);
-  // THEN no figure is negative
   EXPECT_EQ(figures_of(between, stage).host.count, 1U);
   EXPECT_EQ(figures_of(between, stage).host.sum_ticks, 40U);
 }
@@ -271,9 +243,7 @@ TEST_F(Snapshots, ADurationIsNeverNegative) {
   // GIVEN a span that ended before it began, according to another core's counter
   FinishedSpan span = made_span(stage, 1000, 0);
   span.end_ticks = 990;
-  // WHEN it is committed
   commit_span(recorder().this_thread(), span);
-  // THEN its duration is 0
   EXPECT_EQ(figures_of(stage).host.max_ticks, 0U);
   EXPECT_EQ(figures_of(stage).host.sum_ticks, 0U);
 }

@@ -26,23 +26,19 @@ TEST_F(SpansElsewhere, AnotherThreadMayEndASpan) {
   const int key = 0;
   std::barrier step(2);
   std::uint64_t id = 0;
-  // GIVEN a span that one thread opens
   std::jthread owner([&] {
     id = open(stage, &key).id.load(relaxed);
     step.arrive_and_wait();
     step.arrive_and_wait();
-    // THEN the owner's next span is not its child
     const ScopedTimer timer(next);
     EXPECT_EQ(own_open().size(), 1U);
     EXPECT_EQ(own_open()[0].parent, 0U);
     EXPECT_EQ(own_open()[0].depth, 0);
   });
   step.arrive_and_wait();
-  // WHEN another thread ends it
   const FoundFrame found = recorder().find_elsewhere(&key);
   EXPECT_TRUE(found);
   if (found) recorder().close_away(found, kFlagError);
-  // THEN it is recorded once, and no longer open
   EXPECT_TRUE(read_open(arena()).empty());
   EXPECT_FALSE(recorder().find_elsewhere(&key));
   const std::vector<SpanCopy> spans = spans_of(stage);
@@ -60,11 +56,9 @@ TEST_F(SpansElsewhere, ASpanIsEndedOnceHoweverManyThreadsTry) {
   const std::uint32_t stage = recorder().intern("away.once");
   constexpr unsigned kThreads = 4;
   for (int round = 0; round < 50; ++round) {
-    // GIVEN an open span
     const int key = round;
     open(stage, &key);
     OpenFrame& inner = open(stage);
-    // WHEN several threads end it at once
     std::barrier start(kThreads);
     auto threads = test::start_threads(kThreads, [&](unsigned) {
       const FoundFrame found = recorder().find_elsewhere(&key);
@@ -73,7 +67,6 @@ TEST_F(SpansElsewhere, ASpanIsEndedOnceHoweverManyThreadsTry) {
     });
     test::join(threads);
     close(inner);
-    // THEN it is counted once
     ASSERT_EQ(count_of(stage), 2U * static_cast<unsigned>(round) + 2);
   }
   // THEN the later tries are counted too
@@ -90,7 +83,6 @@ TEST_F(SpansElsewhere, AnEndThatComesAfterTheOwnerHasLeftIsCountedAndHarmless) {
   const int key = 0;
   FoundFrame found;
   std::barrier step(2);
-  // GIVEN an open span that another thread has found
   std::jthread owner([&] {
     open(stage, &key);
     step.arrive_and_wait();
@@ -98,12 +90,10 @@ TEST_F(SpansElsewhere, AnEndThatComesAfterTheOwnerHasLeftIsCountedAndHarmless) {
   });
   step.arrive_and_wait();
   found = recorder().find_elsewhere(&key);
-  // WHEN its owner leaves before it is ended
   step.arrive_and_wait();
   owner.join();
   ASSERT_TRUE(found);
   recorder().close_away(found, 0);
-  // THEN the end is unmatched
   EXPECT_EQ(lost(kLostUnmatched), 1U);
   EXPECT_EQ(lost(kLostAbandoned), 1U);
   EXPECT_EQ(count_of(stage), 0U);
@@ -113,21 +103,17 @@ TEST_F(SpansElsewhere, AnEndAfterTheFrameHasAnotherSpanDoesNotAffectThatOne) {
   const std::uint32_t stage = recorder().intern("away.ended");
   const std::uint32_t next = recorder().intern("away.next");
   const int key = 0;
-  // GIVEN an open span that another thread has found
   OpenFrame& first = open(stage, &key);
   FoundFrame found;
   test::in_thread([&] { found = recorder().find_elsewhere(&key); });
   ASSERT_TRUE(found);
-  // GIVEN that its owner has ended it in the meantime, and has another span in the same frame
   close(first);
   OpenFrame& second = open(next, &key);
   ASSERT_EQ(&second, &first);
-  // WHEN the other thread ends, or drops, the span it has found
   test::in_thread([&] {
     EXPECT_FALSE(recorder().close_away(found, 0));
     EXPECT_FALSE(recorder().drop_away(found, nullptr));
   });
-  // THEN the end is unmatched, and the open span stays open until its own end
   EXPECT_EQ(lost(kLostUnmatched), 1U);
   EXPECT_EQ(own_open().size(), 1U);
   close(second);
@@ -139,12 +125,10 @@ TEST_F(SpansElsewhere, TheLatestSpanOfAnOwnerIsFoundFirst) {
   const std::uint32_t one = recorder().intern("away.first");
   const std::uint32_t two = recorder().intern("away.second");
   const int key = 0;
-  // GIVEN two spans of one owner, and one of another
   open(one, &key);
   open(two, &key);
   OpenFrame& other = open(one, &one);
   test::in_thread([&] {
-    // WHEN another thread ends the owner's spans one by one
     // THEN the later one is found first, then the earlier one, then none
     FoundFrame found = recorder().find_elsewhere(&key);
     ASSERT_TRUE(found);
@@ -168,7 +152,6 @@ TEST_F(SpansElsewhere, SpansEndElsewhereWhileOtherThreadsGoOn) {
   const std::uint32_t nested = recorder().intern("away.busy.nested");
   constexpr unsigned kOwners = 3;
   const std::uint64_t wanted = test::scaled(300, 1);
-  // GIVEN threads that open spans, of which they end some and leave others to another thread
   int keys[kOwners] = {};
   int own_key = 0;
   std::atomic<bool> left[kOwners] = {};
@@ -192,7 +175,6 @@ TEST_F(SpansElsewhere, SpansEndElsewhereWhileOtherThreadsGoOn) {
     }
     running.fetch_sub(1);
   });
-  // WHEN that thread finds and ends them, while all stacks change
   bool last = false;
   while (!last) {
     last = running.load() == 0;
@@ -206,7 +188,6 @@ TEST_F(SpansElsewhere, SpansEndElsewhereWhileOtherThreadsGoOn) {
     }
   }
   test::join(owners);
-  // THEN every span was counted once, or abandoned by a thread that left before its end
   EXPECT_EQ(count_of(stage) + lost(kLostUnmatched), rounds.load() + ended_away.load());
   EXPECT_LE(lost(kLostAbandoned), kOwners);
   EXPECT_TRUE(read_open(arena()).empty());
@@ -218,12 +199,10 @@ TEST_F(SpansElsewhere, ATokenIsOpenUntilAnyThreadEndsIt) {
   const std::uint32_t outer = recorder().intern("token.outer");
   const std::uint32_t stage = recorder().intern("token");
   const std::uint32_t inner = recorder().intern("token.inner");
-  // GIVEN a token that is begun inside a span of a request
   OpenFrame& around = open(outer);
   thread().scope->request = 77;
   DetachedSpan token = recorder().open_detached(stage, kFlagAsync);
   thread().scope->request = 0;
-  // WHEN the open spans are read
   std::vector<OpenCopy> open_now = read_open(arena());
   // THEN it is shown outside the stack, as the span's child
   ASSERT_EQ(open_now.size(), 2U);
@@ -232,14 +211,11 @@ TEST_F(SpansElsewhere, ATokenIsOpenUntilAnyThreadEndsIt) {
   EXPECT_EQ(open_now[1].parent, around.id.load(relaxed));
   EXPECT_EQ(open_now[1].depth, 1);
   EXPECT_EQ(open_now[1].thread, thread().thread);
-  // THEN spans that open in the meantime are not its children
   OpenFrame& other = open(inner);
   EXPECT_EQ(other.parent.load(relaxed), around.id.load(relaxed));
   close(other);
   close(around);
-  // WHEN another thread ends it
   test::in_thread([&] { recorder().close_detached(token, kFlagError); });
-  // THEN it is recorded completely, once
   EXPECT_TRUE(read_open(arena()).empty());
   const std::vector<SpanCopy> spans = spans_of(stage);
   ASSERT_EQ(spans.size(), 1U);
@@ -253,14 +229,11 @@ TEST_F(SpansElsewhere, ATokenIsOpenUntilAnyThreadEndsIt) {
 
 TEST_F(SpansElsewhere, MoreTokensThanCanBeShownAreTimedToo) {
   const std::uint32_t stage = recorder().intern("token.many");
-  // GIVEN more open tokens than there are frames for them
   std::vector<DetachedSpan> tokens;
   for (std::uint32_t i = 0; i < kMaxDetached + 100; ++i) tokens.push_back(recorder().open_detached(stage, 0));
-  // WHEN the open spans are read
   // THEN as many as possible are shown, and the others are counted
   EXPECT_EQ(read_open(arena()).size(), kMaxDetached);
   EXPECT_EQ(lost(kLostDetached), 100U);
-  // WHEN all end
   for (DetachedSpan& token : tokens) recorder().close_detached(token, 0);
   // THEN all were timed, and frames are free again
   EXPECT_EQ(count_of(stage), kMaxDetached + 100);
@@ -274,7 +247,6 @@ TEST_F(SpansElsewhere, TokensOfManyThreadsAreShownCompletely) {
   constexpr unsigned kThreads = 4;
   const std::uint32_t stages[] = {recorder().intern("token.whole.0"), recorder().intern("token.whole.1")};
   const std::uint64_t rounds = test::scaled(100'000, 20);
-  // GIVEN threads that begin and end tokens, whose flags depend on their stage
   std::atomic<unsigned> running{kThreads};
   auto threads = test::start_threads(kThreads, [&](unsigned) {
     for (std::uint64_t round = 0; round < rounds; ++round) {
@@ -285,9 +257,7 @@ TEST_F(SpansElsewhere, TokensOfManyThreadsAreShownCompletely) {
     running.fetch_sub(1);
   });
   while (running.load() != 0) {
-    // WHEN they are read in the meantime
     for (const OpenCopy& copy : read_open(arena())) {
-      // THEN none is a mixture of two
       ASSERT_TRUE((copy.stage == stages[1] && copy.flags == kFlagAsync) ||
                   (copy.stage == stages[0] && copy.flags == kFlagGenerator))
           << recorder().name_of(copy.stage) << " " << copy.flags << " " << copy.id << " " << copy.detached << " "
@@ -296,7 +266,6 @@ TEST_F(SpansElsewhere, TokensOfManyThreadsAreShownCompletely) {
     }
   }
   test::join(threads);
-  // THEN all were timed
   EXPECT_EQ(count_of(stages[0]) + count_of(stages[1]), kThreads * rounds);
   EXPECT_TRUE(read_open(arena()).empty());
 }
@@ -309,11 +278,9 @@ TEST_F(SpansElsewhere, RecordedTimesAreChildren) {
   {
     const ScopedTimer timer(outer);
     // GIVEN times measured by other code
-    // WHEN they are recorded inside a span
     EXPECT_TRUE(recorder().record(stage, now_ns - 5'000'000, now_ns - 2'000'000, kFlagError));
     EXPECT_TRUE(recorder().record(stage, now_ns - 1000, now_ns - 1000, 0));
   }
-  // THEN they are its children, with their duration
   const StageFigures figures = figures_of(stage);
   EXPECT_EQ(figures.host.count, 2U);
   EXPECT_EQ(figures.errors, 1U);
@@ -339,7 +306,6 @@ TEST_F(SpansElsewhere, OpenSpansAreReadCompletelyWhileThreadsRun) {
   std::uint32_t stages[kDepth];
   for (std::uint16_t i = 0; i < kDepth; ++i) stages[i] = recorder().intern("whole." + std::to_string(i));
   const std::uint64_t rounds = test::scaled(200'000, 20);
-  // GIVEN threads that open and close nested spans, in which the depth determines the stage
   std::atomic<unsigned> running{kThreads};
   auto threads = test::start_threads(kThreads, [&](unsigned i) {
     Random random(300 + i);
@@ -352,9 +318,7 @@ TEST_F(SpansElsewhere, OpenSpansAreReadCompletelyWhileThreadsRun) {
   });
   std::uint64_t seen = 0;
   while (running.load() != 0) {
-    // WHEN they are read in the meantime
     for (const OpenCopy& copy : read_open(arena())) {
-      // THEN stage, depth and parent are those of one span
       ASSERT_LT(copy.depth, kDepth);
       ASSERT_EQ(copy.stage, stages[copy.depth]);
       ASSERT_EQ(copy.parent == 0, copy.depth == 0);
@@ -389,10 +353,7 @@ TEST_F(SpansElsewhere, AnOpenSpanIsNeverAttributedToAnotherThread) {
     done = true;
   });
   while (!done) {
-    // WHEN the open spans are read in the meantime
-    for (const OpenCopy& copy : read_open(arena()))
-      // THEN the thread's name is that of the span's own thread
-      ASSERT_EQ(recorder().name_of(copy.stage), copy.thread_name);
+    for (const OpenCopy& copy : read_open(arena())) ASSERT_EQ(recorder().name_of(copy.stage), copy.thread_name);
   }
   churn.join();
 }

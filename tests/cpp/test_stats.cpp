@@ -91,11 +91,9 @@ TEST(StatsBlock, OneWriterIsExact) {
   // GIVEN spans of any duration, under up to four parents
   for (int i = 0; i < 20'000; ++i) {
     const SpanFigures span = some_span(random, 3);
-    // WHEN they are added
     add_span<SingleWriter>(*block, span);
     model.add(span);
   }
-  // THEN every figure is exact
   expect_equal(*block, model);
 }
 
@@ -103,7 +101,6 @@ TEST(StatsBlock, ManyWritersAreExact) {
   constexpr unsigned kThreads = 4;
   const std::uint64_t rounds = test::scaled(100'000, 20);
   const auto block = new_block();
-  // GIVEN threads that add to one block
   std::vector<Model> models(kThreads);
   std::barrier start(kThreads);
   auto threads = test::start_threads(kThreads, [&](unsigned i) {
@@ -115,7 +112,6 @@ TEST(StatsBlock, ManyWritersAreExact) {
       models[i].add(span);
     }
   });
-  // WHEN all have finished
   test::join(threads);
   Model total;
   for (const Model& model : models) {
@@ -141,11 +137,9 @@ TEST(StatsBlock, ParentsBeyondTheFourthAreSummedTogether) {
   // GIVEN spans under seven parents, including the top level and the first stage
   const std::uint32_t parents[] = {kNoStage, 0, 7, 8, 9, 10, 11};
   for (const std::uint32_t parent : parents)
-    // WHEN each is added as often as its position says
     for (const std::uint32_t& p : parents)
       if (&p <= std::find(std::begin(parents), std::end(parents), parent))
         add_span<SingleWriter>(*block, {100, 0, 0, parent, false});
-  // THEN the top level and the first four have their own edges, and the others share one
   for (int i = 0; i < 5; ++i) {
     EXPECT_EQ(edge_parent(block->edges[i].used), parents[i]);
     EXPECT_EQ(block->edges[i].count, static_cast<std::uint64_t>(i + 1));
@@ -157,10 +151,8 @@ TEST(StatsBlock, ParentsBeyondTheFourthAreSummedTogether) {
 
 TEST(StatsBlock, TheTopLevelIsNeverAmongTheOthers) {
   const auto block = new_block();
-  // GIVEN spans under more parents than there are edges
   for (const std::uint32_t parent : {7U, 8U, 9U, 10U, 11U, 12U})
     add_span<SingleWriter>(*block, {100, 0, 0, parent, false});
-  // WHEN one is added at top level
   add_span<SingleWriter>(*block, {250, 0, 0, kNoStage, false});
   // THEN it has its own edge, so that the total of a report is complete
   EXPECT_EQ(edge_parent(block->edges[0].used), kNoStage);
@@ -172,7 +164,6 @@ TEST(StatsBlock, EveryParentHasADistinctMark) {
   // GIVEN the special parents, and those at both ends of the table
   const std::uint32_t parents[] = {0, 1, 2, kMaxStages - 1, kNoStage, kSeveralStages};
   for (const std::uint32_t parent : parents) {
-    // WHEN one is converted to a mark
     // THEN it differs from that of a free edge, and can be converted back
     EXPECT_NE(edge_mark(parent), 0U);
     EXPECT_EQ(edge_parent(edge_mark(parent)), parent);
@@ -189,19 +180,16 @@ void expect_wraps_are_noted() {
   };
   // GIVEN as many buckets as can overflow, each with 32 bits full
   for (std::uint32_t i = 0; i < kWraps; ++i) block->buckets[bucket_of(1000 << i)].store(0xffffffff);
-  // WHEN each overflows twice
   for (std::uint32_t i = 0; i < kWraps; ++i) {
     add(std::uint64_t{1000} << i);
     block->buckets[bucket_of(1000 << i)].store(0xffffffff);
     add(std::uint64_t{1000} << i);
   }
-  // THEN each is noted, twice
   for (std::uint32_t i = 0; i < kWraps; ++i) {
     EXPECT_EQ(block->buckets[bucket_of(1000 << i)], 0U);
     EXPECT_EQ(block->wraps[i].bucket_plus_one, bucket_of(1000 << i) + 1);
     EXPECT_EQ(block->wraps[i].times, 2U);
   }
-  // THEN one more does no harm
   block->buckets[1].store(0xffffffff);
   add(1);
   EXPECT_EQ(block->buckets[1], 0U);
@@ -215,7 +203,6 @@ TEST(StatsBlock, FoldingCarriesBucketsOver32Bits) {
   const auto to = new_block();
   std::uint64_t expected = 0;
   for (const std::uint64_t count : {0xffffffffULL, 1ULL, 0xfffffff0ULL, 0x20ULL, 0x7'0000'0003ULL}) {
-    // GIVEN a block with a count that may be above 32 bits
     const auto from = new_block();
     from->edges[0].used.store(edge_mark(kNoStage));
     from->edges[0].count.store(count);
@@ -224,10 +211,8 @@ TEST(StatsBlock, FoldingCarriesBucketsOver32Bits) {
       from->wraps[0].bucket_plus_one.store(bucket + 1);
       from->wraps[0].times.store(static_cast<std::uint32_t>(count >> 32));
     }
-    // WHEN it is folded into another
     fold(*from, *to);
     expected += count;
-    // THEN the sum is exact
     EXPECT_EQ(counts_of(*to)[bucket], expected);
     EXPECT_EQ(to->edges[0].count, expected);
   }
@@ -237,7 +222,6 @@ TEST(StatsBlock, FoldedBlocksEqualOneThatWroteEverything) {
   for (std::uint64_t seed = 8900; seed < 8920; ++seed) {
     Random random(seed);
     SCOPED_TRACE(random.trace());
-    // GIVEN several blocks with spans, one of them empty
     const auto to = new_block();
     Model model;
     const std::uint64_t blocks = random.between(1, 5);
@@ -249,10 +233,8 @@ TEST(StatsBlock, FoldedBlocksEqualOneThatWroteEverything) {
         add_span<SingleWriter>(*from, span);
         model.add(span);
       }
-      // WHEN they are folded into one
       fold(*from, *to);
     }
-    // THEN it contains their sums
     expect_equal(*to, model);
   }
 }
@@ -260,21 +242,15 @@ TEST(StatsBlock, FoldedBlocksEqualOneThatWroteEverything) {
 TEST(StatsBlock, FoldingKeepsSeveralParentsSeparateFromSingleOnes) {
   const auto from = new_block();
   const auto to = new_block();
-  // GIVEN a block whose spans had seven parents
   for (std::uint32_t parent = 10; parent < 17; ++parent) add_span<SingleWriter>(*from, {1, 0, 0, parent, false});
-  // WHEN it is folded into an empty one, and another parent comes there
   fold(*from, *to);
-  // THEN the four with own edges keep them, and the others are in the shared edge
   for (std::uint32_t i = 0; i < 4; ++i) EXPECT_EQ(edge_parent(to->edges[1 + i].used), 10 + i);
   EXPECT_EQ(edge_parent(to->edges[5].used), kSeveralStages);
   EXPECT_EQ(to->edges[5].count, 3U);
-  // GIVEN a block with several parents in its last edge only
   const auto only_several = new_block();
   last_edge(*only_several).count.store(5);
   const auto target = new_block();
-  // WHEN it is folded
   fold(*only_several, *target);
-  // THEN the edges for single parents are free
   EXPECT_EQ(target->edges[1].used, 0U);
   EXPECT_EQ(target->edges[5].count, 5U);
 }
@@ -286,9 +262,7 @@ TEST(StatsBlock, AClearedBlockIsANewOne) {
   const auto block = new_block();
   for (int i = 0; i < 5000; ++i) add_span<SingleWriter>(*block, some_span(random, 20));
   note_wrap<SingleWriter>(*block, 7, 3);
-  // WHEN it is cleared
   clear(*block);
-  // THEN every byte is zero
   const auto* const bytes = reinterpret_cast<const unsigned char*>(block.get());
   EXPECT_TRUE(std::all_of(bytes, bytes + sizeof(StatsBlock), [](unsigned char byte) { return byte == 0; }));
 }

@@ -44,7 +44,6 @@ void expect_whole_while_threads_leave(bool with_lock) {
   const std::uint64_t threads_in_all = test::scaled(2000, 10);
   const std::uint32_t stages[] = {recorder.intern("leaving.0"), recorder.intern("leaving.1"),
                                   recorder.intern("leaving.2")};
-  // GIVEN threads that start, run and leave, and count the spans that they are about to add and have added
   std::atomic<std::uint64_t> begun[3] = {};
   std::atomic<std::uint64_t> ended[3] = {};
   std::atomic<std::uint64_t> started{0};
@@ -73,7 +72,6 @@ void expect_whole_while_threads_leave(bool with_lock) {
   while (!last) {
     last = running.load() == 0;
     const std::uint64_t at_least[3] = {ended[0].load(), ended[1].load(), ended[2].load()};
-    // WHEN snapshots are taken in the meantime
     const Snapshot now = with_lock ? test::snapshot() : take_snapshot(recorder.arena(), recorder.clock_fit());
     ++snapshots;
     ASSERT_TRUE(now.is_exact || !with_lock);
@@ -84,7 +82,6 @@ void expect_whole_while_threads_leave(bool with_lock) {
       // THEN all spans that had ended are in it, and none twice
       ASSERT_GE(is.host.count, at_least[s]);
       ASSERT_LE(is.host.count, begun[s].load());
-      // THEN no figure decreases
       ASSERT_GE(is.host.count, was.host.count);
       ASSERT_GE(is.host.sum_ticks, was.host.sum_ticks);
       ASSERT_GE(is.host.max_ticks, was.host.max_ticks);
@@ -127,9 +124,7 @@ TEST_F(Stats, FiguresOfThreadsThatLiveAndHaveLeftAddUp) {
     });
     for (std::uint64_t n = 0; n < i; ++n) ticks += i * 100 + n;
     total += i;
-    // WHEN a snapshot is taken after each
     const StageFigures figures = figures_of(stage);
-    // THEN all are in it
     expect_consistent(figures, total);
     EXPECT_EQ(figures.host.sum_ticks, ticks);
     EXPECT_EQ(figures.host.min_ticks, 100U);
@@ -146,10 +141,8 @@ TEST_F(Stats, BlocksOfThreadsThatHaveLeftAreUsedAgain) {
   const std::uint32_t stage = recorder().intern("reused blocks");
   test::in_thread([&] { const ScopedTimer timer(stage); });
   const std::uint32_t blocks = arena().header().block_count.load();
-  // GIVEN more threads than there are slots, one after another
   constexpr std::uint32_t kThreads = kMaxThreads + 40;
   for (std::uint32_t i = 0; i < kThreads; ++i) test::in_thread([&] { const ScopedTimer timer(stage); });
-  // WHEN all have left
   // THEN they have taken one additional block, and nothing was lost
   EXPECT_LE(arena().header().block_count.load(), blocks + 1);
   EXPECT_EQ(count_of(stage), kThreads + 1U);
@@ -163,7 +156,6 @@ TEST_F(Stats, MoreThreadsThanSlotsAreTimedWithoutRecords) {
   {
     const ScopedTimer timer(other);
   }  // this thread has its own slot
-  // GIVEN more threads than there are slots, all alive at once
   std::latch all_ran(kThreads);
   std::latch may_leave(1);
   auto threads = test::start_threads(kThreads, [&](unsigned) {
@@ -175,7 +167,6 @@ TEST_F(Stats, MoreThreadsThanSlotsAreTimedWithoutRecords) {
     may_leave.wait();
   });
   all_ran.wait();
-  // WHEN all have run
   // THEN their statistics are complete while they are alive, and spans without a record are counted
   expect_consistent(figures_of(stage), kThreads * kSpans);
   expect_consistent(figures_of(other), kThreads * kSpans + 1);
@@ -187,7 +178,6 @@ TEST_F(Stats, MoreThreadsThanSlotsAreTimedWithoutRecords) {
   test::join(threads);
   // THEN nothing is lost when they leave
   expect_consistent(figures_of(stage), kThreads * kSpans);
-  // THEN their slots are free for others
   const std::uint64_t lost_before = lost(kLostThreads);
   test::in_thread([&] { const ScopedTimer timer(stage); });
   EXPECT_EQ(lost(kLostThreads), lost_before);
@@ -199,7 +189,6 @@ TEST_F(Stats, TheOnlySlotThatWasLeftIsUsedAgain) {
   {
     const ScopedTimer timer(stage);
   }  // this thread has its own slot
-  // GIVEN threads in all other slots, all alive at once
   std::latch all_ran(kMaxThreads - 1);
   std::latch may_leave(1);
   std::latch may_leave_first(1);
@@ -212,10 +201,8 @@ TEST_F(Stats, TheOnlySlotThatWasLeftIsUsedAgain) {
   });
   all_ran.wait();
   EXPECT_EQ(arena().header().slot_high_water.load(), kMaxThreads);
-  // WHEN one of them leaves
   may_leave_first.count_down();
   threads.front().join();
-  // THEN the next thread has its slot
   test::in_thread([&] { const ScopedTimer timer(stage); });
   EXPECT_EQ(lost(kLostThreads), 0U);
   EXPECT_EQ(test::spans_of(stage).size(), kMaxThreads + 1U);
@@ -229,7 +216,6 @@ TEST_F(Stats, WhenOwnBlocksRunOutThreadsShareThem) {
   constexpr std::uint64_t kSpans = 3;
   std::vector<std::uint32_t> stages;
   for (std::uint32_t i = 0; i < kStages; ++i) stages.push_back(recorder().intern("share." + std::to_string(i)));
-  // GIVEN threads that all run all stages
   std::latch all_ran(kThreads);
   std::latch may_leave(1);
   auto threads = test::start_threads(kThreads, [&](unsigned i) {
@@ -239,9 +225,7 @@ TEST_F(Stats, WhenOwnBlocksRunOutThreadsShareThem) {
     may_leave.wait();
   });
   all_ran.wait();
-  // WHEN the blocks are used up
   EXPECT_GT(lost(kLostBlocks), 0U);
-  // THEN every stage's figures are exact, while the threads are alive and afterwards
   Snapshot snapshot = test::snapshot();
   for (const std::uint32_t stage : stages) expect_consistent(figures_of(snapshot, stage), kThreads * kSpans);
   may_leave.count_down();
@@ -249,7 +233,6 @@ TEST_F(Stats, WhenOwnBlocksRunOutThreadsShareThem) {
   snapshot = test::snapshot();
   for (const std::uint32_t stage : stages) expect_consistent(figures_of(snapshot, stage), kThreads * kSpans);
   EXPECT_EQ(count_of(kStageOverflow), 0U);
-  // THEN blocks are free for others again
   recorder().reset();
   test::in_thread([&] { const ScopedTimer timer(stages[0]); });
   EXPECT_EQ(lost(kLostBlocks), 0U);
@@ -280,7 +263,6 @@ TEST_F(Stats, WhenAllBlocksRunOutTheOverflowTakesTheRest) {
       }
       return count == buckets ? count : 0;
     };
-    // WHEN no block is left
     if (arena().header().block_count.load() != kMaxBlocks) return 1;
     // THEN no span is lost: those without a block are summed up in the overflow block
     const Snapshot now = test::snapshot();
@@ -301,7 +283,6 @@ TEST_F(Stats, WhenAllBlocksRunOutTheOverflowTakesTheRest) {
 TEST_F(Stats, AnOwnBlockNeedsNoLock) {
   const std::uint32_t stage = recorder().intern("no lock");
   const std::uint32_t inner = recorder().intern("no lock.inner");
-  // GIVEN a thread that has run its stages once
   std::latch ready(1);
   std::latch go(1);
   std::atomic<bool> done{false};
@@ -321,10 +302,8 @@ TEST_F(Stats, AnOwnBlockNeedsNoLock) {
   });
   ready.wait();
   {
-    // WHEN it runs them while another thread holds the recorder's lock
     const std::lock_guard lock(recorder().cold_mutex());
     go.count_down();
-    // THEN it does not wait for it
     done.wait(false);
   }
   worker.join();
@@ -348,10 +327,8 @@ TEST_F(Stats, ASharedBlockNeedsNoLock) {
   });
   ready.wait();
   {
-    // WHEN it runs while another thread holds the recorder's lock
     const std::lock_guard lock(recorder().cold_mutex());
     go.count_down();
-    // THEN it does not wait for it
     done.wait(false);
   }
   worker.join();

@@ -108,7 +108,6 @@ TEST_F(Stress, EightThreadsWithAReaderLoseNothingTearNothingAndTakeNoMemory) {
       }
       spans_seen.fetch_add(1, std::memory_order_relaxed);
     }
-    // THEN so are open spans
     for (const OpenCopy& open : read_open(arena())) {
       const std::uint32_t level = open.stage - stages_[0];
       ASSERT_TRUE(open.depth == level || (level == 3 && open.depth == 4));
@@ -116,7 +115,6 @@ TEST_F(Stress, EightThreadsWithAReaderLoseNothingTearNothingAndTakeNoMemory) {
       ASSERT_LE(open.parent, open.id);
       open_seen.fetch_add(1, std::memory_order_relaxed);
     }
-    // THEN figures only increase, and figures of one stage differ by at most one span per thread
     Snapshot now = test::snapshot();
     for (const std::uint32_t stage : stages_) {
       const StageFigures was = figures_of(before, stage);
@@ -127,7 +125,6 @@ TEST_F(Stress, EightThreadsWithAReaderLoseNothingTearNothingAndTakeNoMemory) {
     }
     before = std::move(now);
   };
-  // WHEN a reader reads everything repeatedly
   std::jthread reader([&] {
     Snapshot before;
     look(before);
@@ -146,7 +143,6 @@ TEST_F(Stress, EightThreadsWithAReaderLoseNothingTearNothingAndTakeNoMemory) {
   while (running.load() != 0) std::this_thread::yield();
   const std::uint64_t resident_after = resident_bytes();
 
-  // THEN the statistics are exact while the threads are alive
   const auto expect_exact = [&] {
     const Snapshot now = test::snapshot();
     for (std::size_t i = 0; i < 4; ++i) {

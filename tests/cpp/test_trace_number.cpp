@@ -40,7 +40,6 @@ TEST(TraceNumber, TimesKeepTheirNanoseconds) {
 }
 
 TEST(TraceNumber, HalvesGoToTheEvenNanosecond) {
-  // GIVEN times between two nanoseconds
   // WHEN / THEN they are rounded
   EXPECT_EQ(time_of("0.0005"), 0);
   EXPECT_EQ(time_of("0.0015"), 2);
@@ -54,7 +53,6 @@ TEST(TraceNumber, HalvesGoToTheEvenNanosecond) {
 
 TEST(TraceNumber, TimesBeyondTheLimitAreNone) {
   // GIVEN times that do not fit into 64 bits of nanoseconds, or texts that are not times
-  // WHEN / THEN they are missing
   for (const char* text :
        {"4611686018427388", "1e16", "99999999999999999999999", "1e999999999999", "19000000000.000000000E6",
         "18446744073709551.616", "1e9223372036854775807", "1e+9223372036854775805", "1e99999999999999999999"})
@@ -67,7 +65,6 @@ TEST(TraceNumber, TimesBeyondTheLimitAreNone) {
 }
 
 TEST(TraceNumber, OnlyTheGrammarOfJsonCounts) {
-  // GIVEN texts that are not numbers, or numbers with trailing text
   Number number;
   for (const std::string text : {"-x", "1.x", "1.,", "1e,", "1e+,", "-,", "x", ".5,"})
     EXPECT_EQ(read_number(text.data(), text.data() + text.size(), &number), nullptr) << text;
@@ -76,7 +73,6 @@ TEST(TraceNumber, OnlyTheGrammarOfJsonCounts) {
 }
 
 TEST(TraceNumber, IntegersAndDoublesAreExact) {
-  // GIVEN integers at the limits of 64 bits, and whole numbers in other notations
   Number number;
   std::int64_t value = 0;
   const auto integer = [&](const std::string& text) {

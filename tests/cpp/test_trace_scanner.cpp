@@ -59,9 +59,7 @@ TEST(TraceScanner, EntriesGoToTheirTables) {
   // GIVEN a list with entries of each kind
   Scanner scanner;
   std::size_t consumed = 0;
-  // WHEN it is read
   const State state = scanner.scan(kList.data(), kList.data() + kList.size(), &consumed);
-  // THEN everything is in its table, and text after the list is not read
   EXPECT_EQ(state, State::kClosed);
   EXPECT_EQ(kList.substr(consumed), " behind");
   check(&scanner);
@@ -74,14 +72,12 @@ TEST(TraceScanner, TheBytesCanBeCutAnywhere) {
     Scanner scanner;
     std::size_t consumed = 0;
     const std::string first(kList.substr(0, cut));
-    // WHEN the first part is read, and then its rest with the second part
     State state = scanner.scan(first.data(), first.data() + first.size(), &consumed);
     if (state != State::kClosed) {
       ASSERT_EQ(state, State::kMore) << cut;
       const std::string rest(kList.substr(consumed));
       state = scanner.scan(rest.data(), rest.data() + rest.size(), &consumed);
     }
-    // THEN the tables are the same
     ASSERT_EQ(state, State::kClosed) << cut;
     ASSERT_NO_FATAL_FAILURE(check(&scanner)) << cut;
   }
@@ -113,9 +109,7 @@ TEST(TraceScanner, TheLastValueOfAKeyCounts) {
   const std::string text = R"({"ph": "X", "ts": 1, "ts": 2, "args": {"a": 1, "b": 5, "a": 3, "b": null}}])";
   Scanner scanner;
   std::size_t consumed = 0;
-  // WHEN it is read
   ASSERT_EQ(scanner.scan(text.data(), text.data() + text.size(), &consumed), State::kClosed);
-  // THEN there is one value per key
   Tables& tables = scanner.tables();
   EXPECT_EQ(tables.events.begin_ns[0], 2000);
   const Growing<std::int32_t> a = tables.events.arguments[tables.keys.texts().code("a")].take_narrow();
@@ -135,9 +129,7 @@ TEST(TraceScanner, TheLastValuesOfManyKeysCount) {
   const std::string text = entry + "," + entry + "]";
   Scanner scanner;
   std::size_t consumed = 0;
-  // WHEN they are read
   ASSERT_EQ(scanner.scan(text.data(), text.data() + text.size(), &consumed), State::kClosed);
-  // THEN each key has its last value in both
   Tables& tables = scanner.tables();
   ASSERT_EQ(tables.events.arguments.size(), kKeys);
   EXPECT_EQ(tables.events.shape[0], tables.events.shape[1]);

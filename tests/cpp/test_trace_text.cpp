@@ -8,7 +8,6 @@ TEST(TraceText, StringsEndWhereTheyEnd) { strings_end_where_they_end(); }
 
 TEST(TraceText, EscapesAreDecoded) {
   // GIVEN every escape of JSON, including pairs of surrogates
-  // WHEN / THEN they are decoded
   EXPECT_EQ(said(R"(\"\\\/\b\f\n\r\t)"), "\"\\/\b\f\n\r\t");
   EXPECT_EQ(said(R"(\u0041\u00e9\u6f22\ud83d\ude00)"), "Aé漢😀");
   EXPECT_EQ(said(R"(a\u0000b)"), std::string("a\0b", 3));
@@ -17,7 +16,6 @@ TEST(TraceText, EscapesAreDecoded) {
 
 TEST(TraceText, InvalidCharactersAreCorrected) {
   // GIVEN backslashes before other characters, control characters, and halves of pairs
-  // WHEN / THEN they are corrected
   EXPECT_EQ(said(R"(C:\Users\x)"), R"(C:\Users\x)");
   EXPECT_EQ(said(R"(\u12)"), R"(\u12)");
   EXPECT_EQ(said(R"(\u12g4)"), R"(\u12g4)");
@@ -30,11 +28,9 @@ TEST(TraceText, InvalidCharactersAreCorrected) {
 }
 
 TEST(TraceText, SpacesAreSkippedToTheEndAndNoFurther) {
-  // GIVEN runs of spaces of any length, up to the end or to a letter
   for (std::size_t length = 0; length < 40; ++length) {
     const std::string spaces = "\n" + std::string(length, ' ');
     const std::string text = spaces + "\t\r x";
-    // WHEN / THEN they are skipped
     EXPECT_EQ(skip_space(spaces.data(), spaces.data() + spaces.size()), spaces.data() + spaces.size());
     EXPECT_EQ(*skip_space(text.data(), text.data() + text.size()), 'x');
   }

@@ -27,7 +27,6 @@ TEST_F(Work, AmountsAddUpByStageAndKey) {
   recorder().add_work(decode, "frames", 0, 1.5);
   recorder().add_work(encode, "tokens", 7, 0);
   recorder().add_work(encode, "nothing", 0, 0);
-  // WHEN they are read
   // THEN each sum has its own stage and key; an amount of 0 counts too
   EXPECT_EQ(work_of(decode), (std::map<std::string, double>{{"tokens", 200.25}, {"frames", 1.5}}));
   EXPECT_EQ(work_of(encode), (std::map<std::string, double>{{"tokens", 7}, {"nothing", 0}}));
@@ -35,11 +34,8 @@ TEST_F(Work, AmountsAddUpByStageAndKey) {
 
 TEST_F(Work, AStageThatOnlyWorkedIsShownWithoutTimes) {
   const std::uint32_t stage = recorder().intern("work.only");
-  // GIVEN work of a stage without finished spans
   recorder().add_work(stage, "tokens", 5, 0);
-  // WHEN a snapshot is taken
   const Snapshot snapshot = test::snapshot();
-  // THEN the stage is in it, with a count of 0
   ASSERT_TRUE(snapshot.stages.contains(stage));
   EXPECT_EQ(figures_of(snapshot, stage).host.count, 0U);
   EXPECT_FALSE(figures_of(snapshot, stage).host.quantile_ticks(0.5).has_value());
@@ -49,9 +45,7 @@ TEST_F(Work, WholeNumbersStayExactBeyondWhatADoubleHolds) {
   const std::uint32_t stage = recorder().intern("work.exact");
   // GIVEN a sum of 2^53, beyond which a double cannot represent every integer
   recorder().add_work(stage, "bytes", std::int64_t{1} << 53, 0);
-  // WHEN 1 is added 1000 times
   for (int i = 0; i < 1000; ++i) recorder().add_work(stage, "bytes", 1, 0);
-  // THEN nothing of it is lost
   EXPECT_EQ(work_of(stage).at("bytes"), 0x1p53 + 1000);
 }
 
@@ -67,7 +61,6 @@ TEST_F(Work, SumsBeyond64BitsKeepTheirSign) {
   // THEN the sums are right within a double's precision
   EXPECT_DOUBLE_EQ(work_of(stage).at("flops"), 2400.0 * kOperations);
   EXPECT_DOUBLE_EQ(work_of(stage).at("spare"), -2400.0 * kOperations + 1200);
-  // THEN so is the difference of two snapshots
   const Snapshot earlier = test::snapshot();
   for (int i = 0; i < 2400; ++i) recorder().add_work(stage, "flops", kOperations, 0);
   EXPECT_DOUBLE_EQ(figures_of(difference(test::snapshot(), earlier), stage).work.at("flops"), 2400.0 * kOperations);
@@ -77,13 +70,11 @@ TEST_F(Work, SumsBeyondADoubleStayAtTheLargestOne) {
   const std::uint32_t stage = recorder().intern("work.largest");
   constexpr double largest = std::numeric_limits<double>::max();
   // GIVEN amounts near the largest number
-  // WHEN several are added
   for (int i = 0; i < 3; ++i) {
     recorder().add_work(stage, "more", 7, largest);
     recorder().add_work(stage, "less", -7, -largest);
     recorder().add_work(stage, "carried", std::numeric_limits<std::int64_t>::max(), largest);
   }
-  // THEN the sums are numbers
   EXPECT_EQ(work_of(stage).at("more"), largest);
   EXPECT_EQ(work_of(stage).at("less"), -largest);
   EXPECT_EQ(work_of(stage).at("carried"), largest);
@@ -94,7 +85,6 @@ TEST_F(Work, ASumThatGrowsBeyond64BitsIsReadCompletely) {
   const std::uint32_t stage = recorder().intern("work.carried");
   constexpr std::int64_t kAmount = std::int64_t{1} << 62;
   const std::uint64_t rounds = test::scaled(200'000, 20);
-  // GIVEN a thread that adds amounts, every other one of which exceeds 64 bits
   std::atomic<bool> running{true};
   std::jthread adding([&] {
     for (std::uint64_t i = 0; i < rounds; ++i) recorder().add_work(stage, "flops", kAmount, 0);
@@ -102,7 +92,6 @@ TEST_F(Work, ASumThatGrowsBeyond64BitsIsReadCompletely) {
   });
   double before = 0;
   while (running.load()) {
-    // WHEN the sum is read in the meantime, without the recorder's lock
     const Snapshot now = take_snapshot(arena(), recorder().clock_fit());
     const auto found = now.stages.find(stage);
     const double sum = found == now.stages.end() ? 0 : found->second.work.at("flops");
@@ -129,34 +118,27 @@ TEST_F(Work, ManyThreadsAddExactly) {
   });
   double before = 0;
   while (running.load() != 0) {
-    // WHEN they are read in the meantime
     const Snapshot now = test::snapshot();
     const StageFigures figures = figures_of(now, stages[0]);
     const double amount = figures.work.contains("units") ? figures.work.at("units") : 0;
-    // THEN they only increase
     ASSERT_GE(amount, before);
     before = amount;
   }
   test::join(threads);
-  // THEN no amount is lost
   for (const std::uint32_t stage : stages)
     EXPECT_EQ(work_of(stage).at("units"), static_cast<double>(kThreads * rounds) * 3.5);
 }
 
 TEST_F(Work, LongKeysAreCutBetweenCharacters) {
   const std::uint32_t stage = recorder().intern("work.long");
-  // GIVEN a key that is too long, of characters of two bytes
   std::string key = "x";
   while (key.size() < 200) key += "\xC3\xA4";
-  // WHEN it is used
   recorder().add_work(stage, key, 1, 0);
   recorder().add_work(stage, key, 1, 0);
-  // THEN the rest of it consists of complete characters
   const auto work = work_of(stage);
   ASSERT_EQ(work.size(), 1U);
   EXPECT_EQ(work.begin()->first, key.substr(0, 63));
   EXPECT_EQ(work.begin()->second, 2);
-  // THEN a character that would be cut is removed completely
   recorder().reset();
   recorder().add_work(stage, "x" + key, 1, 0);
   EXPECT_EQ(work_of(stage).begin()->first, "x" + key.substr(0, 61));
@@ -164,12 +146,9 @@ TEST_F(Work, LongKeysAreCutBetweenCharacters) {
 
 TEST_F(Work, AResetRemovesTheAmountsButNotTheKeys) {
   const std::uint32_t stage = recorder().intern("work.reset");
-  // GIVEN an amount
   recorder().add_work(stage, "tokens", 5, 0.5);
   const std::uint32_t keys = arena().header().work_key_count.load();
-  // WHEN the recorder is reset
   recorder().reset();
-  // THEN the amount is gone, and the next one starts from 0
   EXPECT_TRUE(work_of(stage).empty());
   recorder().add_work(stage, "tokens", 2, 0);
   EXPECT_EQ(work_of(stage).at("tokens"), 2);
@@ -178,14 +157,11 @@ TEST_F(Work, AResetRemovesTheAmountsButNotTheKeys) {
 
 TEST_F(Work, WorkBetweenTwoSnapshotsIsTheirDifference) {
   const std::uint32_t stage = recorder().intern("work.difference");
-  // GIVEN work before and after a snapshot
   recorder().add_work(stage, "tokens", 100, 0);
   const Snapshot earlier = test::snapshot();
   recorder().add_work(stage, "tokens", 23, 0);
   recorder().add_work(stage, "frames", 4, 0);
-  // WHEN it is subtracted from a later one
   const Snapshot between = difference(test::snapshot(), earlier);
-  // THEN the difference is the later work
   EXPECT_EQ(figures_of(between, stage).work.at("tokens"), 23);
   EXPECT_EQ(figures_of(between, stage).work.at("frames"), 4);
   // THEN a stage without work since is not in it
@@ -201,9 +177,7 @@ TEST_F(Work, BeyondTheTableOfKeysWorkIsCounted) {
     const std::uint32_t room = kMaxWorkKeys - arena().header().work_key_count.load();
     for (std::uint32_t i = 0; i < room; ++i) recorder().add_work(stage, "key" + std::to_string(i), 1, 0);
     if (lost(kLostWork) != 0) return 1;
-    // WHEN more are added
     for (std::uint32_t i = 0; i < 50; ++i) recorder().add_work(stage, "more" + std::to_string(i), 1, 0);
-    // THEN they are counted, and the existing ones still add up
     if (lost(kLostWork) != 50) return 2;
     recorder().add_work(stage, "key0", 41, 0);
     if (work_of(stage).at("key0") != 42) return 3;
@@ -221,9 +195,7 @@ TEST_F(Work, BeyondTheTableOfCountersWorkIsCounted) {
     const auto key = [](std::uint32_t i) { return "full" + std::to_string(i % 64); };
     for (std::uint32_t i = 0; i < kMaxWork; ++i) recorder().add_work(stages[i / 64], key(i), 1, 0);
     if (lost(kLostWork) != 0) return 1;
-    // WHEN another one is added
     recorder().add_work(stages.back(), key(0), 1, 0);
-    // THEN it is counted, and all others are there
     if (lost(kLostWork) != 1) return 2;
     std::size_t counters = 0;
     for (const auto& [stage, figures] : test::snapshot().stages) counters += figures.work.size();

@@ -85,13 +85,10 @@ def random_trace(seed: int, folder: Path) -> Trace | None:
 @pytest.mark.parametrize("block", range(10))
 def test_sums_of_figures_of_random_traces_are_correct(block: int, tmp_path: Path) -> None:
     for seed in range(block * 20, block * 20 + 20):
-        # GIVEN a random trace, half of them hostile
         trace = random_trace(seed, tmp_path)
         if trace is None:
             continue
-        # WHEN it is analysed
         analysis = analyze(trace, ["steps", "stages", "layers", "memory", "flame"])
-        # THEN the result is written, and all sums are correct
         json.dumps(analysis.to_dict(), allow_nan=False)
         markdown(analysis)
         for found in analysis.results.values():

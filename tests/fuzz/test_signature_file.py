@@ -73,7 +73,6 @@ def refusal(action: Callable[[], object]) -> str:
 @example(inputs={"\r": {"$type": "class", "class": "\u2028:\x85"}})
 @given(inputs=st.dictionaries(st.text(max_size=8), nodes, max_size=3))
 def test_any_nodes_are_replayed_or_refused(inputs: dict[str, Any]) -> None:
-    # GIVEN a stage with inputs of any content
     stage = StageSignature("s", inputs)
 
     # WHEN they are described and created THEN that works, or raises an error for the user
@@ -90,30 +89,25 @@ def test_any_nodes_are_replayed_or_refused(inputs: dict[str, Any]) -> None:
     step=st.sampled_from(["loop", "call", None]),
 )
 def test_any_script_compiles(inputs: dict[str, Any], name: str, step: str | None) -> None:
-    # GIVEN a stage with any name and inputs of any content that can be replayed
     stage = StageSignature(name, inputs, metadata={name: name}, context={name: [name]})
     if refusal(lambda: make_inputs(StageSignature(name, inputs))):
         return
 
-    # WHEN its script is written, with one of the kinds of steps
     steps = {
         "loop": DenoiseAdapter().script(None, inputs),
         "call": CallAdapter().script(len, inputs),
     }
     text = script_text(stage, steps.get(step or ""), HarnessConfig(), stem="s")
 
-    # THEN it is valid Python
     compile(text, "profile_s.py", "exec")
 
 
 @QUIET
 @given(content=st.one_of(st.binary(max_size=200), trees.map(lambda t: json.dumps(t).encode())))
 def test_any_file_is_read_or_refused(content: bytes, tmp_path: Path) -> None:
-    # GIVEN a file of any content
     path = tmp_path / "f.json"
     path.write_bytes(content)
 
-    # WHEN it is read
     refused = refusal(lambda: SignatureFile.read(path))
 
     # THEN that works, or the sentence contains the name of the file
@@ -127,12 +121,10 @@ def test_any_stages_are_read_or_refused(stages: Any, version: Any, tmp_path: Pat
     path = tmp_path / "f.json"
     path.write_text(json.dumps({"schema_version": version, "stages": stages}))
 
-    # WHEN it is read and its stages are replayed
     def replay_all() -> None:
         for stage in SignatureFile.read(path).stages.values():
             make_inputs(stage)
 
-    # THEN that works, or is refused
     refusal(replay_all)
 
 
@@ -176,7 +168,6 @@ def test_damaged_nodes_are_replayed_or_refused(chance: random.Random) -> None:
     for _ in range(chance.randint(1, 2)):
         node = damaged(node, chance)
 
-    # WHEN it is replayed
     stage = StageSignature("s", {"x": node})
     refused = refusal(lambda: make_inputs(stage))
 

@@ -136,11 +136,9 @@ nodes = st.recursive(
 @settings(max_examples=examples(80))
 @given(name=st.text(max_size=8), inputs=st.dictionaries(st.text(max_size=6), nodes, max_size=3))
 def test_any_node_is_made_or_refused(name: str, inputs: dict[str, Any]) -> None:
-    # GIVEN a file with any nodes
     stage = {"stage_name": name, "input_signatures": inputs, "output_signature": inputs}
     loaded = set(sys.modules)
 
-    # WHEN it is read, described, created, and written into a script
     signature = SignatureFile.from_json({"schema_version": 1, "stages": {name: stage}}).stage(name)
     for node in signature.inputs.values():
         describe(node)

@@ -124,7 +124,6 @@ def shown_and_compared(path: Path, whole: Path) -> str:
 @QUIET
 @given(chance=st.randoms(use_true_random=False))
 def test_damaged_reports_are_shown_or_refused(chance: random.Random, tmp_path: Path) -> None:
-    # GIVEN a report, damaged in one or two places
     whole, path = tmp_path / "whole.json", tmp_path / "timing.json"
     whole.write_text(json.dumps(WHOLE))
     report: Any = WHOLE
@@ -132,7 +131,6 @@ def test_damaged_reports_are_shown_or_refused(chance: random.Random, tmp_path: P
         report = damaged(report, chance)
     path.write_text(json.dumps(report))
 
-    # WHEN it is shown and compared
     text = refused = ""
     try:
         text = shown_and_compared(path, whole)
@@ -150,12 +148,10 @@ def test_damaged_reports_are_shown_or_refused(chance: random.Random, tmp_path: P
 def test_damaged_files_are_compared_or_refused(
     kind: str, chance: random.Random, tmp_path: Path
 ) -> None:
-    # GIVEN two files of one kind, one of which is damaged
     whole, path = tmp_path / "whole.json", tmp_path / "damaged.json"
     whole.write_text(json.dumps(COMPARED[kind]))
     path.write_text(json.dumps(damaged(damaged(COMPARED[kind], chance), chance)))
 
-    # WHEN they are compared, in either order
     for pair in ((whole, path), (path, whole)):
         pages, refused = [], ""
         try:
@@ -175,7 +171,6 @@ def test_damaged_files_are_compared_or_refused(
 @QUIET
 @given(content=st.binary(max_size=200))
 def test_any_file_is_refused(content: bytes, tmp_path: Path) -> None:
-    # GIVEN a file of any content
     path = tmp_path / "timing.json"
     path.write_bytes(content)
 
@@ -196,11 +191,9 @@ def test_undamaged_files_are_compared(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_report_itself_is_shown(tmp_path: Path) -> None:
-    # GIVEN the report of the tests above, undamaged
     path = tmp_path / "timing.json"
     path.write_text(json.dumps(WHOLE))
 
-    # WHEN it is shown THEN all its parts are there, so the tests above start from a valid report
     text = shown_and_compared(path, path)
     for part in ("rank 1 of 2", "230 tokens/s", "(unattributed)", "overwritten 3", "| denoise |"):
         assert part in text

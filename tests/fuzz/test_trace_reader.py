@@ -116,8 +116,6 @@ def test_mutated_traces(seed: int) -> None:
                     del data[at:]
             if not data:
                 break
-        # WHEN it is read in chunks of some size
-        # THEN there is a trace or a sentence
         survives(bytes(data), rng.choice([1, 7, 64, 500, 1 << 20]))
 
 

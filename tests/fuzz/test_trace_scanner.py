@@ -75,9 +75,7 @@ def test_arguments_are_what_json_says(
     # GIVEN events with arguments of any kind
     entries = [{"ph": "i" if instants else "X", "ts": 1, "dur": 1, "args": row} for row in rows]
     data = json.dumps(entries, indent=indent, ensure_ascii=ascii_only)
-    # WHEN they are read, in chunks of some size
     trace = read(data.encode("utf-8", "replace"), chunk_bytes)
-    # THEN each argument is what Python's json module reads
     table = "instants" if instants else "events"
     assert (trace.total, trace.left_out, trace.incomplete) == (len(rows), {}, None)
     for key in KEYS:
@@ -133,7 +131,6 @@ def test_times_are_exact(times: list[tuple[str, str, bool]], chunk_bytes: int) -
         f'{{"ph":"X","ts":{written(ts, quoted)},"dur":{written(dur, quoted)}}}'
         for ts, dur, quoted in times
     )
-    # WHEN they are read
     trace = read(f'{{"traceEvents":[{entries}]}}'.encode(), chunk_bytes)
 
     # THEN each is the nearest nanosecond, unless it is out of bounds
@@ -153,9 +150,7 @@ def test_times_are_exact(times: list[tuple[str, str, bool]], chunk_bytes: int) -
 @settings(max_examples=examples(300))
 @given(st.lists(VALUE, max_size=8), st.integers(1, 100), INDENT)
 def test_any_values_as_entries(values: list[Any], chunk_bytes: int, indent: int | None) -> None:
-    # GIVEN a list of any values
     entries = [{"ph": "X", "ts": 1, "name": "first"}, *values, {"ph": "X", "ts": 2, "name": "last"}]
-    # WHEN it is read
     trace = read(json.dumps(entries, indent=indent).encode(), chunk_bytes)
     # THEN each is counted, and the entries around them are read
     objects = sum(isinstance(value, dict) for value in values)

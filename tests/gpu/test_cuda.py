@@ -69,7 +69,6 @@ class Between:
 @pytest.mark.parametrize("cycles", [10_000, 200_000, CYCLES, 10 * CYCLES])
 def test_a_kernel(cuda: Any, cycles: int) -> None:
     # GIVEN queued work, so that nothing waits for the host
-    # WHEN a span queues a kernel
     cuda._sleep(CYCLES)
     with Between(cuda, f"kernel {cycles}") as truth:
         cuda._sleep(cycles)
@@ -84,7 +83,6 @@ def test_its_position_on_the_hosts_timeline(cuda: Any) -> None:
     with stagespan.span("placed"):
         cuda._sleep(CYCLES)
         cuda.synchronize()
-    # THEN the device began after the host and ended before the host, with a tolerance of 20 us
     (span,) = spans_of("placed")
     assert span["device_queue_ns"] >= -20_000
     assert span["device_tail_ns"] <= 20_000
@@ -168,7 +166,6 @@ def test_a_capture_stays_valid_and_a_replay_is_timed(cuda: Any) -> None:
     import torch
 
     # GIVEN pending spans and a running resolver
-    # WHEN a graph is captured with a span inside
     x = torch.zeros(1 << 20, device="cuda")
     for _ in range(50):
         with stagespan.span("pending"):
@@ -180,7 +177,6 @@ def test_a_capture_stays_valid_and_a_replay_is_timed(cuda: Any) -> None:
             x += 1
         time.sleep(0.2)  # the resolver checks in the meantime
         x += 1
-    # THEN the capture is valid, the span inside has no device time, and the whole replay has one
     x.zero_()
     with Truth(cuda) as truth, stagespan.span("replay"):
         graph.replay()
@@ -213,7 +209,6 @@ def test_a_replay_overwrites_the_cache_and_knows_the_clock(cuda: Any) -> None:
 def test_the_replays_of_graphs_are_stages(cuda: Any) -> None:
     import torch
 
-    # GIVEN a graph for each of two batch sizes
     graphs = {}
     for size in (1, 4):
         x = torch.zeros(size << 18, device="cuda")
@@ -222,13 +217,11 @@ def test_the_replays_of_graphs_are_stages(cuda: Any) -> None:
         with cuda.graph(graphs[size]):
             x += 1
 
-    # WHEN they are replayed
     timed = stagespan.graph_stages(graphs, "decode")
     timed[1].replay()
     timed[4].replay()
     cuda.synchronize()
 
-    # THEN each is a stage with device time
     for stage in ("decode[1]", "decode[4]"):
         (span,) = spans_of(stage)
         assert span["device_elapsed_ns"] > 0
@@ -236,9 +229,7 @@ def test_the_replays_of_graphs_are_stages(cuda: Any) -> None:
 
 @pytest.mark.stand_in
 def test_nested_spans_on_one_stream(cuda: Any, figures: Any) -> None:
-    # GIVEN queued work
     cuda._sleep(CYCLES)
-    # WHEN spans are nested three deep
     truths = []
     with Between(cuda, "outer") as outer:
         for _ in range(3):
@@ -247,7 +238,6 @@ def test_nested_spans_on_one_stream(cuda: Any, figures: Any) -> None:
                 with Between(cuda, "inner") as inner:
                     cuda._sleep(CYCLES // 4)
             truths.append((middle, inner))
-    # THEN each agrees with torch's events, and the inner ones lie within the outer ones
     assert outer.is_consistent_with(spans_of("outer")["device_elapsed_ns"][0])
     middles, inners = (spans_of(name)["device_elapsed_ns"] for name in ("middle", "inner"))
     for (middle, inner), middle_ns, inner_ns in zip(truths, middles, inners, strict=True):
@@ -259,7 +249,6 @@ def test_nested_spans_on_one_stream(cuda: Any, figures: Any) -> None:
 
 @pytest.mark.stand_in
 def test_spans_of_all_streams_that_run_at_once(cuda: Any, figures: Any) -> None:
-    # GIVEN 32 streams, of which each has its own thread of spans
     streams = [cuda.Stream() for _ in range(32)]
     for stream in streams:
         with cuda.stream(stream):
@@ -285,12 +274,10 @@ def test_100_000_pending_spans(cuda: Any, figures: Any) -> None:
         with stagespan.span("pending"):
             pass
     host_s = time.perf_counter() - began
-    # WHEN it is done
     resolver_s = time.process_time()
     cuda.synchronize()
     assert stagespan.flush(60)
     resolver_s = time.process_time() - resolver_s
-    # THEN each span is counted, and each has a device time or is counted as one without
     summary = stagespan.stats()["pending"]
     assert summary.count == 100_000
     timed = 0 if summary.device_elapsed_ns is None else summary.device_elapsed_ns.count

@@ -29,7 +29,6 @@ def test_spans_in_and_around_a_capture(cuda: Any, capture_error_mode: str, figur
         with cuda.stream(side):
             model(x)
         cuda.current_stream().wait_stream(side)
-        # WHEN it is captured with a span around and spans inside
         graph = cuda.CUDAGraph()
         with (
             stagespan.span("capture"),
@@ -40,7 +39,6 @@ def test_spans_in_and_around_a_capture(cuda: Any, capture_error_mode: str, figur
             for i, layer in enumerate(model):
                 with stagespan.span(f"layer {i}"):
                     y = layer(y)
-    # THEN the capture is valid, replays have the result, and each replay has a device time
     for _ in range(50):
         with stagespan.span("replay"):
             graph.replay()
@@ -70,7 +68,6 @@ def test_spans_in_compiled_code(cuda: Any, mode: str, figures: Any) -> None:
     with torch.no_grad():
         expected = torch.compile(lambda x: step(x, timed=False), mode=mode, fullgraph=True)(x)
         expected = expected.clone()
-        # WHEN the same code is compiled whole with spans inside and around
         compiled = torch.compile(lambda x: step(x, timed=True), mode=mode, fullgraph=True)
         for _ in range(10):
             with stagespan.span("around"):

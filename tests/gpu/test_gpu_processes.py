@@ -61,7 +61,6 @@ def test_an_import_initialises_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["plain", "many streams", "decorator", "context"])
 def test_spans_call_no_function_that_waits(way: str, tmp_path: Path, figures: Any) -> None:
     # GIVEN a program that counts the driver's calls of all its threads
-    # WHEN it opens spans
     found = run(
         f"""
         import json, time
@@ -119,7 +118,6 @@ def test_spans_call_no_function_that_waits(way: str, tmp_path: Path, figures: An
 @pytest.mark.stand_in
 def test_spans_that_are_pending_at_exit(tmp_path: Path, figures: Any) -> None:
     # GIVEN a program that ends while the device still works for its spans
-    # WHEN it has ended by itself
     found = run(
         """
         import atexit, json
@@ -150,7 +148,6 @@ def test_spans_that_are_pending_at_exit(tmp_path: Path, figures: Any) -> None:
         """,
         tmp_path,
     )
-    # THEN the device times of all of them are in the statistics
     assert found["pending"] > 0, "the device was done before the program ended"
     assert found["timed"] == 100, found
     figures(**found)

@@ -37,7 +37,6 @@ def test_a_window_ends_after_its_events(cuda: Any, tmp_path: Path, figures: Any)
     layer = torch.nn.TransformerEncoderLayer(256, 4, 512, batch_first=True).cuda().eval()
     x = torch.randn(8, 64, 256, device="cuda")
     most = 5_000
-    # WHEN a loop of far more operators runs under a window
     pauses = Pauses()
     pauses.start()
     window = stagespan.profile_window("loop", max_events=most, trace_only=True)
@@ -49,7 +48,6 @@ def test_a_window_ends_after_its_events(cuda: Any, tmp_path: Path, figures: Any)
     ran_s = time.perf_counter() - began_s
     path = window.export(tmp_path / "loop_trace.json.gz")
     longest_s = pauses.end()
-    # THEN the trace has about as many events, and kernels among them
     trace = stagespan.trace.read_trace(path)
     operators, kernels = (int(trace.rows_of([name]).sum()) for name in ("cpu_op", "kernel"))
     assert most / 2 <= operators <= 3 * most

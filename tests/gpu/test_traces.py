@@ -39,14 +39,12 @@ PLANTED: dict[str, tuple[set[str], set[str]]] = {
 def test_the_verdict_is_what_was_planted(cuda: Any, name: str, folder: Path, figures: Any) -> None:
     import programs
 
-    # WHEN a program with one planted reason is recorded and analysed
     trace = programs.record(getattr(programs, name)("cuda"), folder / f"{name}.json.gz")
     analysis = stagespan.analyze(trace)
     found = analysis.to_dict()
     verdict = found["verdict"]["verdict"]
     codes = [finding.code for finding in analysis.findings()]
     figures(verdict=verdict, codes=codes, sentence=found["verdict"].get("sentence"))
-    # THEN the verdict names it
     verdicts, expected = PLANTED[name]
     assert verdict in verdicts
     assert not expected or expected & set(codes)
@@ -67,7 +65,6 @@ def test_kernels_of_a_graph_get_operators_from_a_capture(
     import programs
     import torch
 
-    # GIVEN a trace of a capture, and one of its replays
     captured = folder / "capture.json.gz"
     with torch.profiler.profile(record_shapes=True) as profiler:
         graph, _ = programs.capture("cuda")
@@ -76,11 +73,9 @@ def test_kernels_of_a_graph_get_operators_from_a_capture(
     replayed = programs.record(
         lambda: [graph.replay() for _ in range(5)], folder / "replay.json.gz"
     )
-    # WHEN the second is analysed with the first
     analysis = stagespan.analyze(replayed, capture=captured).to_dict()
     found, operators = analysis["captures"], analysis["kernels"]["operators_by_device_time"]
     figures(captures=str(found)[:4000], operators=str(operators)[:4000])
-    # THEN each of its launches has the operators and shapes of the model that was captured
     launches = 5 * programs.STEPS
     assert found["is_given"]
     assert found["launches"] == launches

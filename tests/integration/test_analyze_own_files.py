@@ -53,7 +53,6 @@ def test_one_process_in_every_form(tmp_path: Path) -> None:
         ready(process)
         pid = str(process.pid)
         assert command_here("dump", pid, "-o", str(tmp_path / "dump.json.gz")).returncode == 0
-        # WHEN each of them is analysed
         found = [
             analyzed(pid),
             analyzed(str(tmp_path / "dump.json.gz")),
@@ -70,7 +69,6 @@ def test_one_process_in_every_form(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_recordings_of_ranks(folder: Path, tmp_path: Path) -> None:
-    # GIVEN the recordings of two ranks that run
     processes = [
         start(PROGRAM, str(tmp_path / "t.json"), RANK=str(rank), WORLD_SIZE="2", SLEEP=sleep)
         for rank, sleep in enumerate(("0.2", "0.005"))
@@ -78,13 +76,11 @@ def test_a_folder_of_recordings_of_ranks(folder: Path, tmp_path: Path) -> None:
     try:
         for process in processes:
             ready(process)
-        # WHEN the folder is analysed
         found = analyzed(str(folder))
         # THEN the slow rank is named
         (finding,) = [each for each in found["findings"] if "in `augment`" in each["sentence"]]
         assert finding["sentence"].startswith("Rank 0 spent ")
         assert found["ranks"]["verdict"]["verdict"] == "in stages"
-        # AND recordings that are not one for each rank are refused
         other = start(PROGRAM, str(tmp_path / "t.json"))
         processes.append(other)
         ready(other)
@@ -98,7 +94,6 @@ def test_a_folder_of_recordings_of_ranks(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_folder_of_ranks(slow: int, tmp_path: Path) -> None:
-    # GIVEN the timing reports and dumps of three ranks, one of which is slow in one stage
     reports, dumps = tmp_path / "reports", tmp_path / "dumps"
     reports.mkdir()
     dumps.mkdir()
@@ -117,7 +112,6 @@ def test_a_folder_of_ranks(slow: int, tmp_path: Path) -> None:
             assert command_here("dump", str(process.pid), "-o", str(path)).returncode == 0
         finally:
             end(process)
-    # WHEN each folder is analysed
     for folder in (reports, dumps):
         found = analyzed(str(folder))
         # THEN one finding names the slow rank and its stage (a busy machine may slow others too)
@@ -140,12 +134,10 @@ def test_reports_of_different_content(tmp_path: Path) -> None:
         stage = {"duration_ms": ms, "count": 4}
         report = {"num_stages": 1, "stages": {"denoise": stage}}
         (tmp_path / name).write_text(json.dumps(report))
-    # WHEN they are analysed together
     found = analyzed(str(tmp_path))
     # THEN the files name the processes
     (finding,) = found["findings"]
     assert finding["sentence"].startswith("Timing_pid7 spent 40x as long in `denoise`")
-    # AND one of them is analysed alone
     alone = analyzed(str(tmp_path / "timing.json"))
     assert alone["stages"]["stages"][0]["host_us"] == 10_000
 

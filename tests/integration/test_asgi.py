@@ -258,11 +258,9 @@ def test_work_after_the_answer_is_a_part_of_its_own(fastapi_port: int, path: str
         parent = f"00-{trace}-{os.urandom(8).hex()}-01"
         headers = f"Host: x\r\nX-Request-Id: {id_}\r\ntraceparent: {parent}\r\n\r\n"
         client.sendall(f"GET {path} HTTP/1.1\r\n{headers}".encode())
-        # THEN the request ends with the answer, and its status is that of the answer
         one = finished(path)
         assert (one["id"], one["status"]) == (id_, "ok")
         released.set()
-    # AND the work has the id and the trace of the request, in a part that follows it
     root, part = ended_segments_of(id_, 2)
     assert AFTERWARDS[kind] == (id_, trace)
     assert (part["trace_id"], part["parent_segment"]) == (trace, root["segment"])
@@ -275,7 +273,6 @@ def test_work_after_the_answer_is_a_part_of_its_own(fastapi_port: int, path: str
         if row["request"] in (root["number"], part["number"])
     }
     assert numbers[f"task of {kind}"] == part["number"]
-    # AND it is not another request
     assert [done["id"] for done in finished_requests].count(id_) == 1
     (shown,) = timelines([stagespan.recording.open(os.getpid())], id_)
     assert (shown.causes, len(shown.segments)) == ([], 2)
@@ -361,7 +358,6 @@ def test_websockets_and_other_calls() -> None:
 
 
 def test_ids_and_stages_do_not_forge_lines_of_a_log() -> None:
-    # GIVEN a peer whose ids end lines and control terminals
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.addFilter(RequestFilter())
@@ -376,7 +372,6 @@ def test_ids_and_stages_do_not_forge_lines_of_a_log() -> None:
                 log.warning("told")
     finally:
         log.removeHandler(handler)
-    # THEN each record is one line
     assert stream.getvalue().splitlines() == [
         f"a{shown}forged|s{shown}forged|told"
         for shown in ("\\n", "\\r", "\\x85", "\\u2028", "\\x1b[2J", "\\x00")

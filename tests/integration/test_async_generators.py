@@ -17,7 +17,6 @@ MS = 1_000_000
 
 
 def test_async_generators_in_tasks_that_take_turns() -> None:
-    # GIVEN tasks that each consume an async generator, which has spans and awaits itself
     @span("generates")
     async def generate(n: int) -> AsyncIterator[int]:
         for i in range(n):
@@ -76,7 +75,6 @@ def test_an_async_generator_left_early_ends_soon() -> None:
 
 
 def test_an_async_generator_ends_when_it_is_closed() -> None:
-    # GIVEN a generator that is referenced after it was closed
     @span("closed")
     async def generate() -> AsyncIterator[int]:
         try:
@@ -101,7 +99,6 @@ def test_an_async_generator_ends_when_it_is_closed() -> None:
 
 
 def test_steps_of_an_async_generator_that_overlap_are_refused() -> None:
-    # GIVEN a generator that waits in a step
     @span("one step at a time")
     async def generate() -> AsyncIterator[int]:
         await asyncio.sleep(0.01)
@@ -112,7 +109,6 @@ def test_steps_of_an_async_generator_that_overlap_are_refused() -> None:
         source = generate()
         first = asyncio.ensure_future(source.__anext__())
         await asyncio.sleep(0)
-        # WHEN another step is requested in the meantime
         with pytest.raises(RuntimeError, match="already running"):
             await source.__anext__()
         return [await first, *[value async for value in source]]
@@ -124,7 +120,6 @@ def test_steps_of_an_async_generator_that_overlap_are_refused() -> None:
 
 
 def test_an_async_generator_shared_by_tasks() -> None:
-    # GIVEN an async context manager that is entered in one task and left in another
     @contextlib.asynccontextmanager
     async def resource() -> AsyncIterator[str]:
         async with span("resource"):

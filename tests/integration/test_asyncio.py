@@ -44,7 +44,6 @@ def test_a_thousand_tasks_with_nested_gather() -> None:
             await asyncio.gather(*(task(i) for i in range(1000)))
 
     asyncio.run(main())
-    # THEN every span is there, with the parent that the code shows
     spans = {span.id: span for span in recorded()}
     assert len(spans) == 1 + 1000 * (1 + 2 * 2 + 1)
     for one in spans.values():
@@ -58,7 +57,7 @@ def test_a_thousand_tasks_with_nested_gather() -> None:
             "end": {f"task {number.removeprefix('of task ')}"},
         }
         assert parent in expected[kind], one
-        # AND it is not longer than its parent, which waited for it
+        # THEN it is not longer than its parent, which waited for it
         if one.parent:
             assert spans[one.parent].begin_ns <= one.begin_ns
             assert one.end_ns <= spans[one.parent].end_ns
@@ -75,7 +74,6 @@ def test_a_thousand_tasks_with_nested_gather() -> None:
 
 
 def test_interleaved_tasks_each_have_their_own_time() -> None:
-    # GIVEN tasks that overlap and sleep for different times
     async def sleeper(name: str, delay_s: float) -> None:
         with span(name):
             await asyncio.sleep(delay_s)
@@ -93,7 +91,6 @@ def test_interleaved_tasks_each_have_their_own_time() -> None:
 
 
 def test_a_task_belongs_to_where_it_was_created() -> None:
-    # GIVEN a task that is created in one span, and has its first turn inside another
     async def work() -> None:
         with span("work"):
             pass
@@ -135,7 +132,6 @@ def test_a_task_outlives_the_span_that_it_was_created_in() -> None:
 
 
 def test_tasks_created_one_by_another() -> None:
-    # GIVEN a chain of tasks, each created inside of a span of the one before
     async def link(depth: int) -> None:
         with span(f"link {depth}"):
             if depth < 20:
@@ -171,7 +167,6 @@ def test_the_loop_runs_inside_of_a_span() -> None:
 
 
 def test_a_loop_in_another_thread() -> None:
-    # GIVEN a loop in a thread, while this one is inside of a span
     async def task() -> int:
         with span("in the thread's loop"):
             await asyncio.sleep(0.001)
@@ -226,7 +221,6 @@ def test_to_thread_and_run_in_executor() -> None:
             )
 
     asyncio.run(main())
-    # THEN to_thread takes the context along, run_in_executor does not
     assert parents()["to_thread"] == {"caller"}
     assert parents()["in to_thread"] == {"to_thread"}
     assert parents()["executor"] == {None}
@@ -235,7 +229,6 @@ def test_to_thread_and_run_in_executor() -> None:
 
 
 def test_contexts_copied_by_hand() -> None:
-    # GIVEN a copy of a task's context that was made inside a span
     def work() -> None:
         with span("in the copy"):
             pass
@@ -336,7 +329,6 @@ def test_contexts_entered_one_in_the_other() -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="TaskGroup came with Python 3.11")
 def test_task_groups() -> None:
-    # GIVEN a group in which one task fails and the others are cancelled
     async def waits() -> None:
         with span("cancelled"):
             await asyncio.sleep(60)

@@ -44,7 +44,6 @@ class Unprintable:
 def test_objects_that_are_not_names(make: type[_core.Span], name: object) -> None:
     stagespan.set_debug(True)
 
-    # WHEN it names a block and a function
     context = make(name)  # type: ignore[call-arg]
     with context:
         pass
@@ -53,7 +52,6 @@ def test_objects_that_are_not_names(make: type[_core.Span], name: object) -> Non
         return 2 * value
 
     assert make(name)(double)(4) == 8  # type: ignore[call-arg]
-    # THEN the code runs, timed under a name that says what is wrong, and is counted
     assert count(INVALID) == 2
     assert lost()["invalid_names"] >= 2
     assert context.name == INVALID
@@ -132,7 +130,6 @@ def test_unusual_names(name: str, shown: str) -> None:
 
 
 def test_long_names() -> None:
-    # GIVEN names with a long common prefix
     names = [f"{'x' * 1_000_000}{i}" for i in range(3)]
 
     contexts = [span(name) for name in (*names, *names)]
@@ -225,7 +222,6 @@ def test_names_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_names_are_not_leaked() -> None:
-    # GIVEN names without other references
     parts = ["fresh", "name"]
     for _ in range(100):
         name = " ".join(parts)
@@ -237,7 +233,6 @@ def test_names_are_not_leaked() -> None:
 
 
 def test_warnings_do_not_reach_the_code(recwarn: pytest.WarningsRecorder) -> None:
-    # GIVEN warnings that are errors
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with span(None):  # type: ignore[arg-type]

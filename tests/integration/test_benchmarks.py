@@ -21,7 +21,6 @@ def test_the_quick_benchmark_prints_a_row_for_every_budget_and_loses_no_span(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("rich")
-    # GIVEN the benchmark
     target = tmp_path / "figures.json"
 
     # WHEN it runs for a few seconds (its figures are not checked)
@@ -54,7 +53,6 @@ def test_the_quick_benchmark_prints_a_row_for_every_budget_and_loses_no_span(
         assert peer in done.stdout  # measured, or listed as skipped
     assert max(map(len, done.stdout.splitlines())) <= 100
 
-    # THEN the raw figures of each turn are there, with a description of the machine
     found = json.loads(target.read_text())
     assert found["spans"] > 10_000
     (process,) = found["processes"]
@@ -126,7 +124,6 @@ def test_the_benchmark_of_a_service_loses_no_record(
         assert min(of["turns"][0][name] for name in ("requests_per_s", "p99_ms", "cpu_ms")) > 0
         assert of["memory_mb"] > 0
     if options and "stagespan, 100 %" in found:
-        # THEN the receiver got each request
         assert found["stagespan, 100 %"]["delivered"] == 1
 
 
@@ -152,11 +149,9 @@ def test_the_benchmark_of_kept_requests_gets_equal_answers(tmp_path: Path) -> No
 def test_gains_are_predicted_for_programs_with_known_problems(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("rich")
-    # GIVEN two programs whose problem takes most of the step
     target = tmp_path / "gains.json"
     command = [sys.executable, "-m", "benchmarks.gains", "--turns", "1", "--steps", "3"]
 
-    # WHEN they are recorded with and without the fix
     done = subprocess.run(
         [*command, "--json", target, "float64", "recompilation"],
         cwd=ROOT,

@@ -68,7 +68,6 @@ def test_a_bound_function_may_be_called_after_its_span_and_request(
 ) -> None:
     with request("r") as current, span("caller"):
         bound = bind(work)
-    # WHEN it is called in the same thread, in another one, and inside other spans
     with request("other"), span("other"):
         assert bound("here") is current
         work("other's own")
@@ -138,7 +137,6 @@ def test_bound_calls_in_each_other(pool: ThreadPoolExecutor) -> None:
 
 
 def test_a_bound_function_passes_on_its_own_span(pool: ThreadPoolExecutor) -> None:
-    # GIVEN a function that itself starts threads and copies its context
     def hands_on() -> None:
         with span("hands on"):
             in_thread(bind(lambda: work("bound in it")))
@@ -169,7 +167,6 @@ def test_a_bound_function_that_raises(pool: ThreadPoolExecutor) -> None:
 
 
 def test_spans_that_a_bound_function_leaves_open() -> None:
-    # GIVEN a function that opens a span which its caller closes
     left = span("left open")
     with span("binds"):
         bound = bind(lambda: (left.__enter__(), work("in it")))
@@ -330,7 +327,6 @@ def propagated() -> Iterator[None]:
 
 @pytest.mark.usefixtures("propagated")
 def test_threads_carry_on_what_they_were_started_in() -> None:
-    # GIVEN threads of all sorts
     class Own(threading.Thread):
         def run(self) -> None:
             work("own run")
@@ -359,7 +355,6 @@ def test_threads_carry_on_what_they_were_started_in() -> None:
 
 @pytest.mark.usefixtures("propagated")
 def test_pools_carry_on_what_a_task_was_submitted_in() -> None:
-    # GIVEN pools whose threads start in a request
     with request("first") as first, span("submits first"):
         pool = ThreadPoolExecutor(1)
         old = multiprocessing.pool.ThreadPool(1)
@@ -415,7 +410,6 @@ def test_switching_the_rule_on_and_off_again() -> None:
 
     propagate_to_threads(False)
     propagate_to_threads(False)
-    # THEN all is as it was
     assert {key: vars(key[0]).get(key[1]) for key in ORIGINALS} == ORIGINALS
     with request("r"):
         in_thread(lambda: work("off"))
@@ -423,7 +417,6 @@ def test_switching_the_rule_on_and_off_again() -> None:
 
 
 def test_another_librarys_replacement_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN another library that replaces the same method after us
     started = []
     propagate_to_threads()
     ours = threading.Thread.start
@@ -433,7 +426,6 @@ def test_another_librarys_replacement_is_kept(monkeypatch: pytest.MonkeyPatch) -
         ours(self)
 
     monkeypatch.setattr(threading.Thread, "start", theirs)
-    # WHEN the rule is switched off, and on again
     propagate_to_threads(False)
     with request("r") as current, span("starts"):
         in_thread(lambda: work("off"))
@@ -454,13 +446,11 @@ def test_a_rule_that_cannot_be_installed_stays_off(monkeypatch: pytest.MonkeyPat
     ours = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda self: ours(self))
     propagate_to_threads(False)
-    # WHEN the rule is switched on where pools of threads cannot be imported
     monkeypatch.setitem(sys.modules, "multiprocessing.pool", None)
     with pytest.raises(ImportError):
         propagate_to_threads()
     with request("r"), span("starts"):
         in_thread(lambda: work("still off"))
-    # THEN no thread is bound
     expect("still off", None, 0)
     monkeypatch.undo()
     propagate_to_threads()
@@ -501,7 +491,6 @@ def test_the_setting(tmp_path: Path) -> None:
 
 
 def test_a_copied_context_carries_the_innermost_span(pool: ThreadPoolExecutor) -> None:
-    # WHEN a thread's own code copies its context, without a request and in one
     with span("outer"), span("inner"):
         pool.submit(contextvars.copy_context().run, work, "no request").result()
     with request("r") as current, span("outer"):
@@ -541,7 +530,6 @@ def test_two_spans_of_one_copy_have_one_parent() -> None:
         work("twice")
 
     ready, go_on = threading.Event(), threading.Event()
-    # WHEN the thread that copied the context goes on between the two
     with span("copies"):
         copied = contextvars.copy_context()
         thread = threading.Thread(target=copied.run, args=(twice, ready, go_on))
@@ -631,7 +619,6 @@ def test_a_threads_own_context_is_not_a_tasks() -> None:
     # THEN its spans store nothing as they open and close, where those of a task do
     assert seen["before"] == seen["inside"] == seen["after"]
     assert seen["task"] != seen["before"]
-    # THEN parents are right
     expect("in an empty context", "outer", 0)
     assert parents()["task"] == {"outer"}
     assert parents()["inner task"] == parents()["there"] == {"task"}
@@ -650,7 +637,6 @@ def test_a_thread_that_is_given_a_context_carries_on() -> None:
 
 
 def test_tasks_of_a_thread_without_its_own_context_are_separate() -> None:
-    # GIVEN contexts that are entered in turns, in a thread that has none itself
     def turns(name: str) -> Iterator[None]:
         with span(f"job {name}"):
             yield

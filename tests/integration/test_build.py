@@ -31,8 +31,6 @@ def tool(*command: str) -> str:
 
 
 def test_extension_links_to_nothing_but_the_c_library() -> None:
-    # GIVEN the extension as built
-    # WHEN its dynamic section is read
     needed = re.findall(
         r"\(NEEDED\).*\[(.+?)\]", tool("readelf", "--dynamic", "--wide", str(EXTENSION))
     )
@@ -43,27 +41,20 @@ def test_extension_links_to_nothing_but_the_c_library() -> None:
 
 
 def test_extension_exports_its_entry_and_nothing_else() -> None:
-    # GIVEN the extension as built
-    # WHEN its defined dynamic symbols are listed
     lines = tool("nm", "--dynamic", "--defined-only", str(EXTENSION)).splitlines()
 
-    # THEN the interpreter's entry is the only one
     assert [line.split()[-1] for line in lines] == ["PyInit__core"]
 
 
 def test_extension_is_found_by_the_python_that_it_was_built_for() -> None:
-    # GIVEN the version of this interpreter
     tag = f"cpython-{sys.version_info[0]}{sys.version_info[1]}"
 
-    # THEN the extension's name contains it
     assert tag in EXTENSION.name
 
 
 def test_headers_are_where_get_include_says() -> None:
-    # GIVEN the folder that a C++ user is given
     folder = Path(stagespan.get_include())
 
-    # THEN the headers of the core are there, with every project header that they include
     headers = {str(path.relative_to(folder)) for path in folder.rglob("*.h")}
     assert "stagespan/python.h" in headers
     assert "stagespan/api.h" in headers
@@ -90,7 +81,6 @@ def test_every_public_header_compiles_on_its_own(tmp_path: Path) -> None:
     folder = Path(stagespan.get_include())
     python = sysconfig_include()
 
-    # WHEN each header is the only include of a file
     for header in sorted(folder.rglob("*.h")):
         source = tmp_path / "one.cpp"
         source.write_text(f'#include "{header.relative_to(folder)}"\n')
@@ -101,7 +91,6 @@ def test_every_public_header_compiles_on_its_own(tmp_path: Path) -> None:
             text=True,
         )
 
-        # THEN it compiles without a warning
         assert done.returncode == 0, done.stderr
 
 
@@ -112,10 +101,8 @@ def sysconfig_include() -> str:
 
 
 def test_import_is_light() -> None:
-    # GIVEN a fresh interpreter
     program = "import sys, stagespan, stagespan._core; print(' '.join(sorted(sys.modules)))"
 
-    # WHEN stagespan is imported
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
@@ -151,11 +138,9 @@ def build_wheel(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.wheel
 def test_isolated_wheel_holds_extension_headers_and_types(tmp_path: Path) -> None:
-    # GIVEN the wheel that `make test` has built for this Python, or one that is built here
     built = os.environ.get("STAGESPAN_TEST_WHEEL")
     wheel = Path(built) if built else build_wheel(tmp_path)
 
-    # THEN it contains the extension, the whole package, the headers, and no C++ sources or tests
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
     assert sum(name.startswith("stagespan/_core.") and name.endswith(".so") for name in names) == 1
@@ -219,7 +204,6 @@ def test_the_extension_for_another_machine_has_its_name(tmp_path: Path) -> None:
     # GIVEN the suffix that scikit-build-core gives in a build for aarch64
     soabi = "cpython-311-aarch64-linux-gnu"
 
-    # WHEN the build is configured
     done = configure(tmp_path, {}, SKBUILD_SOABI=soabi)
     assert done.returncode == 0, done.stderr
 
@@ -233,13 +217,10 @@ def test_the_extension_for_another_machine_has_its_name(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / "csrc").is_dir(), reason="csrc/ is missing: run it in a clone")
 def test_a_free_threaded_python_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
-    # GIVEN a Python whose configuration says that it has no global lock
     startup = "import sysconfig\nsysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1\n"
     (tmp_path / "sitecustomize.py").write_text(startup)
 
-    # WHEN the build is configured
     done = configure(tmp_path / "build", {"PYTHONPATH": str(tmp_path)})
 
-    # THEN it fails with one sentence
     assert done.returncode != 0
     assert "does not support free-threaded Python yet" in " ".join(done.stderr.split())

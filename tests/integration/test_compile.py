@@ -75,15 +75,12 @@ class Stage(BaseStage):
 
 @pytest.mark.parametrize("on", [False, True])
 def test_a_decorated_function_is_one_graph(on: bool) -> None:
-    # GIVEN a function under a debug context, off or on
     stagespan.set_debug(on)
     before = runs("compiled function")
 
-    # WHEN the function itself is compiled
     compiled = Compiled(scale)
     result = [compiled(torch.ones(2)), compiled(torch.ones(2))]
 
-    # THEN it is one graph, compiled once, and its calls are timed
     assert [value.tolist() for value in result] == [[2.0, 2.0]] * 2
     assert compiled.count == 1
     assert runs("compiled function") - before == (2 if on else 0)
@@ -94,7 +91,6 @@ def test_switching_costs_at_most_one_compilation() -> None:
     compiled = Compiled(lambda x: scale(x, 3, shift=1) + 1)
     counts = []
 
-    # WHEN debug mode is switched back and forth
     for on in (False, True, False, True, False, True):
         stagespan.set_debug(on)
         assert compiled(torch.ones(2)).tolist() == [5.0, 5.0]
@@ -105,39 +101,32 @@ def test_switching_costs_at_most_one_compilation() -> None:
 
 
 def test_switching_with_a_compiled_function_itself() -> None:
-    # GIVEN a compiled function under a debug context
     compiled = Compiled(scale)
     counts = []
 
-    # WHEN debug mode is switched back and forth
     for on in (False, True, False, True):
         stagespan.set_debug(on)
         assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
         counts.append(compiled.count)
 
-    # THEN it is compiled once
     assert counts == [1, 1, 1, 1]
 
 
 def test_other_functions_and_imports_cause_no_compilation() -> None:
-    # GIVEN a compiled caller while debug mode is on
     stagespan.set_debug(True)
     compiled = Compiled(lambda x: scale(x) + 1)
     compiled(torch.ones(2))
 
-    # WHEN other functions are decorated and timed, and modules are imported
     for number in range(5):
         _core.ProfilingContext4Debug(f"other {number}")(lambda: 1)()
     sys.modules["stagespan_test_module"] = type(sys)("stagespan_test_module")
     del sys.modules["stagespan_test_module"]
     compiled(torch.ones(2))
 
-    # THEN nothing is compiled again
     assert compiled.count == 1
 
 
 def test_eager_and_compiled_calls_of_one_function() -> None:
-    # GIVEN a function that is called both ways while debug mode is on
     stagespan.set_debug(True)
     before = runs("compiled function")
     compiled = Compiled(scale)
@@ -146,7 +135,6 @@ def test_eager_and_compiled_calls_of_one_function() -> None:
     scale(torch.ones(2))
     compiled(torch.ones(2))
 
-    # THEN all calls are timed
     assert runs("compiled function") - before == 3
 
 
@@ -165,24 +153,19 @@ def test_what_runs_around_a_stage_is_not_compiled(on: bool) -> None:
         torch._dynamo.graph_break()
         return x * 2
 
-    # WHEN it runs while torch.compile is active
     result = torch.compile(lambda x: between(x + 1) + 1, backend=backend)(torch.ones(2))
 
-    # THEN the model's parts are compiled once each, with and without hooks around them
     assert result.tolist() == [5.0, 5.0]
     assert len(compiled) == 3
 
 
 @pytest.mark.parametrize("on", [False, True])
 def test_modules_with_decorated_methods(on: bool) -> None:
-    # GIVEN a module whose methods are decorated
     stagespan.set_debug(on)
     stage = Stage()
 
-    # WHEN it is compiled
     compiled = Compiled(stage)
 
-    # THEN it is one graph
     assert compiled(torch.ones(3)).tolist() == [4.0, 4.0, 4.0]
     assert compiled.count == 1
 
@@ -204,10 +187,8 @@ def test_closures_and_generators(on: bool) -> None:
 
         return lambda x: sum(steps(x, 3))
 
-    # WHEN a function over them is compiled
     compiled = Compiled(make(torch.full((2,), 3.0)))
 
-    # THEN it is one graph
     assert compiled(torch.ones(2)).tolist() == [12.0, 12.0]
     assert compiled.count == 1
 
@@ -218,10 +199,8 @@ def test_dynamic_shapes_stay_dynamic(on: bool) -> None:
     stagespan.set_debug(on)
     compiled = Compiled(lambda x: scale(x) + x.shape[0], dynamic=True)
 
-    # WHEN it is called with several lengths
     results = [compiled(torch.ones(length))[0].item() for length in (3, 5, 7, 11)]
 
-    # THEN it was compiled once
     assert results == [5.0, 7.0, 9.0, 13.0]
     assert compiled.count == 1
 
@@ -240,7 +219,6 @@ def test_telefusers_order_of_decorators(on: bool) -> None:
     decoder = Decoder()
     before = runs("vae_decode")
 
-    # WHEN it runs
     result = decoder.process(torch.ones(2, requires_grad=True))
 
     # THEN it is timed while debug mode is on, and is in inference mode
@@ -338,11 +316,9 @@ def context_in_a_generator(x: Any) -> Any:
 )
 @pytest.mark.parametrize("on", [False, True])
 def test_contexts_inside_a_graph(function: Callable[[Any], Any], expected: float, on: bool) -> None:
-    # GIVEN code with contexts inside
     stagespan.set_debug(on)
     names = set(_core.snapshot().stages())
 
-    # WHEN it is compiled as one graph, and debug mode is switched
     compiled = Compiled(function)
     results = [compiled(torch.ones(1)).item()]
     stagespan.set_debug(not on)
@@ -355,23 +331,18 @@ def test_contexts_inside_a_graph(function: Callable[[Any], Any], expected: float
 
 
 def test_contexts_inside_a_graph_with_any_length() -> None:
-    # GIVEN contexts in code that is compiled for any length
     compiled = Compiled(nested_contexts, dynamic=True)
 
-    # WHEN / THEN lengths cause no compilation
     assert [compiled(torch.ones(length))[0].item() for length in (2, 5, 9)] == [4.0] * 3
     assert compiled.count == 1
 
 
 def test_contexts_around_a_graph_are_timed() -> None:
-    # GIVEN a compiled function
     compiled = Compiled(lambda x: x + 1)
 
-    # WHEN it runs under a context
     with _core.span("around a graph"):
         compiled(torch.ones(2))
 
-    # THEN that is timed
     assert runs("around a graph") == 1
 
 
@@ -384,7 +355,6 @@ def test_a_graph_that_breaks_inside_a_context_still_works() -> None:
             torch._dynamo.graph_break()
             return y * 2
 
-    # WHEN it is compiled without fullgraph
     result = torch.compile(broken, backend="eager")(torch.ones(1))
 
     # THEN it gives the right result
@@ -401,8 +371,6 @@ def test_export_sees_through_contexts_and_decorators() -> None:
             with contextlib.ExitStack(), _core.span("exported block"):
                 return scale(x)
 
-    # WHEN it is exported
     program = torch.export.export(Exported(), (torch.ones(2),), strict=True)
 
-    # THEN the exported program computes the same
     assert program.module()(torch.ones(2)).tolist() == [2.0, 2.0]

@@ -24,7 +24,6 @@ Make = Callable[[str], _core.Span]
 
 
 def test_with(make: Make) -> None:
-    # WHEN a block is timed
     context = make("with")
     with context as given:
         inside = _core.open_spans()
@@ -82,12 +81,10 @@ def test_entered_and_left_by_hand(make: Make) -> None:
 
 def test_one_object_is_reentrant(make: Make) -> None:
     context = make("re-entrant")
-    # WHEN it is entered inside itself, and then again
     with context, context, context:
         pass
     with context:
         pass
-    # THEN each run is a separate span, and each is the parent of the next
     spans = recorded("re-entrant")
     assert [span.depth for span in spans] == [0, 1, 2, 0]
     assert [span.parent for span in spans] == [0, spans[0].id, spans[1].id, 0]
@@ -127,7 +124,6 @@ def test_one_object_in_many_threads(make: Make) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    # THEN all runs are recorded, and no span has a parent in another thread
     assert count("shared") == 8 * 51
     spans = {span.id: span for span in recorded("shared")}
     assert all(span.thread == spans[span.parent].thread for span in spans.values() if span.parent)
@@ -138,7 +134,6 @@ def test_one_object_in_many_threads(make: Make) -> None:
 def test_more_open_spans_than_frames() -> None:
     # GIVEN more levels than a thread can show
     levels, context = 20_000, span("too deep")
-    # WHEN one object is entered and left that often, and then another one
     with contextlib.ExitStack() as stack:
         for _ in range(levels):
             stack.enter_context(context)
@@ -163,7 +158,6 @@ def test_exceptions_pass_unchanged_and_mark_the_spans(
     make: Make, kind: type[BaseException]
 ) -> None:
     error = kind("unchanged")
-    # WHEN an exception leaves two blocks
     try:
         with make("outer"), make("inner"):
             raise error
@@ -178,7 +172,6 @@ def test_exceptions_pass_unchanged_and_mark_the_spans(
     assert [frame.name for frame in traceback.extract_tb(error.__traceback__)] == [
         "test_exceptions_pass_unchanged_and_mark_the_spans"
     ]
-    # AND both spans are marked
     assert only("outer").failed
     assert only("inner").failed
     assert _core.snapshot().stages()["outer"].errors == 1
@@ -202,7 +195,6 @@ def test_exceptions_in_async_blocks(make: Make) -> None:
 
 
 def test_an_exception_that_is_being_handled_stays_the_context(make: Make) -> None:
-    # WHEN a block runs, and raises, while another exception is handled
     first, second = KeyError("first"), ValueError("second")
     try:
         try:
@@ -214,7 +206,6 @@ def test_an_exception_that_is_being_handled_stays_the_context(make: Make) -> Non
                 raise second  # noqa: B904
     except ValueError as caught:
         seen = caught
-    # THEN it only has the interpreter's own context, and only the block that raised is marked
     assert seen is second
     assert second.__context__ is first
     assert first.__context__ is None
@@ -231,7 +222,6 @@ def test_a_handled_exception_marks_only_the_span_that_it_left(make: Make) -> Non
 
 
 def test_a_block_in_a_generator_that_is_closed_has_not_failed(make: Make) -> None:
-    # GIVEN a generator that is abandoned in the middle of a block
     def generate() -> Iterator[int]:
         with make("given up"):
             yield 1
@@ -324,7 +314,6 @@ def test_inputs_and_outputs_outside_of_debug_mode_do_nothing() -> None:
 
 
 def test_statistics_agree_with_records() -> None:
-    # GIVEN spans whose records are all still in the ring
     for i in range(500):
         with span("agrees"):
             sum(range(i * 10))

@@ -76,7 +76,6 @@ def test_left_out_of_order_across_switches() -> None:
     second.__enter__()
     stagespan.enable()
     third.__enter__()
-    # WHEN they are left from the outermost to the innermost
     for context in (first, second, third):
         context.__exit__(None, None, None)
 
@@ -176,9 +175,7 @@ def in_thread(work: Callable[[], object]) -> None:
 def test_entered_in_one_thread_and_left_in_another(make: Make) -> None:
     context = make("handed over")
     context.__enter__()
-    # WHEN another thread leaves it
     in_thread(lambda: context.__exit__(None, None, None))
-    # THEN it is recorded once and no longer open, and the next span has no parent
     assert _core.open_spans() == []
     with make("next"):
         pass
@@ -189,7 +186,6 @@ def test_entered_in_one_thread_and_left_in_another(make: Make) -> None:
 
 @pytest.mark.parametrize("inner", [False, True], ids=["innermost", "with another in it"])
 def test_left_in_another_thread_and_then_here_as_well(make: Make, inner: bool) -> None:
-    # GIVEN a context entered here, left in another thread, and entered there again
     contexts, within = [make("left twice")], make("within")
     contexts[0].__enter__()
     if inner:
@@ -205,9 +201,7 @@ def test_left_in_another_thread_and_then_here_as_well(make: Make, inner: bool) -
     thread = threading.Thread(target=enter_again)
     thread.start()
     assert entered.wait(20)
-    # WHEN it is left here
     contexts[0].__exit__(None, None, None)
-    # THEN it is recorded once, the second exit is counted, and the other thread's span stays open
     assert count("left twice") == 1
     assert lost() == {"unmatched": 1}
     assert [one["stage"] for one in _core.open_spans()].count("left twice") == 1
@@ -241,7 +235,6 @@ def test_dropped_in_another_thread() -> None:
 def test_a_thread_that_ends_inside_of_a_span() -> None:
     context = span("thread ended")
     in_thread(context.__enter__)
-    # THEN it is counted, once the system has ended the thread
     assert eventually(lambda: _core.open_spans() == [])
     assert lost() == {"abandoned": 1}
     assert count("thread ended") == 0

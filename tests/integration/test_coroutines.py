@@ -51,7 +51,6 @@ def test_a_coroutine_that_sleeps_is_suspended() -> None:
 
 
 def test_a_coroutine_that_computes_is_not() -> None:
-    # GIVEN a coroutine that works, lets others run, and works again
     @span("works")
     async def works() -> None:
         for _ in range(2):
@@ -107,7 +106,6 @@ def test_all_of_an_awaited_coroutine_is_charged_to_its_parent() -> None:
         await awaits()
 
     asyncio.run(main())
-    # THEN all of it, including its sleep, is its parent's child
     stages = _core.snapshot().stages()
     for parent, child in zip(("block", "awaits"), recorded("sleeps"), strict=True):
         assert child.duration_ns >= 19 * MS
@@ -168,7 +166,6 @@ def test_wait_for_cancels(kind: Callable[[str], _core.Span]) -> None:
 
 
 def test_cancelled_and_continuing() -> None:
-    # GIVEN a coroutine that handles its cancellation
     @span("goes on")
     async def goes_on() -> str:
         try:
@@ -260,7 +257,6 @@ class _Kept:
 
 
 def test_nothing_of_a_task_is_kept_when_it_has_ended() -> None:
-    # GIVEN tasks with an object in their contexts that end, are cancelled, or are abandoned
     variable: contextvars.ContextVar[_Kept] = contextvars.ContextVar("variable")
     kept: list[weakref.ref[_Kept]] = []
 
@@ -287,7 +283,6 @@ def test_nothing_of_a_task_is_kept_when_it_has_ended() -> None:
     loop.close()
     del loop
     gc.collect()
-    # WHEN a span of another task opens
     asyncio.run(ends())
 
     assert [reference() for reference in kept] == [None, None, None]
@@ -297,7 +292,6 @@ def test_nothing_of_a_task_is_kept_when_it_has_ended() -> None:
 
 
 def test_abandoned_tasks_free_their_frames() -> None:
-    # GIVEN more tasks than a thread has frames for, abandoned inside spans, a few at a time
     async def waits() -> None:
         with span("given up"):
             await asyncio.Event().wait()
@@ -314,7 +308,6 @@ def test_abandoned_tasks_free_their_frames() -> None:
 
     asyncio.run(main())
     gc.collect()
-    # THEN each is recorded, and frames are free for the next
     assert eventually(lambda: count("given up") == 20_000)
     assert lost().keys() <= {"overwritten"}
     with span("afterwards"):

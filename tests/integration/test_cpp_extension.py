@@ -48,7 +48,6 @@ def run(program: str, site: Path) -> str:
 
 
 def test_scopes_nest_under_the_spans_of_python(installed: Path) -> None:
-    # GIVEN the extension, and a program that calls it inside a span
     program = """
 import json, cpp_stages, stagespan
 with stagespan.span("outer"):
@@ -62,17 +61,14 @@ tree = sorted(
 )
 print(json.dumps([tree, {n: s.count for n, s in stagespan.stats().items()}]))
 """
-    # WHEN it runs
     tree, counts = json.loads(run(program, installed))
 
-    # THEN C++ scopes are counted, and are children of the spans that were open around them
     assert counts == {"outer": 1, "multiply": 3, "fill": 6}
     expected = [["fill", "multiply"]] * 6 + [["multiply", "outer"]] * 3 + [["outer", None]]
     assert tree == expected
 
 
 def test_scopes_nest_under_the_spans_of_their_greenlet(installed: Path) -> None:
-    # GIVEN greenlets that call the extension inside their spans, and a main greenlet with its own
     pytest.importorskip("greenlet")
     program = """
 import json, cpp_stages, greenlet, stagespan
@@ -95,8 +91,6 @@ print(json.dumps(sorted(
     by_id[int(s["parent"])] for s in stagespan.spans() if names[s["stage"]] == "multiply"
 )))
 """
-    # WHEN it runs
-    # THEN each scope is a child of the span that is open in its own greenlet
     assert json.loads(run(program, installed)) == ["a", "b"]
 
 
@@ -115,7 +109,6 @@ print(json.dumps([
     sum(stagespan.lost().values()) if hasattr(stagespan, "lost") else 0,
 ]))
 """
-    # WHEN it runs
     counts, parents, lost = json.loads(run(program, installed))
 
     # THEN all of its scopes are recorded although its threads have ended, and none has a parent
@@ -125,7 +118,6 @@ print(json.dumps([
 
 
 def test_scopes_are_not_recorded_while_switched_off(installed: Path) -> None:
-    # GIVEN a recorder that is off for the second call
     program = """
 import json, cpp_stages, stagespan
 cpp_stages.multiply(10)
@@ -135,18 +127,14 @@ stagespan.enable()
 cpp_stages.multiply(10)
 print(json.dumps({n: s.count for n, s in stagespan.stats().items()}))
 """
-    # WHEN it runs
     counts = json.loads(run(program, installed))
 
-    # THEN only the calls made while it was on are counted
     assert counts == {"multiply": 2, "fill": 4}
 
 
 def test_use_it_runs_as_printed(installed: Path) -> None:
-    # GIVEN the example's own program
     program = (EXAMPLE / "use_it.py").read_text()
 
-    # WHEN it runs
     printed = run(program, installed)
 
     # THEN it shows the results and the figures of both sides

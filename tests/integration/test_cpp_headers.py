@@ -122,7 +122,6 @@ print(json.dumps([attached, counts, [str(one.message) for one in seen]]))
     assert done.returncode == 0, done.stderr
     attached, counts, messages = json.loads(done.stdout)
 
-    # THEN those that this stagespan supports are timed, and each other one gets a warning
     assert attached == {name: name in TIMED for name in order}
     assert counts == {"outer": 3 * len(order)} | {name: 3 for name in order if name in TIMED}
     assert len(messages) == len(order) - sum(attached.values())

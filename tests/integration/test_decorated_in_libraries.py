@@ -115,7 +115,6 @@ def test_free_variables_are_those_of_the_function(decorated: Kinds) -> None:
 
         found = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
-        # THEN all of them are found, with their values
         expected = inspect.getclosurevars(plain).nonlocals
         assert {name: found[name].cell_contents for name in expected} == expected
 
@@ -238,7 +237,6 @@ def test_cloudpickle_by_value() -> None:
     finally:
         cloudpickle.unregister_pickle_by_value(decorated_kinds)
 
-    # WHEN it runs them
     program = textwrap.dedent("""
         import json, pickle, sys
         functions, run_and_count = pickle.load(sys.stdin.buffer)
@@ -296,7 +294,6 @@ def test_joblib(tmp_path: Path) -> None:
     source = Path(decorated_kinds.__file__).read_text()
     program.write_text(source + textwrap.dedent(main))
 
-    # WHEN it runs them in processes of loky
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=IN_WORKERS)
 
     # THEN they work there, and are timed if a copy of their code is
@@ -427,7 +424,6 @@ def test_fastapi(context: Callable[[str], Any]) -> None:
     async def coroutine(x: int, flag: bool = False) -> list[Any]:
         return [x, flag]
 
-    # WHEN requests arrive
     first = run_and_count(lambda _: request_of(app, "/function?x=2"), None)
     second = run_and_count(lambda _: request_of(app, "/coroutine?x=3&flag=true"), None)
 

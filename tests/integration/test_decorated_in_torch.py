@@ -168,7 +168,6 @@ def test_a_graph_that_breaks_inside_breaks_as_often(context: Callable[[str], Any
 
 
 def test_functions_of_one_definition_are_compiled_once(context: Callable[[str], Any]) -> None:
-    # GIVEN functions that are made again for each call
     def make(decorate: Callable[[Any], Any]) -> Any:
         @decorate
         def inner(x: Any) -> Any:
@@ -187,12 +186,10 @@ def test_functions_of_one_definition_are_compiled_once(context: Callable[[str], 
         call = torch.compile(caller, backend=counter, fullgraph=True)
         return [call(make(decorate), torch.ones(1)).item() for _ in range(3)], counter.frame_count
 
-    # THEN torch.compile knows them by their definition
     assert use(context("made again")) == use(lambda function: function) == ([3.0] * 3, 1)
 
 
 def test_wrappers_of_decorated_functions(context: Callable[[str], Any]) -> None:
-    # GIVEN a decorated function below a decorator that copies its attributes and changes its result
     @context("below")
     def below(x: Any) -> Any:
         return x * 2

@@ -20,7 +20,6 @@ FORMULAS = ("=", "+", "-", "@", "\uff1d")
 
 
 def test_dumps_are_safe_for_spreadsheets_and_terminals(folder: Path) -> None:
-    # GIVEN a program whose stages, requests and threads have such names
     process = start(
         """
         import json, sys, threading
@@ -40,14 +39,12 @@ def test_dumps_are_safe_for_spreadsheets_and_terminals(folder: Path) -> None:
     )
     try:
         ready(process)
-        # WHEN its recording is dumped and shown
         table = command_here("dump", str(process.pid), "--format", "csv").stdout
         spans = command_here("dump", str(process.pid), "--format", "json").stdout
         trace = command_here("dump", str(process.pid)).stdout
         page = command_here("recover", str(process.pid), "--json").stdout
     finally:
         end(process)
-    # THEN no cell is a formula, and numbers are numbers
     rows = list(csv.DictReader(io.StringIO(table)))
     assert [row["stage"] for row in rows] == [*map(csv_cell, NAMES), "open"]
     assert [row["request"] for row in rows] == [*map(csv_cell, NAMES), ""]
@@ -55,7 +52,6 @@ def test_dumps_are_safe_for_spreadsheets_and_terminals(folder: Path) -> None:
         cell for row in rows for cell in row.values() if cell.strip().startswith(FORMULAS)
     ] == []
     assert all(int(row["end_ns"]) >= int(row["begin_ns"]) for row in rows[:-1])
-    # THEN nothing controls a terminal, and programs read the names from JSON as they are
     for text in (table, spans, trace, page):
         assert not CONTROLS & set(text)
     assert [row["stage"] for row in json.loads(spans)["spans"]] == [*NAMES, "open"]

@@ -28,7 +28,6 @@ def run(name: str, folder: Path, python: Sequence[str] = (sys.executable,)) -> s
 
 def test_service_shows_percentiles_and_what_is_open(tmp_path: Path) -> None:
     # GIVEN the example for running a service
-    # WHEN it runs
     printed = run("service.py", tmp_path)
 
     # THEN it counted every call of both stages, and saw the open one
@@ -41,13 +40,10 @@ def test_service_shows_percentiles_and_what_is_open(tmp_path: Path) -> None:
 
 
 def test_find_slow_stage_shows_report_and_signature(tmp_path: Path) -> None:
-    # GIVEN the example for finding a slow stage
     pytest.importorskip("torch")
 
-    # WHEN it runs
     printed = run("find_slow_stage.py", tmp_path, preloaded.python())
 
-    # THEN it shows all three stages and one stage's input, and names the files
     for stage in ("encode", "normalise", "decode"):
         assert stage in printed
     assert "decode takes [8, 256]" in printed
@@ -59,7 +55,6 @@ def test_replay_stage_writes_trace_breakdown_and_script(tmp_path: Path) -> None:
     # GIVEN the example for optimising a stage
     pytest.importorskip("torch")
 
-    # WHEN it runs
     printed = run("replay_stage.py", tmp_path, preloaded.python())
 
     # THEN it shows a time and names the files

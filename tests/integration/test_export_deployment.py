@@ -42,7 +42,6 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("systemd-analyze is not installed")
-    # GIVEN the unit of the documentation, with a program that exists
     text = documented("ini")
     assert "ExecStart=/opt/svc/bin/stagespan " in text
     unit = tmp_path / "stagespan-export.service"
@@ -50,12 +49,10 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     done = subprocess.run(
         [program, "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
     )
-    # THEN systemd has nothing to say about it
     about_it = [line for line in done.stderr.splitlines() if unit.name in line]
     if done.returncode != 0 and not about_it:
         pytest.skip(f"systemd-analyze cannot run here: {done.stderr.strip()[-200:]}")
     assert (done.returncode, about_it) == (0, [])
-    # WHEN the unit has a setting that systemd does not know THEN it would say so
     unit.write_text(text.replace("Restart=", "Restrt="))
     done = subprocess.run(
         [program, "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
@@ -96,7 +93,6 @@ def test_the_containers_of_a_pod_share_their_recordings(folder: Path, tmp_path: 
             for one in container["env"]
         }
 
-    # WHEN both run with mounts and process ids of their own, and share only the volume
     shared = isolated(f"mount --bind {folder} {inside}")
     arguments = side_car["command"]
     assert arguments[:3] == ["stagespan", "export", "--prometheus"]
@@ -115,11 +111,9 @@ def test_the_containers_of_a_pod_share_their_recordings(folder: Path, tmp_path: 
             **variables(service),
         )
         ready(process)
-        # THEN the exporter sees the service, and counts it after it was killed
         up = {"service": variables(service)["STAGESPAN_JOB"]}
         assert until(lambda: of(scraped(port), "stagespan_process_up", **up) == 1)
         assert until(lambda: of(scraped(port), COUNT, stage="decode", **up) == 10)
-        # THEN doctor says so in each container, and why not where the volume is missing
         seen = {**variables(service), **variables(side_car)}
         assert doctor(shared, **seen).endswith(": 1 other live process")
         alone = doctor(isolated(f"mount -t tmpfs none {inside}"), **seen)
@@ -141,7 +135,6 @@ def test_a_full_disk_for_kept_requests_is_told_once_and_counted(
     with exporter("--keep", str(target), prefix=full) as (process, port):
         recorded = start(MANY_REQUESTS, STAGESPAN_JOB="svc")
         ready(recorded)
-        # WHEN requests are kept there THEN they are counted as lost, and the metrics go on
         assert until(lambda: of(scraped(port), "stagespan_lost_total", cause="keep") == 200, 40)
         assert until(lambda: of(scraped(port), COUNT, stage="decode") == 200)
         # THEN no part of a file is left
@@ -211,7 +204,6 @@ def test_two_hundred_processes_are_exported(folder: Path) -> None:
         process.stdin.write("\n")
         process.stdin.flush()
         ready(process)
-        # THEN they are counted as before when they have ended, in as many series
         assert until(lambda: (of(scraped(port), up, service="svc") or 0) <= 1, 120)
         samples = scraped(port)
         assert of(samples, COUNT, stage="decode") == 2000

@@ -38,7 +38,6 @@ def read(copy: Recording, ns_per_tick: float | None = None) -> Figures:
 
 
 def test_readings_of_a_busy_process_never_exceed_what_it_has_recorded(folder: Path) -> None:
-    # GIVEN a process that records bursts of spans of very different durations
     process = start(
         """
         import stagespan, time
@@ -54,7 +53,6 @@ def test_readings_of_a_busy_process_never_exceed_what_it_has_recorded(folder: Pa
     assert process.stdin is not None
     seen, rate = Figures({}, {}), None
     for burst in range(1, 4):
-        # WHEN it is read all the time during a burst
         process.stdin.write("go\n")
         process.stdin.flush()
         for _ in range(20):
@@ -65,7 +63,6 @@ def test_readings_of_a_busy_process_never_exceed_what_it_has_recorded(folder: Pa
             rate = rate or copy.snapshot().ns_per_tick
             seen.raise_to(read(copy, rate))
         ready(process)
-        # THEN what was seen is at most what there is after the burst, in each bucket
         last = read(recording.open(process.pid, spans=False), rate)
         final = last.durations["stage"]["s"]
         assert final.below[-1] == 20_000 * burst
@@ -81,10 +78,8 @@ def test_readings_of_a_busy_process_never_exceed_what_it_has_recorded(folder: Pa
 
 
 def test_bounds_are_those_of_buckets_of_a_clock_in_nanoseconds() -> None:
-    # GIVEN the buckets of a recording whose ticks are nanoseconds
     edges = _core.histogram_bounds()
     groups = groups_of(1.0)
-    # THEN each bound is between two of them, and every sixth edge is one
     for i, bound in enumerate(BOUNDS_NS):
         after = edges.index(bound)
         assert (groups[after - 1], groups[after]) == (i, i + 1)
@@ -101,7 +96,6 @@ parts = st.dictionaries(st.sampled_from("abc"), histograms).map(
 
 @given(parts, parts)
 def test_what_is_added_is_what_remains_without_the_earlier_part(a: Figures, b: Figures) -> None:
-    # WHEN figures are added THEN taking the first part off leaves the second one
     both = Figures({}, {})
     both.add(a)
     both.add(b)
@@ -152,7 +146,6 @@ ANSWERED = """
 
 
 def test_requests_with_answers_are_read_once_or_counted_as_missed(folder: Path) -> None:
-    # GIVEN a process with room for 64 rows, of which each request with its answer takes two
     process = start(ANSWERED, STAGESPAN_REQUESTS="64")
     ready(process)
     assert process.stdin is not None
@@ -169,13 +162,11 @@ def test_requests_with_answers_are_read_once_or_counted_as_missed(folder: Path) 
         ended = taker.ended(recording.open(process.pid), at_end=True)
         found.update(one["origin"] for one in ended)
 
-    # WHEN it is read before its rows are displaced THEN all of them are found
     for _ in range(6):
         run(20)
         take()
         take()
     assert (found, taker.missed["requests_unread"]) == ({"root": 120, "return": 120}, 0)
-    # WHEN more are displaced before it is read THEN each is found, or counted as missed
     run(100)
     for _ in range(4):
         take()
@@ -187,12 +178,10 @@ def test_requests_with_answers_are_read_once_or_counted_as_missed(folder: Path) 
 
 def test_a_request_that_goes_on_after_its_answer_is_counted(folder: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
-    # GIVEN a request that goes on for longer than an exporter waits after the answer
     with exporter() as (_, port):
         process = start(ANSWERED, STAGESPAN_JOB="svc")
         ready(process)
         process.communicate("1 2.5\n\n", timeout=30)
-        # WHEN both have ended THEN the answer and the request are counted
         counts = (
             "stagespan_handoff_duration_seconds_count",
             "stagespan_request_duration_seconds_count",
@@ -235,7 +224,6 @@ IDLE = """
 
 
 def test_a_recording_is_copied_again_when_something_was_recorded(folder: Path) -> None:
-    # GIVEN a process that records when it is told to
     process = start(IDLE)
     ready(process)
     assert process.stdin is not None
@@ -261,19 +249,16 @@ def test_a_recording_is_copied_again_when_something_was_recorded(folder: Path) -
             assert latest.read_ns is not None
             assert again.read_ns is not None
             assert again.read_ns > latest.read_ns
-            # WHEN something was recorded THEN there is a new copy
             process.stdin.write(f"{step}\n")
             process.stdin.flush()
             ready(process)
             assert not read().shares_copy_with(latest), step
-        # THEN nothing is missing
         until(lambda: read().shares_copy_with(read()))
         group = of_process.group
         figures = totals.sums([of_process])[group]
         assert figures.durations["stage"]["decode"].below[-1] == 4
         assert figures.durations["request"]["ok"].below[-1] == 2
         assert figures.amounts["work"]["decode"] == {"tokens": 1}
-        # WHEN the process has ended THEN that is seen
         end(process)
         assert read().has_gone
 
@@ -282,7 +267,6 @@ def test_the_senders_of_hand_offs_are_known_in_whatever_order_processes_are_read
     folder: Path,
 ) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
-    # GIVEN an exporter that has read both processes of a service, and is stopped
     with exporter() as (side_car, port):
         process = start(ANSWERED, STAGESPAN_JOB="svc", STAGESPAN_PIPELINE_NAME="chat")
         ready(process)
@@ -293,10 +277,8 @@ def test_the_senders_of_hand_offs_are_known_in_whatever_order_processes_are_read
         handoffs = "stagespan_handoff_duration_seconds_count"
         until(lambda: of(scraped(port), handoffs) == 2)
         side_car.send_signal(signal.SIGSTOP)
-        # WHEN requests have crossed between them, and both have ended, before it goes on
         process.communicate("20 0\n\n", timeout=30)
         side_car.send_signal(signal.SIGCONT)
-        # THEN it knows who has sent each of them
         until(lambda: of(scraped(port), handoffs) == 42)
         samples = scraped(port)
         assert of(samples, handoffs, **{"from": "chat", "to": "tasks"}) == 21
@@ -304,7 +286,6 @@ def test_the_senders_of_hand_offs_are_known_in_whatever_order_processes_are_read
 
 
 def test_a_process_with_more_requests_is_read_sooner(folder: Path) -> None:
-    # GIVEN a process that has requests when it is told to
     program = """
         import sys, time
         import stagespan
@@ -338,9 +319,7 @@ def test_a_process_with_more_requests_is_read_sooner(folder: Path) -> None:
             return of_process.longest_pause_s
 
         pause_s(1)
-        # WHEN it has many and few requests between two readings
         many, few = pause_s(3000), pause_s(1)
-        # THEN the next reading is due sooner after many of them
         assert 0 < many < few < math.inf
         # THEN without requests, it is not due for their sake
         until(lambda: pause_s(0) == math.inf)
@@ -348,7 +327,6 @@ def test_a_process_with_more_requests_is_read_sooner(folder: Path) -> None:
 
 
 def test_parts_wait_for_a_request_that_goes_on_for_long(folder: Path) -> None:
-    # GIVEN the parts of a request that fails at its end, long after a worker has done its part
     process = start(
         """
         import multiprocessing, sys
@@ -386,20 +364,16 @@ def test_parts_wait_for_a_request_that_goes_on_for_long(folder: Path) -> None:
     trace = of_worker.segment["trace_id"]
     assert trace is not None
     requests.add([of_worker])
-    # WHEN the request goes on THEN its parts wait for it
     assert requests.complete({trace}, of_worker.end_ns + 600 * 10**9) == []
     process.communicate("\n\n", timeout=30)
-    # WHEN it has failed THEN all of them are chosen
     both = parts()
     requests.add([one for one in both if one.is_root])
     ((*chosen,),) = requests.complete(set(), time.time_ns())
     assert [one.segment["status"] for one in chosen] == ["ok", "error"]
-    # WHEN a request is not known to go on THEN a part does not wait for long
     requests = Requests(Rules())
     requests.add([of_worker])
     assert requests.complete(set(), of_worker.end_ns + 5 * 10**9) == []
     assert requests.complete(set(), of_worker.end_ns + 15 * 10**9) == [[of_worker]]
-    # WHEN very many wait THEN the oldest ones do so no longer
     traces = [f"{number:032x}" for number in range(1, 10_101)]
     requests.add(
         replace(of_worker, segment={**of_worker.segment, "trace_id": trace}) for trace in traces

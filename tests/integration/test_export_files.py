@@ -55,7 +55,6 @@ def about(value: object) -> object:
 
 
 def test_kept_requests_say_what_the_recordings_said(folder: Path, tmp_path: Path) -> None:
-    # GIVEN a request in two processes, one of which was killed
     target = tmp_path / "kept"
     process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
     with exporter("--keep", str(target)):
@@ -63,14 +62,11 @@ def test_kept_requests_say_what_the_recordings_said(folder: Path, tmp_path: Path
         time.sleep(3)
     from_recordings = requests_in("--job", "svc")
     end(process)
-    # WHEN they are read from the folder
     from_files = requests_in(str(target))
-    # THEN both say the same, also if the files are named
     assert requests_in(*map(str, target.iterdir())) == from_files
     assert from_files["count"] == from_recordings["count"] == 1
     for key in ("requests", "stages", "hops"):
         assert about(from_files[key]) == about(from_recordings[key])
-    # THEN each span has its own work
     (request,) = from_files["requests"]
     spans = [span for one in request["segments"] for span in one["spans"]]
     steps = [span["work"] for span in spans if span["stage"] == "step"]
@@ -86,7 +82,6 @@ def test_requests_of_several_machines_are_joined_from_all_their_folders(
     folder: Path, tmp_path: Path
 ) -> None:
     fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
-    # GIVEN the requests of a machine in one folder
     target = tmp_path / "kept"
     process = start(TWO_PROCESSES, "return", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
     with exporter("--keep", str(target)):
@@ -94,7 +89,6 @@ def test_requests_of_several_machines_are_joined_from_all_their_folders(
         time.sleep(3)
     end(process)
     whole = requests_in(str(target))
-    # WHEN each process's part is in a folder of its own, as of two machines, one in an object store
     (file,) = target.glob("*.jsonl.gz")
     (line,) = gzip.decompress(file.read_bytes()).splitlines()
     kept_request = json.loads(line)
@@ -104,14 +98,12 @@ def test_requests_of_several_machines_are_joined_from_all_their_folders(
         text = json.dumps({**kept_request, "parts": [part]}).encode()
         with fsspec.open(f"{url}/{file.name}", "wb", auto_mkdir=True) as written:
             written.write(gzip.compress(text))
-    # THEN both together say what the one folder says
     assert requests_in(*urls) == whole
     alone = requests_in(urls[0])
     assert alone["requests"] != whole["requests"]
 
 
 def test_exemplars_are_requests_that_are_kept(folder: Path, tmp_path: Path) -> None:
-    # GIVEN a process with requests, of which those are kept that did not end as ok
     with exporter("--keep", str(tmp_path / "kept"), "--sample", "0") as (_, port):
         process = start(PLENTY)
         ready(process)
@@ -146,7 +138,6 @@ def test_requests_in_parquet_are_chosen_as_those_in_json_lines(
 ) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed")
-    # GIVEN the same requests in both formats, also one in two processes
     first = start(PLENTY, STAGESPAN_JOB="svc")
     second = start(TWO_PROCESSES, "return", STAGESPAN_RECORDING="keep")
     ready(first)
@@ -173,14 +164,12 @@ def test_requests_in_parquet_are_chosen_as_those_in_json_lines(
         expected = requests_in(lines, *options)
         assert found["count"] == expected["count"]
         assert about(found["requests"]) == about(expected["requests"])
-    # THEN the query in the documentation has the counts of the recordings
     query = documented("sql").replace("/var/lib/stagespan", parquet)
     rows = {stage: runs for stage, runs, _ in duckdb.sql(query).fetchall()}
     assert (rows["decode"], rows["step"]) == (60, 98)
     # THEN a query can use the work of spans
     tokens = "select sum(s.work['tokens']) from (select unnest(stages) as s from read_parquet(?))"
     assert duckdb.execute(tokens, [f"{parquet}/*.parquet"]).fetchall() == [(sum(range(98)),)]
-    # THEN both kinds together are refused, and a damaged file, too
     assert "pass folders of one kind" in command_here("requests", lines, parquet).stderr
     (file,) = (tmp_path / "parquet").glob("*.parquet")
     file.write_bytes(file.read_bytes()[:100])
@@ -193,7 +182,6 @@ def test_requests_in_parquet_are_chosen_as_those_in_json_lines(
 def test_parquet_without_its_libraries_is_refused_in_one_sentence(
     folder: Path, tmp_path: Path, missing: str
 ) -> None:
-    # GIVEN an environment without one of the libraries, and a folder with a file
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked" / f"{missing}.py").write_text("raise ImportError")
     (tmp_path / "kept").mkdir()
@@ -214,7 +202,6 @@ def test_parquet_without_its_libraries_is_refused_in_one_sentence(
 
 
 def test_the_oldest_of_the_kept_requests_are_removed(tmp_path: Path) -> None:
-    # GIVEN a folder that may have 100 KiB, and large requests
     keeper = kept.Keeper(tmp_path, 100 << 10)
     other_host = f"requests-{os.uname().nodename}-other"
     for number in range(40):
@@ -254,7 +241,6 @@ def test_requests_are_lost_and_awaited_no_more_if_a_file_cannot_be_made(
     keeper.put(requests)
     compress = gzip.compress
     monkeypatch.setattr(gzip, "compress", lambda *_: bytes(1 << 62))
-    # WHEN it is written
     with pytest.raises(MemoryError):
         keeper.write()
     # THEN they count as lost, their processes need not wait for them, and later ones are kept
@@ -327,20 +313,17 @@ def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
             assert not prometheus.query(f"({losses.value}) {losses.condition}")
             (folder / "999-1.stagespan").write_bytes(b"not a recording")
             until(lambda: prometheus.query(f"({losses.value}) {losses.condition}"))
-            # WHEN each expression is asked THEN it returns data
             targets = [one for panel in dashboard.dashboard()["panels"] for one in panel["targets"]]
             asked = [filled_in(one["expr"]) for one in targets]
             asked += [rule.value.replace(" offset 1h", "") for rule in dashboard.RULES]
             for expression in asked:
                 until(lambda e=expression: prometheus.query(e))
-            # THEN points have the traces of requests
             segments = recording.open(busy.pid).segments()
             traces = {one["trace_id"] for one in segments}
             with_points = [one["expr"] for one in targets if one["exemplar"]]
             of_requests = next(one for one in with_points if "request_duration" in one)
             found = until(lambda: prometheus.exemplars(filled_in(of_requests)))
             assert {one["trace_id"] for one in found} & traces
-            # THEN the variables have values, and one service can be chosen
             variables = dashboard.dashboard()["templating"]["list"][1:]
             for variable in variables:
                 metric, label = re.findall(r"label_values\((.*), (\w+)\)", variable["query"])[0]
@@ -441,7 +424,6 @@ def test_each_rule_fires_for_what_it_is_for(tmp_path: Path, name: str) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool on PATH: install the Debian package prometheus")
-    # GIVEN series of which one is what the rule is for, and others are not
     series, at, labels, summary = ALERTS[name]
     (rule,) = (one for one in dashboard.RULES if one.name == name)
     (tmp_path / "rules.yml").write_text(dashboard.alerts())
@@ -458,7 +440,6 @@ def test_each_rule_fires_for_what_it_is_for(tmp_path: Path, name: str) -> None:
     }
     whole = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": [test]}
     (tmp_path / "test.yml").write_text(json.dumps(whole))
-    # THEN it fires for that one alone
     done = subprocess.run(
         [promtool, "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True
     )
@@ -470,12 +451,10 @@ def test_doctor_says_whether_an_exporter_reads_the_recordings(folder: Path) -> N
         found = examine.examine(use_device=False)
         return next(one for one in found if one.name == "exporter")
 
-    # GIVEN an exporter that cannot read a recording
     assert row().state == "absent"
     (folder / "999-1.stagespan").write_bytes(b"not a recording")
     with exporter() as (_, port):
         until(lambda: of(scraped(port), "stagespan_lost_total", cause="unreadable"))
-        # WHEN doctor is asked THEN it says what reads, and what was lost
         found = row()
     assert found.state == "note"
     assert str(folder) in found.text
@@ -490,7 +469,6 @@ def test_doctor_says_whether_the_exporter_sees_processes(
         return next(one for one in found if one.name == "exporter")
 
     with exporter():
-        # GIVEN an exporter that sees no process THEN doctor says what to share
         assert row().state == "note"
         assert "where no other live process records: the service needs the same" in row().text
         # WHEN two processes record THEN they are counted
@@ -502,7 +480,6 @@ def test_doctor_says_whether_the_exporter_sees_processes(
         for process in processes:
             end(process)
         assert "no other live process" in row().text
-        # WHEN this process records elsewhere THEN doctor says that no exporter reads that
         monkeypatch.setenv("STAGESPAN_RECORDING_DIR", f"{folder}-elsewhere")
         assert row().state == "absent"
         assert row().text.endswith(f"reads the recordings in {folder}-elsewhere")

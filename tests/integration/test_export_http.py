@@ -69,12 +69,10 @@ OTHER_HOSTS = (
 def test_a_page_of_another_site_cannot_read_figures_by_a_name(folder: Path) -> None:
     with serving() as (_, ports):
         for path, port in ports.items():
-            # WHEN a request says another name than one of this machine THEN it gets no figure
             for host in OTHER_HOSTS:
                 found = answer(port, f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n")
                 assert found.split(b" ", 2)[1] == b"403", host
                 assert b"decode" not in found
-            # WHEN it says one, or none THEN it is answered
             for host in OWN_HOSTS:
                 found = answer(port, f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n")
                 assert found.split(b" ", 2)[1] == b"200", host
@@ -144,7 +142,6 @@ def closed_after_s(one: socket.socket, drip: bytes = b"") -> float:
 def test_slow_clients_are_given_up(folder: Path, path: str) -> None:
     with serving() as (process, ports), contextlib.ExitStack() as closing:
         before = threads_of(process)
-        # GIVEN clients that are silent, that send a byte a second, and that read nothing
         silent = [closing.enter_context(connection(ports[path])) for _ in range(5)]
         dripping = closing.enter_context(connection(ports[path]))
         deaf = []
@@ -154,7 +151,6 @@ def test_slow_clients_are_given_up(folder: Path, path: str) -> None:
             one.connect(("127.0.0.1", ports[path]))
             one.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             deaf.append(one)
-        # THEN each of them is given up
         with ThreadPoolExecutor() as pool:
             for one in silent:
                 pool.submit(closed_after_s, one).result()
@@ -169,7 +165,6 @@ def test_slow_clients_are_given_up(folder: Path, path: str) -> None:
 
 def test_a_client_that_leaves_is_no_matter(folder: Path) -> None:
     with serving() as (process, ports):
-        # WHEN clients leave at each moment, also without reading their answer
         for path, port in ports.items():
             request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
             for length in (0, 1, 20, len(request) - 1, *([len(request)] * 20)):
@@ -186,7 +181,6 @@ def test_a_client_that_leaves_is_no_matter(folder: Path) -> None:
 def test_the_page_takes_at_most_one_sample_a_second(folder: Path) -> None:
     with serving() as (_, ports):
         url = f"http://127.0.0.1:{ports['/data.json']}/data.json"
-        # WHEN many ask for its data, also at once
         began = time.monotonic()
         with ThreadPoolExecutor(12) as pool:
             found = list(pool.map(lambda _: get(url), range(200)))
@@ -197,8 +191,6 @@ def test_the_page_takes_at_most_one_sample_a_second(folder: Path) -> None:
 
 
 def test_only_the_recordings_of_a_request_are_read_for_it(folder: Path) -> None:
-    # GIVEN processes of which each has requests, one that was killed, and an exporter that has
-    # read them
     services = [start(SERVICE) for _ in range(5)]
     for one in services:
         ready(one)
@@ -219,7 +211,6 @@ def test_only_the_recordings_of_a_request_are_read_for_it(folder: Path) -> None:
     try:
         for pid, of_process in segments.items():
             opened.clear()
-            # WHEN the recordings of a trace are asked for THEN they are those of its process
             (found,) = node.recordings_of(of_process[0]["trace_id"] or "")
             assert found.pid == pid
             assert found.spans().size

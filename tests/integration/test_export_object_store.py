@@ -107,7 +107,6 @@ def requests_in(*places: str) -> dict[str, object]:
 
 
 def test_requests_of_two_machines_are_joined_from_a_bucket(folder: Path, server: Server) -> None:
-    # GIVEN an exporter that keeps requests in a bucket
     process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc")
     with exporter("--keep", "s3://bucket/whole"):
         ready(process)
@@ -116,7 +115,6 @@ def test_requests_of_two_machines_are_joined_from_a_bucket(folder: Path, server:
     (file,) = server.objects.glob("whole/*.jsonl.gz")
     whole = requests_in("s3://bucket/whole")
     assert whole["count"] == 1
-    # WHEN each process's part is in a folder of its own, as of two machines
     (line,) = gzip.decompress(file.read_bytes()).splitlines()
     request = json.loads(line)
     assert len(request["parts"]) == 2
@@ -124,7 +122,6 @@ def test_requests_of_two_machines_are_joined_from_a_bucket(folder: Path, server:
         text = json.dumps({**request, "parts": [part]}).encode()
         with fsspec.open(f"s3://bucket/{machine}/{file.name}", "wb") as written:
             written.write(gzip.compress(text))
-    # THEN both together say what the one folder says
     assert requests_in("s3://bucket/a", "s3://bucket/b/") == whole
     assert requests_in("s3://bucket/a")["requests"] != whole["requests"]
 
@@ -141,7 +138,6 @@ def test_parquet_in_a_bucket_is_read(folder: Path, server: Server) -> None:
 
 
 def test_the_oldest_objects_are_removed(server: Server) -> None:
-    # GIVEN a place in a bucket that may have 100 KiB, also with objects of another machine
     place = server.objects / "kept"
     place.mkdir()
     # The host of the other machine is named like this one, with a number.
@@ -200,7 +196,6 @@ def test_a_place_without_kept_requests_is_named(server: Server) -> None:
 
 
 def test_a_store_that_goes_away_delays_nothing(folder: Path, server: Server) -> None:
-    # GIVEN an exporter that keeps requests in a bucket, whose server has ended
     with exporter("--keep", "s3://bucket/kept") as (process, port):
         server.stop()
         recorded = start(MANY_REQUESTS, STAGESPAN_JOB="svc")
@@ -212,7 +207,6 @@ def test_a_store_that_goes_away_delays_nothing(folder: Path, server: Server) -> 
         end(recorded)
         process.terminate()
         _, errors = process.communicate(timeout=20)
-    # THEN one sentence says why
     assert process.returncode == 0
     told = [line for line in errors.splitlines() if "kept" in line]
     assert len(told) == 1

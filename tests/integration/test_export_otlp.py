@@ -49,7 +49,6 @@ def test_each_span_arrives_once_as_it_was_recorded(folder: Path, protocol: str, 
             time.sleep(1)  # nothing more may come
         end(process)
         spans = received.spans()
-        # THEN each has an id of its own, in one trace, with a parent that has arrived
         assert len({span.span_id for span in spans}) == len(spans)
         assert len({span.trace_id for span in spans}) == 1
         by_id = {span.span_id: span for span in spans}
@@ -62,7 +61,6 @@ def test_each_span_arrives_once_as_it_was_recorded(folder: Path, protocol: str, 
         expected |= {"handoff tasks": 1, "handoff replies": 1}
         assert {name: names.count(name) for name in expected} == expected
         assert len(spans) == sum(expected.values()) + 1 + waits
-        # THEN ids, parents and times are those of the recordings
         copies = [recording.open(path) for path in folder.glob("*.stagespan")]
         segments = [one for copy in copies for one in copy.segments()]
         for one in segments:
@@ -105,7 +103,6 @@ def test_a_batch_keeps_all_its_links(folder: Path) -> None:
             until(lambda: len(received.spans("default")) >= 2000, 40)
             until(lambda: received.spans("forward"))
         end(process)
-        # THEN it arrives once, with a link to each request, and with the span in it
         (batch,) = received.spans("forward")
         segments = [span for span in received.spans("default") if not span.parent_span_id]
         assert len(segments) == 1000
@@ -242,7 +239,6 @@ def test_work_that_may_have_been_overwritten_is_left_out(folder: Path) -> None:
     known = [one["tokens"] for one in of_first if one]
     assert sorted(known) == list(range(600 - len(known), 600))
     assert 0 < len(known) < 512
-    # THEN the other one has all of its work
     assert sorted(one["tokens"] for one in of_second if one) == sorted([1, *range(10)])
 
 
@@ -297,7 +293,6 @@ def test_rules_choose_requests(
 
 
 def test_figures_have_the_counts_of_the_recording(folder: Path) -> None:
-    # GIVEN a process that has failed and counted work
     program = """
         import stagespan
         for n in range(100):
@@ -322,7 +317,6 @@ def test_figures_have_the_counts_of_the_recording(folder: Path) -> None:
             ((_, oldest),) = received.points("stagespan.request.oldest_age")
             end(process)
         ((resource, point),) = found
-        # THEN a histogram with explicit bounds has its counts
         assert resource["service.name"] == "svc"
         assert resource["stagespan.rank"] == 1
         assert collector.attributes(point) == {"stagespan.stage": "decode"}
@@ -334,7 +328,6 @@ def test_figures_have_the_counts_of_the_recording(folder: Path) -> None:
             "tokens",
             300,
         )
-        # THEN what is open is shown
         assert open_ == {
             ("stagespan.stage.running", "decode"): 0,
             ("stagespan.stage.running", "outer"): 1,
@@ -386,7 +379,6 @@ def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
         # THEN the part of a process is not called the request
         assert sum(point.count for _, point in parts) == 5
         assert first_tokens == []
-        # AND a request has what is known of it
         common = {
             genai.GEN_AI_OPERATION_NAME: "chat",
             genai.GEN_AI_PROVIDER_NAME: "svc",
@@ -417,7 +409,6 @@ def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
 
 
 def test_a_process_sends_its_own_requests(folder: Path) -> None:
-    # GIVEN a program that sends its own requests, and makes no provider
     program = """
         import sys, stagespan
         from opentelemetry import trace
@@ -431,9 +422,7 @@ def test_a_process_sends_its_own_requests(folder: Path) -> None:
     """
     with collector.http() as received:
         process = start(program, received.url)
-        # WHEN it ends at once
         out, errors = process.communicate(timeout=60)
-        # THEN all was delivered
         assert (out, errors, process.returncode) == ("", "", 0)
         assert len(received.spans("decode")) == 10
 
@@ -474,7 +463,6 @@ def can_connect(port: int) -> bool:
 
 
 def test_a_real_collector_passes_on_all(folder: Path) -> None:
-    # GIVEN a collector between the exporter and the receiver
     with collector.over_grpc() as received, rotel(received.url) as url, otlp_exporter(url):
         process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
         ready(process)

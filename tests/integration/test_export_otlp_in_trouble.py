@@ -67,7 +67,6 @@ def test_a_collector_in_trouble_delays_no_end(folder: Path, protocol: str, troub
         recorded = start(ONE_REQUEST)
         ready(recorded)
         time.sleep(2)
-        # WHEN the exporter is stopped THEN it ends at once, and has written its state
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         process.communicate(timeout=20)
@@ -109,7 +108,6 @@ def test_the_state_is_written_after_a_signal_beside_busy_processes(folder: Path)
             running.wait(30)
             assert running.returncode == 0
             assert state.stat().st_mtime_ns >= asked_ns
-        # THEN the next one goes on with it
         with exporter() as (_, port):
             counted = of(scraped(port), "stagespan_stage_duration_seconds_count", stage="busy")
             assert counted is not None
@@ -134,7 +132,6 @@ def test_an_exporter_that_hangs_ends_after_a_signal_with_its_state_written(tmp_p
     # GIVEN an exporter whose work never comes to its end
     process = start(STUCK, str(tmp_path / "state"))
     ready(process)
-    # WHEN it is asked to end THEN it ends, with its state written
     process.terminate()
     process.communicate(timeout=30)
     assert process.returncode == 0
@@ -164,7 +161,6 @@ def test_a_call_that_hangs_is_given_up_and_counted() -> None:
     sender = otlp_sending.Sender(
         lambda: None, lambda exporter, batch: hang.wait(30), longest_call_s=0.05
     )
-    # WHEN more is put than the queue can hold
     sender.put(range(2000))
     until(lambda: sum(sender.lost.values()) == 2000)
     # THEN all is counted, and only a few calls remain
@@ -196,7 +192,6 @@ def test_a_sender_goes_on_if_it_cannot_connect_again(caplog: pytest.LogCaptureFi
 
     sender = otlp_sending.Sender(make, export, batch=1, longest_call_s=0.2)
     done: list[str] = []
-    # WHEN more is put after that call was given up
     sender.put([0], lambda: done.append("first"))
     until(lambda: done)
     sender.put([1, 2], lambda: done.append("others"))
@@ -221,7 +216,6 @@ def test_an_exporter_that_cannot_be_made_leaves_no_thread(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_what_a_collector_rejects_is_counted_and_told_once(folder: Path, protocol: str) -> None:
-    # GIVEN a collector that rejects 3 spans, or data points, of whatever it is sent
     with collector.RECEIVERS[protocol](rejected=3) as received:
         variables = {
             "OTEL_EXPORTER_OTLP_PROTOCOL": collector.PROTOCOLS[protocol],
@@ -236,7 +230,6 @@ def test_what_a_collector_rejects_is_counted_and_told_once(folder: Path, protoco
             end(recorded)
             process.terminate()
             _, errors = process.communicate(timeout=20)
-    # THEN one sentence says why
     assert errors.count("\n") == 1
     assert "It says: the quota is used up" in errors
 
@@ -288,7 +281,6 @@ NOT_DELIVERED: dict[str, tuple[Reply, str]] = {
 @pytest.mark.parametrize("what", NOT_DELIVERED)
 def test_only_the_answer_of_a_collector_is_a_delivery(folder: Path, what: str) -> None:
     reply, sentence = NOT_DELIVERED[what]
-    # GIVEN an address that answers, and is not that of a collector
     with replying(reply) as (url, paths):
         recorded = start(ONE_REQUEST, STAGESPAN_JOB="svc")
         ready(recorded)
@@ -346,7 +338,6 @@ def test_other_answers_of_a_collector_are_read(what: str, caplog: pytest.LogCapt
 def test_a_request_that_cannot_be_sent_is_lost_alone(
     monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
-    # GIVEN requests, one of which began at a time that OTLP cannot name, and one without an id
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", collector.PROTOCOLS[protocol])
     requests = [large_request(number) for number in range(1, 20)]
     requests[4][0].segment["begin_ns"] = -1
@@ -355,7 +346,6 @@ def test_a_request_that_cannot_be_sent_is_lost_alone(
         parts[0].awaited = {AWAITED_OTLP}
     with collector.RECEIVERS[protocol]() as received:
         sender = otlp.Otlp(received.url)
-        # WHEN they are sent THEN the others arrive
         sender.put_requests(requests)
         until(lambda: len(received.spans()) == 17)
         sender.close()

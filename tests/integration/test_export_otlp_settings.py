@@ -99,7 +99,6 @@ def test_headers_compression_and_attributes_of_the_environment_hold(folder: Path
     assert received.headers[-1]["authorization"] == "Basic dXNlcjpr"
     assert received.headers[-1]["x-team"] == "two words"
     assert received.headers[-1]["content-encoding"] == "gzip"
-    # THEN attributes are added to those of each process, whose service stays
     for resource in (*received.resources(), points[0][0]):
         assert resource["deployment.environment.name"] == "prod"
         assert resource["service.name"] == "svc"
@@ -154,12 +153,10 @@ def test_differences_sum_to_the_figures(folder: Path, preference: str) -> None:
     statuses = cycle([200, 200, 400])
     with collector.http(lambda: next(statuses)) as received:
         with otlp_exporter(received.url, **variables):
-            # WHEN figures are sent while a process works, and some calls fail
             total = 0
             for runs in (5, 40, 7):
                 work(runs)
                 total += runs
-                # THEN the differences sum to the figures
                 until(lambda of=total: sums(received, duration)["svc"] == of)
             assert sums(received, tokens)["svc"] == 2 * total
         # WHEN the next exporter goes on THEN it sends only what is new
@@ -170,7 +167,6 @@ def test_differences_sum_to_the_figures(folder: Path, preference: str) -> None:
             until(lambda: len(received.metrics) > before + 4)
             assert sums(received, duration)["svc"] == total + 3
     end(process)
-    # THEN each begins when the one before it ended, or later
     ends: dict[str, int] = {}
     for request in received.metrics:
         for one in request.resource_metrics:
@@ -197,7 +193,6 @@ def test_no_metric_is_sent_without_data(folder: Path, protocol: str) -> None:
         until(lambda: received.points("stagespan.process.up"))
         end(process)
         until(lambda: received.points("stagespan.process.up")[0][1].as_int == 0)
-    # THEN each metric that it has sent has data
     for request in received.metrics:
         for one in request.resource_metrics:
             assert one.scope_metrics
@@ -248,7 +243,6 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 def test_a_collector_with_a_certificate_of_its_own(
     folder: Path, protocol: str, pair: tuple[Path, Path]
 ) -> None:
-    # GIVEN a collector whose certificate no authority has signed
     variables = {
         "OTEL_EXPORTER_OTLP_PROTOCOL": collector.PROTOCOLS[protocol],
         "STAGESPAN_JOB": "svc",
@@ -278,7 +272,6 @@ def test_a_collector_with_a_certificate_of_its_own(
 def test_an_address_with_a_path_has_a_path_for_each_signal(
     monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    # GIVEN the address of a collector behind a proxy, with or without the path of a signal
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_PROTOCOL", raising=False)
     with collector.http() as received:
         for signal_name in ("traces", "metrics"):

@@ -62,7 +62,6 @@ def data(address: str) -> dict[str, Any]:
 
 
 def test_the_page_has_the_figures_of_the_last_seconds(address: str) -> None:
-    # GIVEN a page that was asked for a while
     until(lambda: data(address)["requests"])
     until(lambda: [one for one in data(address)["stages"] if one["stage"] == "decode"])
     time.sleep(1)
@@ -122,7 +121,6 @@ def test_the_page_is_readable_in_a_browser(address: str, tmp_path: Path) -> None
         pytest.skip("no Chromium to open a page in: install chromium")
     with Browser(tmp_path) as browser:
         for width, scheme in ((1280, "light"), (400, "dark")):
-            # WHEN it is open
             browser.size(width, 900)
             browser.media(scheme=scheme)
             browser.call("Page.navigate", url=address)

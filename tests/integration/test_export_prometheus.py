@@ -73,7 +73,6 @@ def counts(port: int) -> tuple[float | None, ...]:
 
 @pytest.mark.parametrize("how", ENDS)
 def test_a_worker_that_has_ended_is_counted(folder: Path, workers: Any, how: str) -> None:
-    # GIVEN an exporter and two workers that have ended
     with exporter() as (_, port):
         for seed in range(2):
             workers(seed, 50, how)
@@ -86,7 +85,6 @@ def test_a_worker_that_has_ended_is_counted(folder: Path, workers: Any, how: str
 
 
 def test_each_scrape_shows_all_that_was_recorded_before_it(folder: Path) -> None:
-    # GIVEN a process that records one span for each line
     process = start(
         """
         import stagespan, sys
@@ -130,7 +128,6 @@ def test_a_live_process_is_counted_as_its_statistics_do(folder: Path) -> None:
     ready(process)
     with exporter() as (_, port):
         samples = scraped(port)
-        # THEN counts equal those of the recording, with the labels of the process
         labels = {"service": "svc", "pipeline": "wan", "rank": "3"}
         stats = recording.open(process.pid).stats()["decode"]
         assert of(samples, f"{DURATION}_count", stage="decode", **labels) == stats.count == 100
@@ -139,19 +136,16 @@ def test_a_live_process_is_counted_as_its_statistics_do(folder: Path) -> None:
         buckets = samples[f"{DURATION}_bucket"]
         last = max(v for k, v in buckets.items() if ("le", "+Inf") not in k)
         assert last == 100
-        # THEN what is open is shown
         assert of(samples, "stagespan_stage_running", stage="outer", **labels) == 1
         assert of(samples, "stagespan_queue_waiting", stage="replica", **labels) == 1
         assert of(samples, "stagespan_oldest_request_age_seconds", **labels) > 0
         assert of(samples, "stagespan_process_up", service="svc") == 1
-        # THEN there are no labels that Prometheus sets or that change with each process
         names = {name for one in samples.values() for labels in one for name, _ in labels}
         assert not names & {"job", "instance", "pid", "id"}
     end(process)
 
 
 def test_a_process_that_does_nothing_is_shown_as_it_is_now(folder: Path) -> None:
-    # GIVEN a process that has opened a request and a span, and waits
     program = """
         import stagespan
         with stagespan.request("r"), stagespan.span("outer"):
@@ -174,7 +168,6 @@ def test_a_process_that_does_nothing_is_shown_as_it_is_now(folder: Path) -> None
         for _ in range(3):
             ages.append(until(lambda: age() if age() > ages[-1] else None))
             assert of(scraped(port), "stagespan_stage_running", stage="outer") == 1
-        # WHEN it goes on THEN that is counted
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
@@ -188,7 +181,6 @@ def test_a_process_that_does_nothing_is_shown_as_it_is_now(folder: Path) -> None
 
 
 def test_what_was_not_lost_and_what_is_idle_has_the_value_0(folder: Path, tmp_path: Path) -> None:
-    # GIVEN a process whose ring has wrapped, and that is idle now
     process = start(
         """
         import stagespan
@@ -202,7 +194,6 @@ def test_what_was_not_lost_and_what_is_idle_has_the_value_0(folder: Path, tmp_pa
         STAGESPAN_RING_SPANS="1024",
     )
     ready(process)
-    # WHEN an exporter reads it that needs the ring
     sends = ("--otlp", "http://127.0.0.1:9") if find_spec("opentelemetry.sdk") else ()
     with exporter("--keep", str(tmp_path / "kept"), *sends) as (_, port):
         until(lambda: of(scraped(port), f"{DURATION}_count", stage="decode") == 3000)
@@ -212,21 +203,17 @@ def test_what_was_not_lost_and_what_is_idle_has_the_value_0(folder: Path, tmp_pa
     lost = samples["stagespan_lost_total"]
     causes = {dict(labels)["cause"] for labels in lost}
     assert {"names", "threads", "unreadable", "recording", "requests_unread", "keep"} <= causes
-    # THEN each of them is documented
     docs = Path(__file__).parents[2] / "docs"
     text = "".join((docs / name).read_text("utf-8") for name in ("monitoring.md", "production.md"))
     assert [cause for cause in causes if f"`{cause}`" not in text] == []
-    # THEN spans that are only counted are not lost
     assert "overwritten" not in causes
     counts = {number for labels, number in lost.items() if "otlp" not in dict(labels)["cause"]}
     assert counts == {0}
-    # THEN stages and queues are shown while nothing is open
     assert of(samples, "stagespan_stage_running", stage="decode", service="svc") == 0
     assert of(samples, "stagespan_queue_waiting", stage="replica", service="svc") == 0
 
 
 def test_requests_and_hand_offs_are_counted_once(folder: Path) -> None:
-    # GIVEN a request in two processes, one of which was killed
     process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc")
     with exporter() as (side_car, port):
         ready(process)
@@ -243,7 +230,6 @@ def test_requests_and_hand_offs_are_counted_once(folder: Path) -> None:
             }
 
         until(lambda: found(port) == expected)
-        # WHEN OpenMetrics is asked for THEN the bucket of the request names its trace
         text = get(f"http://127.0.0.1:{port}/metrics", "application/openmetrics-text")
         (segment,) = [
             one for one in recording.open(process.pid).segments() if one["origin"] == "root"
@@ -261,7 +247,6 @@ def test_requests_and_hand_offs_are_counted_once(folder: Path) -> None:
 
 
 def test_counters_go_on_after_the_exporter_was_killed(folder: Path, workers: Any) -> None:
-    # GIVEN an exporter that has counted a worker that lives on, and is killed
     with exporter() as (process, port):
         workers(1, 30, "return")
         workers(2, 30, "kill")
@@ -278,13 +263,11 @@ def test_counters_go_on_after_the_exporter_was_killed(folder: Path, workers: Any
 
 
 def test_recordings_stay_only_while_an_exporter_reads_them(folder: Path, workers: Any) -> None:
-    # GIVEN many killed workers, which would push each other out without an exporter
     with exporter() as (process, port):
         process.send_signal(signal.SIGSTOP)
         for seed in range(20):
             workers(seed, 1, "kill")
         assert len(list(folder.glob("*.stagespan"))) == 20
-        # WHEN the exporter reads them
         process.send_signal(signal.SIGCONT)
         assert until(lambda: counts(port)[0] == 20)
         # THEN it keeps as many of them as the processes would
@@ -333,7 +316,6 @@ def test_recordings_that_cannot_be_read_are_counted(folder: Path, workers: Any) 
     data[8] = 99
     (folder / "999997-1.stagespan").write_bytes(data)
     with exporter() as (process, port):
-        # WHEN it is asked THEN the others are counted, and what cannot be read is counted too
         assert until(lambda: of(scraped(port), "stagespan_lost_total", cause="unreadable") == 3)
         assert until(lambda: counts(port)[0] == 5)
         process.send_signal(signal.SIGTERM)
@@ -345,7 +327,6 @@ def test_recordings_that_cannot_be_read_are_counted(folder: Path, workers: Any) 
 
 
 def test_a_prometheus_agrees_over_restarts(folder: Path, tmp_path: Path, workers: Any) -> None:
-    # GIVEN a Prometheus that scrapes an exporter
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("no Prometheus on PATH: install the Debian package prometheus")
@@ -372,13 +353,11 @@ def test_a_prometheus_agrees_over_restarts(folder: Path, tmp_path: Path, workers
             # THEN the counts are equal to the last one
             assert until(lambda: prometheus.query(f"sum({selected})") == [({}, 10_000)])
             assert len(values) == 10_000
-            # THEN quantiles are within a bucket
             for q in (0.5, 0.95, 0.99):
                 expression = f'histogram_quantile({q}, {DURATION}_bucket{{stage="decode"}})'
                 ((_, found),) = prometheus.query(expression)
                 exact = quantile(values, q) / 1e9
                 assert exact / 1.19 < found < exact * 1.19
-            # THEN no series has ever fallen, in no bucket
             for series in prometheus.series(f'{{__name__=~"{DURATION}_(bucket|count|sum)"}}'):
                 assert series == sorted(series)
             ((_, resets),) = prometheus.query(f"sum(resets({selected}[10m]))")
@@ -418,7 +397,6 @@ def test_a_prometheus_agrees_with_a_process_that_serves_itself(
     stats = recording.open(process.pid).stats()["decode"]
     prometheus = Prometheus(program, tmp_path, target, free_port())
     try:
-        # WHEN it has scraped THEN the count is that of the statistics, and so are quantiles
         until(lambda: prometheus.query(f"sum({DURATION}_count)") == [({}, stats.count)])
         for q, exact_ns in ((0.5, stats.p50_ns), (0.95, stats.p95_ns), (0.99, stats.p99_ns)):
             ((_, found),) = prometheus.query(f"histogram_quantile({q}, {DURATION}_bucket)")
@@ -430,7 +408,6 @@ def test_a_prometheus_agrees_with_a_process_that_serves_itself(
 
 
 def test_a_process_serves_its_own_figures(folder: Path) -> None:
-    # GIVEN a program that registers its figures, and a forked child
     program = """
         import os, stagespan
         from prometheus_client import CollectorRegistry, generate_latest
@@ -468,7 +445,6 @@ def test_a_process_without_a_recording_is_told(folder: Path) -> None:
 
 
 def test_what_is_left_shows_no_thread_and_no_write_of_the_exporter(folder: Path) -> None:
-    # GIVEN a process that an exporter has read many times
     process = start(
         "import stagespan\nwith stagespan.span('s'):\n  print('ready', flush=True)\n  input()"
     )
@@ -478,7 +454,6 @@ def test_what_is_left_shows_no_thread_and_no_write_of_the_exporter(folder: Path)
     with exporter() as (side_car, port):
         for _ in range(3):
             scraped(port)
-        # THEN it has no more threads, and the exporter has not opened its file for writing
         assert len(os.listdir(f"/proc/{process.pid}/task")) == threads
         handles = []
         for number in os.listdir(f"/proc/{side_car.pid}/fd"):
@@ -495,7 +470,6 @@ def test_what_is_left_shows_no_thread_and_no_write_of_the_exporter(folder: Path)
 
 
 def test_a_recording_that_is_cut_off_keeps_its_counts(folder: Path) -> None:
-    # GIVEN a live process that was read
     process = start(
         """
         import stagespan
@@ -510,7 +484,6 @@ def test_a_recording_that_is_cut_off_keeps_its_counts(folder: Path) -> None:
     ready(process)
     with exporter() as (_, port):
         assert until(lambda: counts(port)[0] == 10)
-        # WHEN another program truncates its recording THEN its counts stay, and it is reported
         (file,) = folder.glob("*.stagespan")
         os.truncate(file, 0)
         assert until(lambda: of(scraped(port), "stagespan_lost_total", cause="unreadable") == 1)
@@ -521,7 +494,6 @@ def test_a_recording_that_is_cut_off_keeps_its_counts(folder: Path) -> None:
 def test_figures_that_cannot_be_added_spoil_no_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN processes, of which the figures of one cannot be added, for whatever reason
     program = """
         import stagespan, sys
         for _ in range(5):
@@ -594,14 +566,12 @@ def test_sums_that_no_number_can_hold_stay_at_the_largest(folder: Path) -> None:
             span.add(bytes=float(sys.argv[1]))
     """
     amounts = ["1.5e308", "1.5e308", "2.5"]
-    # WHEN an exporter and the next one add them
     for _ in range(2):
         with exporter() as (_, port):
             while amounts:
                 amount = amounts.pop()
                 process = start(program, amount, STAGESPAN_JOB=f"svc{amount[0]}")
                 assert process.wait(60) == 0
-            # THEN the sum is the largest float, and the others are as they were
             until(
                 lambda at=port: (
                     of(scraped(at), f"{DURATION}_count", stage="copy", service="svc1") == 2
@@ -643,7 +613,6 @@ def test_scrapes_ten_times_a_second_see_no_counter_fall(folder: Path, workers: A
         assert until(lambda: counts(port)[0] == 1200)
         stop.set()
         thread.join()
-    # THEN no count is lower than the one before
     assert seen == sorted(seen)
 
 
@@ -706,7 +675,6 @@ def test_recordings_of_another_user_are_refused_in_one_sentence(folder: Path) ->
 def test_a_service_makes_the_same_system_calls_beside_an_exporter(
     folder: Path, tmp_path: Path
 ) -> None:
-    # GIVEN a service whose system calls are traced
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("strace is not installed")
@@ -738,6 +706,5 @@ def test_a_service_makes_the_same_system_calls_beside_an_exporter(
 
     port = 0
     alone = calls(tmp_path / "alone")
-    # WHEN an exporter reads it THEN it makes the same calls
     with exporter() as (_, port):
         assert calls(tmp_path / "beside") == alone

@@ -50,7 +50,6 @@ def end_by(process: Any, how: str) -> None:
 
 
 def test_an_exporter_goes_on_after_it_was_suspended(folder: Path) -> None:
-    # GIVEN an exporter that is suspended for longer than it waits between two readings
     process = start(REQUESTS, "30", STAGESPAN_JOB="svc")
     with exporter() as (first, port):
         ready(process)
@@ -68,7 +67,6 @@ def test_an_exporter_goes_on_after_it_was_suspended(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["return", "kill", "live"])
 def test_a_killed_exporter_loses_no_request(folder: Path, how: str) -> None:
-    # GIVEN an exporter whose collector never answers, and a process that ends or does not
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(16)
@@ -94,7 +92,6 @@ def test_a_killed_exporter_loses_no_request(folder: Path, how: str) -> None:
 
 
 def test_no_state_keeps_an_exporter_from_a_live_process(folder: Path, tmp_path: Path) -> None:
-    # GIVEN a process, and the state of an exporter that has read it
     process = start(REQUESTS, "5", STAGESPAN_JOB="svc")
     ready(process)
     path = tmp_path / "state.json"
@@ -107,7 +104,6 @@ def test_no_state_keeps_an_exporter_from_a_live_process(folder: Path, tmp_path: 
     reading = [one for one in places(page) if one[:1] == ("processes",) and len(one) > 2]
     assert len(reading) > 20
     for place, value in product(reading, VALUES):
-        # WHEN one value of it is another THEN the process is read nevertheless
         changed = copy.deepcopy(page)
         put(changed, place, copy.deepcopy(value))
         path.write_text(json.dumps(changed))
@@ -127,7 +123,6 @@ def test_no_state_keeps_an_exporter_from_a_live_process(folder: Path, tmp_path: 
 def test_names_with_any_character_are_counted_on(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN stages, queues and units of which each has a character that a file could trip over
     characters = ["\0", '"', "\\", "\n", "\x1b", "\x7f", "\u2028", "\u202e", "é", "𝄞", "\ufffe"]
     program = f"""
         import stagespan
@@ -165,7 +160,6 @@ def test_names_with_any_character_are_counted_on(
 
 
 def test_what_was_sent_before_a_kill_may_come_again_with_the_same_ids(folder: Path) -> None:
-    # GIVEN an exporter that has sent requests, and is killed before it has written that
     process = start(REQUESTS, "30", STAGESPAN_JOB="svc")
     ready(process)
     with collector.http() as received:
@@ -173,7 +167,6 @@ def test_what_was_sent_before_a_kill_may_come_again_with_the_same_ids(folder: Pa
             until(lambda: len(received.spans("decode")) == 30)
             kill(first)
         before = {span.span_id for span in received.spans()}
-        # WHEN the next one has sent them again THEN each has the id that it had
         with exporter("--otlp", received.url):
             time.sleep(3)
         assert {span.span_id for span in received.spans()} == before
@@ -181,7 +174,6 @@ def test_what_was_sent_before_a_kill_may_come_again_with_the_same_ids(folder: Pa
 
 
 def test_an_exporter_that_is_stopped_leaves_nothing_to_send_again(folder: Path) -> None:
-    # GIVEN an exporter that has sent requests and is stopped
     process = start(REQUESTS, "30", STAGESPAN_JOB="svc")
     ready(process)
     with collector.http() as received:
@@ -195,7 +187,6 @@ def test_an_exporter_that_is_stopped_leaves_nothing_to_send_again(folder: Path) 
 
 
 def test_kept_requests_are_read_once_after_a_kill(folder: Path, tmp_path: Path) -> None:
-    # GIVEN an exporter that is killed while it keeps requests, and one that goes on
     target = tmp_path / "kept"
     process = start(REQUESTS, "30", STAGESPAN_JOB="svc")
     ready(process)
@@ -203,7 +194,6 @@ def test_kept_requests_are_read_once_after_a_kill(folder: Path, tmp_path: Path) 
         with exporter("--keep", str(target)) as (first, _):
             until(lambda: list(target.glob("*.gz")), 30)
             kill(first)
-    # WHEN the files are read THEN each request is there once
     found = json.loads(command_here("requests", "--json", str(target)).stdout)
     assert found["count"] == 30
     (stage,) = found["stages"]
@@ -238,7 +228,6 @@ def test_requests_are_counted_or_named_as_unread(folder: Path) -> None:
         process.stdin.write("go\n")
         process.stdin.flush()
         ready(process)
-        # THEN the sum is complete
         until(lambda: total_of(scraped(port), duration) == 2410)
         assert of(scraped(port), "stagespan_lost_total", cause="requests_unread")
     end(process)
@@ -283,7 +272,6 @@ def test_spans_that_are_overwritten_before_they_are_read_are_counted(folder: Pat
         first.send_signal(signal.SIGSTOP)
         work(3000)
         first.send_signal(signal.SIGCONT)
-        # THEN those are counted that no reading has seen, once
         ring = len(recording.open(process.pid).spans())
         assert until(lambda: unread(port)) == 3000 - ring
         assert of(scraped(port), count, stage="s") == 3010
@@ -291,7 +279,6 @@ def test_spans_that_are_overwritten_before_they_are_read_are_counted(folder: Pat
         until(lambda: of(scraped(port), count, stage="s") == 3015)
         assert unread(port) == 3000 - ring
         kill(first)
-    # THEN also after a restart
     with collector.http() as received, exporter("--otlp", received.url) as (first, port):
         assert unread(port) == 3000 - ring
         first.send_signal(signal.SIGSTOP)
@@ -303,7 +290,6 @@ def test_spans_that_are_overwritten_before_they_are_read_are_counted(folder: Pat
 
 
 def test_hand_offs_have_the_counts_of_the_statistics(folder: Path) -> None:
-    # GIVEN two queues with different numbers of hand-offs
     program = """
         import stagespan
         for n in range(70):
@@ -326,7 +312,6 @@ def test_hand_offs_have_the_counts_of_the_statistics(folder: Path) -> None:
         until(lambda: of(scraped(port), f"{metric}_count", to="tasks") == 70)
         samples = scraped(port)
         for queue in ("tasks", "saving"):
-            # THEN counts and sums are those of the statistics
             assert of(samples, f"{metric}_count", to=queue) == stats[queue].count
             total_s = of(samples, f"{metric}_sum", to=queue)
             assert total_s == pytest.approx(stats[queue].total_ns / 1e9, rel=0.01, abs=1e-5)
@@ -337,7 +322,6 @@ def test_hand_offs_have_the_counts_of_the_statistics(folder: Path) -> None:
 def test_what_was_recorded_before_exec_is_read_or_counted_as_lost(
     folder: Path, is_read: bool
 ) -> None:
-    # GIVEN an exporter, and a process that runs two other programs after each other
     program = """
         import os, sys, stagespan
         left = int(sys.argv[1])
@@ -364,7 +348,6 @@ def test_what_was_recorded_before_exec_is_read_or_counted_as_lost(
             if left:
                 process.stdin.write("\n")
                 process.stdin.flush()
-        # WHEN it reads the recordings
         exporting.send_signal(signal.SIGCONT)
         assert until(lambda: of(scraped(port), count, stage="program 0") == 3)
         # THEN those of the programs before are in the totals or among the losses
@@ -393,7 +376,6 @@ def test_recordings_beyond_the_limit_are_counted(folder: Path) -> None:
         left = len(list(folder.glob("*.stagespan")))
         assert 0 < left < 7
         process.send_signal(signal.SIGCONT)
-        # WHEN it goes on THEN what is left is counted, and what was discarded, too
         metric = "stagespan_lost_total"
         assert until(lambda: of(scraped(port), metric, cause="recording") == 7 - left)
         count = "stagespan_stage_duration_seconds_count"

@@ -91,7 +91,6 @@ def test_workers_that_a_server_replaces_are_counted(
 
         try:
             until(ask, 60)
-            # WHEN workers are replaced after some requests, and one was killed
             until(lambda: ask() is not None and len(received) >= 4, 60)
             os.kill(until(ask), signal.SIGKILL)
             before = len(received)
@@ -146,7 +145,6 @@ def test_the_ranks_of_torchrun_have_labels(folder: Path, tmp_path: Path) -> None
     (tmp_path / "train.py").write_text(textwrap.dedent(RANK))
     stop = tmp_path / "stop"
     with exporter() as (_, port):
-        # GIVEN two ranks of a run that has an id
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
@@ -161,7 +159,6 @@ def test_the_ranks_of_torchrun_have_labels(folder: Path, tmp_path: Path) -> None
         assert process.stdout is not None
         said = dict(json.loads(process.stdout.readline()) for _ in range(2))
         assert said == {0: 10, 1: 11}
-        # WHEN they are asked THEN each has its label, and the run is the service
         for rank, count in said.items():
             labels = {"service": "train-7", "rank": str(rank)}
             until(

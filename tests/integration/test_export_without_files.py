@@ -75,7 +75,6 @@ def test_processes_without_room_for_a_file_are_counted(
     folder = str(small)
     with exporter(STAGESPAN_RECORDING_DIR=folder) as (_, port):
         use_up(small)
-        # WHEN a process and its child record there, after the last room was used up
         for number in (1, 2):
             process = start(WORKER, STAGESPAN_RECORDING_DIR=folder)
             _, errors = process.communicate(timeout=60)
@@ -83,7 +82,6 @@ def test_processes_without_room_for_a_file_are_counted(
             assert process.returncode == 0
             assert errors.count("\n") == 1, errors
             assert reason in errors
-            # THEN the exporter counts both of them
             until(
                 lambda n=number: (
                     of(scraped(port), "stagespan_lost_total", cause="recording") == 2 * n
@@ -92,9 +90,7 @@ def test_processes_without_room_for_a_file_are_counted(
 
 
 def test_a_recording_in_memory_beside_a_folder_of_recordings_is_counted(folder: Path) -> None:
-    # GIVEN an exporter that reads one folder only
     with exporter() as (_, port):
-        # WHEN a process records in memory
         process = start(WORKER, STAGESPAN_RECORDING="memfd")
         _, errors = process.communicate(timeout=60)
         # THEN it says that the exporter does not find it, and the exporter counts it
@@ -105,7 +101,6 @@ def test_a_recording_in_memory_beside_a_folder_of_recordings_is_counted(folder: 
 
 
 def test_an_exporter_that_begins_later_learns_of_it_at_the_end(folder: Path) -> None:
-    # GIVEN a process that records in memory
     program = (
         "import stagespan\nwith stagespan.span('x'): pass\nprint('ready', flush=True)\ninput()"
     )
@@ -114,7 +109,6 @@ def test_an_exporter_that_begins_later_learns_of_it_at_the_end(folder: Path) -> 
     process.stdout.readline()
     with exporter() as (_, port):
         assert of(scraped(port), "stagespan_lost_total") == 0
-        # WHEN it ends
         process.communicate("\n", timeout=60)
         # THEN the exporter that has begun since counts it
         until(lambda: of(scraped(port), "stagespan_lost_total", cause="recording") == 1)
@@ -146,7 +140,6 @@ def test_figures_that_do_not_fit_in_a_file_are_counted(small: Path) -> None:
         process.stdout.readline()
         assert of(scraped(port), "stagespan_lost_total") == 0
         use_up_space(small)
-        # WHEN it needs more room
         process.stdin.write("\n")
         process.stdin.flush()
         process.stdout.readline()

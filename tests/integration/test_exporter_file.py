@@ -33,7 +33,6 @@ def fifo(marker: Path, victim: Path) -> None:
 def test_a_file_that_may_not_be_the_exporters_is_refused(
     make: Callable[[Path, Path], None], folder: Path
 ) -> None:
-    # GIVEN a folder with something else in the place of the exporter's file
     victim = folder.with_name(f"{folder.name}-victim")
     victim.write_text("of root")
     victim.chmod(0o640)
@@ -41,7 +40,6 @@ def test_a_file_that_may_not_be_the_exporters_is_refused(
     try:
         make(marker, victim)
         before = victim.stat(), marker.lstat()
-        # WHEN an exporter begins
         done = command("export", "--prometheus", "0")
         # THEN it refuses in one sentence, and changes neither content, owner nor mode
         assert done.returncode != 0
@@ -65,16 +63,13 @@ def test_recordings_are_counted_as_lost_after_a_line_that_is_too_long(folder: Pa
         file.write(b"x" * (5 << 19))
         assert lost() == 0
         file.write(b"y" * (1 << 19))
-        # WHEN names of recordings follow
         file.write(b"\n1-1.stagespan\n2-2.stagespan\n")
-        # THEN they are counted, and the long line is not
         until(lambda: lost() == 2)
         file.write(b"3-3.stagespan\n")
         until(lambda: lost() == 3)
 
 
 def test_many_files_that_are_not_recordings_give_one_warning(folder: Path, tmp_path: Path) -> None:
-    # GIVEN files of several kinds with the names of recordings
     for number in range(100):
         name = folder / f"{os.getpid()}-{number}.stagespan"
         if number % 3 == 0:
@@ -92,7 +87,6 @@ def test_many_files_that_are_not_recordings_give_one_warning(folder: Path, tmp_p
         )
         try:
             port = int(ready(process).partition("/metrics")[0].rpartition(":")[2])
-            # WHEN an exporter has read them, and a further one comes
             lost = "stagespan_lost_total"
             until(lambda: (of(scraped(port), lost, cause="unreadable") or 0) == 100)
             (folder / f"{os.getpid()}-1000.stagespan").write_bytes(b"x")
@@ -102,7 +96,6 @@ def test_many_files_that_are_not_recordings_give_one_warning(folder: Path, tmp_p
         finally:
             process.kill()
             process.communicate()
-        # THEN all of them are counted, and there is one line
         errors.seek(0)
         lines = errors.read().splitlines()
     assert len(lines) == 1, lines

@@ -102,16 +102,13 @@ def stagespan_with(free: int, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 def test_a_process_that_begins_to_record_removes_nothing_of_live_processes(folder: Path) -> None:
-    # GIVEN more live processes than leftovers are kept
     with workers(20, folder):
         live = files_in(folder)
-        # WHEN others with few free descriptors begin to record and die
         for free in range(1, 8):
             run_with(
                 free,
                 "import stagespan\nleave(free)\nwith stagespan.span('x'): os._exit(1)",
             )
-            # THEN the recordings of the live ones stay
             assert live <= files_in(folder), free
 
 
@@ -124,11 +121,9 @@ def test_a_process_that_ends_leaves_its_recording_to_an_exporter_that_it_cannot_
         try:
             for free in range(4):
                 before = files_in(folder)
-                # WHEN a process ends while hardly any descriptor is free
                 done = run_with(
                     free, "import stagespan\nwith stagespan.span('x'): pass\nleave(free)"
                 )
-                # THEN the exporter can still read its recording
                 assert done.returncode == 0, done.stderr
                 assert len(files_in(folder) - before) == 1, free
         finally:
@@ -170,16 +165,13 @@ def test_a_live_process_is_not_said_to_have_died(folder: Path) -> None:
 def test_a_reader_that_cannot_read_proc_does_not_know_whether_a_process_is_dead(
     folder: Path,
 ) -> None:
-    # GIVEN the recording of a process that was killed
     with workers(1, folder):
         (name,) = files_in(folder)
         pid = int(name.partition("-")[0])
         os.kill(pid, signal.SIGKILL)
         until(lambda: recording.open(folder / name).state == "died")
-        # WHEN a reader can open the file, but not /proc
         with free_descriptors(1):
             state = recording.open(folder / name).state
-        # THEN it says that it does not know
         assert state == "unknown"
 
 
@@ -212,7 +204,6 @@ def limited(soft: int, hard: int) -> tuple[str, ...]:
 def test_an_exporter_reads_more_processes_than_it_may_have_open_files(
     folder: Path, soft: int, hard: int
 ) -> None:
-    # GIVEN more live processes than the exporter's limit of open files
     number = 50
     with (
         workers(number, folder) as process,
@@ -224,21 +215,17 @@ def test_an_exporter_reads_more_processes_than_it_may_have_open_files(
             return of(scraped(port), "stagespan_stage_duration_seconds_count", stage=stage)
 
         until(lambda: counted("work") == 5 * number)
-        # WHEN they go on
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
         ready(process)
-        # THEN all that they record is counted, and none of their files is removed
         until(lambda: counted("work") == 10 * number)
         samples = scraped(port)
         assert of(samples, "stagespan_process_up") == number
         assert of(samples, "stagespan_lost_total") == 0
         assert files_in(folder) == live
-        # WHEN they end
         process.stdin.write("\n")
         process.stdin.flush()
-        # THEN nothing is counted twice or lost
         until(lambda: of(scraped(port), "stagespan_process_up") == 0)
         assert counted("serve") == number
         assert counted("work") == 10 * number
@@ -272,16 +259,13 @@ def test_a_command_with_three_free_descriptors_shows_a_live_process(
             print("ready", flush=True)
             time.sleep(300)
     """
-    # GIVEN a live process
     process = start(program, STAGESPAN_JOB="the job")
     try:
         ready(process)
-        # WHEN a command looks at it that has three free descriptors
         here = [str(process.pid) if one == "PID" else one for one in arguments]
         done = stagespan_with(3, *here)
     finally:
         end(process)
-    # THEN it shows what is going on
     assert (done.returncode, done.stderr) == (0, "")
     assert "the request" in done.stdout or "the stage" in done.stdout
     assert "died" not in done.stdout

@@ -88,7 +88,6 @@ def test_forks_here_leave_this_process_as_it_was() -> None:
     # GIVEN open spans of every kind
     token = begin("token")
     with span("outer"), ProfilingContext("inner"):
-        # WHEN a child ends while they are open
         pid = os.fork()
         if pid == 0:
             os._exit(len(_core.open_spans()) + len(_core.spans()))
@@ -158,7 +157,6 @@ def test_forks_while_threads_time_and_read(tmp_path: Path) -> None:
 
 
 def test_children_of_children(tmp_path: Path) -> None:
-    # GIVEN a chain of forks, each inside a span
     lines = in_child(
         """
         import os, sys
@@ -178,7 +176,6 @@ def test_children_of_children(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    # THEN each has its own spans
     assert lines == [
         "4 {'level 4': 1}",
         "3 {'level 3': 1}",
@@ -189,7 +186,6 @@ def test_children_of_children(tmp_path: Path) -> None:
 
 
 def test_ids_of_a_child_are_its_own() -> None:
-    # GIVEN a span that is open at the fork
     read, write = os.pipe()
     with span("parent's"):
         pid = os.fork()
@@ -248,7 +244,6 @@ def test_workers(method: str, tmp_path: Path) -> None:
 
 
 def test_a_childs_end_writes_nothing_of_the_parents(tmp_path: Path) -> None:
-    # GIVEN lines that are not yet written when the process forks, and a child that ends normally
     lines = in_child(
         """
         import logging, os, sys

@@ -161,11 +161,8 @@ os._exit(0)
 def test_a_child_can_make_a_call_that_another_thread_was_importing(
     name: str, tmp_path: Path
 ) -> None:
-    # GIVEN a thread that is halfway through the import for its first call
     call, module = FIRST_CALLS[name]
     code = WHILE_IMPORTING.replace("print(ended", "first(0.02)\nprint(ended")
-    # WHEN the process forks
-    # THEN the child can make the same call
     code = code.replace("CALL", call).replace("MODULE", repr(module))
     assert in_child(FORK + code, tmp_path, *FORK_WARNING) == ["0"]
 
@@ -174,6 +171,5 @@ def test_a_child_whose_parent_imports_for_a_long_time(tmp_path: Path) -> None:
     # GIVEN a thread whose import takes longer than a fork waits
     call, module = FIRST_CALLS["stats"]
     code = WHILE_IMPORTING.replace("print(ended", "first(20)\nprint(ended")
-    # WHEN / THEN the child imports it again
     code = code.replace("CALL", call).replace("MODULE", repr(module))
     assert in_child(FORK + code, tmp_path, *FORK_WARNING) == ["0"]

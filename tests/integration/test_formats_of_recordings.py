@@ -28,12 +28,10 @@ from stagespan.recording import dump
 def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
     found = recording.open(real_file)
     total = len(found.spans()) + len(found.open_spans())
-    # WHEN it is written for Perfetto
     done = command("dump", str(real_file), "-o", str(tmp_path / "trace.json"))
     assert done.returncode == 0, done.stderr
     trace = json.loads((tmp_path / "trace.json").read_text())
     slices = [event for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
-    # THEN there is a slice for each span, and every required number is a number
     assert len(slices) == total == 22
     assert {event["name"] for event in slices} == {"stage", "open", "token"}
     for event in slices:
@@ -41,14 +39,13 @@ def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
         assert isinstance(event["pid"], int)
         assert isinstance(event["tid"], int)
     assert sum(event["args"].get("open", False) for event in slices) == 2
-    # AND a name that ends with .gz gives a compressed file
+    # THEN a name that ends with .gz gives a compressed file
     packed = tmp_path / "trace.json.gz"
     assert command_here("dump", str(real_file), "-o", str(packed)).returncode == 0
     # (with other times, because each process measures the distance of its clocks)
     unpacked = json.loads(gzip.decompress(packed.read_bytes()))["traceEvents"]
     unpacked_slices = [event for event in unpacked if event.get("cat") == "user_annotation"]
     assert [event["args"] for event in unpacked_slices] == [event["args"] for event in slices]
-    # THEN tables and JSON have as many rows
     table = list(
         csv.DictReader(io.StringIO(command_here("dump", str(real_file), "--format", "csv").stdout))
     )
@@ -59,7 +56,6 @@ def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
     assert len(page["spans"]) == total
     assert page["stages"]["stage"]["count"] == 20
     assert page["stages"]["stage"]["work"] == {"tokens": 60}
-    # THEN traces can be read by this package too
     from stagespan.trace import read_trace
 
     read = read_trace(tmp_path / "trace.json")
@@ -68,7 +64,6 @@ def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
 
 def test_parquet_has_every_span_with_its_types(real_file: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    # WHEN one copy of a recording is written as Parquet and as CSV
     copy = recording.open(real_file)
     table = parquet.read_table(io.BytesIO(dump.as_parquet(copy)))
     # THEN both have the same rows and columns, and unknown values are null
@@ -77,9 +72,7 @@ def test_parquet_has_every_span_with_its_types(real_file: Path, tmp_path: Path) 
     assert as_text == list(csv.DictReader(io.StringIO(dump.as_csv(copy))))
     assert sum(row["end_ns"] is None for row in found) == 2
     assert all(isinstance(row["begin_ns"], int) for row in found)
-    # THEN it says which process the spans are from
     assert json.loads(table.schema.metadata[b"stagespan"])["state"] == "died"
-    # THEN the command writes such a file
     file = tmp_path / "spans.parquet"
     done = command_here("dump", str(real_file), "--format", "parquet", "-o", str(file))
     assert done.returncode == 0, done.stderr
@@ -121,7 +114,6 @@ class _Parsed(html.parser.HTMLParser):
 
 
 def test_a_recording_as_one_page(real_file: Path, tmp_path: Path) -> None:
-    # WHEN a recording is written as a page
     page = tmp_path / "page.html"
     done = command("report", str(real_file), "--html", str(page))
     assert done.returncode == 0, done.stderr
@@ -156,9 +148,7 @@ def test_the_page_of_a_long_chain_of_stages(folder: Path, tmp_path: Path) -> Non
     path = Path(ready(process))
     process.communicate(timeout=60)
     page = tmp_path / "page.html"
-    # WHEN its recording is written as a page
     done = command_here("report", str(path), "--html", str(page))
-    # THEN the page lists all of them
     assert done.returncode == 0, done.stderr
     rows = page.read_text().partition("<h2>Stages</h2>")[2].partition("</table>")[0]
     assert re.findall(r"<tr><td class=text>(?:&nbsp;)*(.*?)</td>", rows) == [
@@ -184,11 +174,9 @@ def test_the_page_of_a_process_in_its_first_stage(folder: Path, tmp_path: Path) 
     page = tmp_path / "page.html"
     try:
         ready(process)
-        # WHEN its recording is written as a page
         done = command_here("report", str(process.pid), "--html", str(page))
     finally:
         end(process)
-    # THEN the page has a row for each stage that has ended, with the inner ones below the others
     assert done.returncode == 0, done.stderr
     rows = page.read_text().partition("<h2>Stages</h2>")[2].partition("</table>")[0]
     names = re.findall(r"<tr><td class=text>(.*?)</td>", rows)

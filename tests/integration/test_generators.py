@@ -62,7 +62,6 @@ def test_a_result_that_is_a_tuple_or_an_exception() -> None:
 
 
 def test_throw() -> None:
-    # GIVEN a generator that handles one kind of error
     @span("throws")
     def generate() -> Iterator[str]:
         try:
@@ -154,7 +153,6 @@ def test_a_value_sent_too_early_is_refused_and_nothing_is_lost() -> None:
 
 
 def test_a_generator_that_advances_itself_is_refused_and_continues() -> None:
-    # GIVEN a generator that tries to advance and to close itself
     @span("asks itself")
     def generate() -> Iterator[str]:
         for ask in (lambda: next(generator), generator_close):
@@ -175,7 +173,6 @@ def test_a_generator_that_advances_itself_is_refused_and_continues() -> None:
 
 
 def test_a_generator_that_two_threads_advance() -> None:
-    # GIVEN a generator that is running in one thread
     busy, go_on = threading.Event(), threading.Event()
 
     @span("two threads")
@@ -189,7 +186,6 @@ def test_a_generator_that_two_threads_advance() -> None:
     thread = threading.Thread(target=lambda: got.append(next(generator)))
     thread.start()
     busy.wait()
-    # WHEN the other thread calls it in the meantime, and then continues with it
     with pytest.raises(ValueError, match="already executing"):
         next(generator)
     go_on.set()

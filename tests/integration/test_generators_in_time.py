@@ -30,7 +30,6 @@ def test_time_between_turns_is_suspended() -> None:
     with span("consumer"):
         for _ in generate():
             time.sleep(0.01)
-    # THEN only the turns are the generator's running time, and the consumer's children
     made = only("generates")
     assert made.suspended_ns >= 29 * MS
     assert made.duration_ns - made.suspended_ns >= 5 * MS
@@ -63,7 +62,6 @@ def test_a_generator_is_not_a_parent_between_its_turns() -> None:
 
 
 def test_spans_that_are_open_between_turns_stay_in_their_generator() -> None:
-    # GIVEN a timed generator that yields inside of blocks
     @span("generates")
     def generate() -> Iterator[int]:
         with span("block"):
@@ -94,13 +92,11 @@ def test_spans_that_are_open_between_turns_stay_in_their_generator() -> None:
 
 
 def test_a_block_of_a_generator_that_the_consumer_ends() -> None:
-    # GIVEN a span that a generator enters and yields
     @span("generates")
     def generate() -> Iterator[_core.Span]:
         yield span("handed out").__enter__()
         yield span("second").__enter__()
 
-    # WHEN the consumer ends it, between turns or after the last
     with span("consumer"):
         generator = generate()
         next(generator).__exit__(None, None, None)
@@ -120,7 +116,6 @@ def test_a_block_of_a_generator_that_the_consumer_ends() -> None:
 
 
 def test_blocks_of_a_generator_that_moves_to_another_thread() -> None:
-    # GIVEN a generator that has blocks open while it moves from thread to thread
     @span("moves")
     def generate() -> Iterator[int]:
         with span("first block"):
@@ -137,7 +132,6 @@ def test_blocks_of_a_generator_that_moves_to_another_thread() -> None:
         thread.join()
         with span("here"):
             pass
-    # THEN every block that began and ended is recorded or counted, and none stays open
     assert count("moves") == 1
     assert parents()["here"] == {None}
     assert eventually(lambda: _core.open_spans() == [])
@@ -153,14 +147,12 @@ def test_interleaved_generators() -> None:
                 with span(f"step of {name}"):
                     yield i
 
-    # WHEN they take turns, and end one after another
     with span("consumer"):
         generators = [generate(f"g{n}", n) for n in range(1, 9)]
         turns = [
             [value for value in turn if value is not None]
             for turn in itertools.zip_longest(*generators)
         ]
-    # THEN each block and each step belongs to its own generator
     assert [len(turn) for turn in turns] == [8, 7, 6, 5, 4, 3, 2, 1]
     found = parents()
     assert found["generates"] == {"consumer"}
@@ -182,7 +174,6 @@ def test_blocks_of_interleaved_generators_end_their_own_spans() -> None:
                 yield
             time.sleep(0.001)
 
-    # WHEN the one that began first ends first
     begun = {name: generate(name, turns) for name, turns in (("a", 1), ("b", 2), ("c", 3))}
     with span("around"):
         for generator in begun.values():
@@ -191,7 +182,6 @@ def test_blocks_of_interleaved_generators_end_their_own_spans() -> None:
             list(generator)
         with span("afterwards"):
             pass
-    # THEN each has the times of its own block
     a, b, c = only("a"), only("b"), only("c")
     assert a.begin_ns < b.begin_ns < c.begin_ns < a.end_ns < b.end_ns < c.end_ns
     assert parents()["afterwards"] == {"around"}
@@ -200,7 +190,6 @@ def test_blocks_of_interleaved_generators_end_their_own_spans() -> None:
 
 
 def test_turns_that_another_span_drives() -> None:
-    # GIVEN a generator that begins in one span, is driven in another, and ends in the first
     @span("driven")
     def generate() -> Iterator[int]:
         for i in range(20):
@@ -230,7 +219,6 @@ def test_a_generator_moves_between_threads() -> None:
         with span("advances"):
             got.append(next(generator))
 
-    # WHEN each turn happens on another thread
     for _ in range(100):
         thread = threading.Thread(target=advance)
         thread.start()

@@ -51,7 +51,6 @@ def test_every_part_runs_or_is_skipped_with_its_reason(folder: Path) -> None:
     home.mkdir()
     os.chown(home, NOBODY, NOBODY)
 
-    # WHEN another user runs it there without a network, in an empty environment
     command = [
         *("unshare", "--net", "setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY)),
         *("--clear-groups", target / "bin" / f"python{version}", packed / "run.py"),
@@ -62,7 +61,6 @@ def test_every_part_runs_or_is_skipped_with_its_reason(folder: Path) -> None:
         command, env=environment, cwd=home, capture_output=True, text=True, timeout=500
     )
 
-    # THEN each part is skipped with the reason, and the result says so
     assert done.returncode == 0, done.stdout + done.stderr
     text = (home / "result" / "result.json").read_text()
     assert len(text) < 1_000_000
@@ -72,6 +70,5 @@ def test_every_part_runs_or_is_skipped_with_its_reason(folder: Path) -> None:
     for part in result["parts"].values():
         assert part["status"] == "skipped"
         assert "torch is not installed" in part["reason"]
-    # AND nothing but the result is left
     left = {path.name for path in (home / "result").iterdir()}
     assert left == {"logs", "result.json", "traces"}

@@ -65,7 +65,6 @@ def test_greenlets_that_take_turns_are_not_each_others_parents(seed: int) -> Non
 
 
 def test_a_greenlet_belongs_to_what_is_open_where_it_was_created() -> None:
-    # GIVEN greenlets that are created in a span, and greenlets that these create
     def creates() -> None:
         with span("creates"):
             take_turns(lambda: job("inner 1"), lambda: job("inner 2"))
@@ -82,12 +81,10 @@ def test_a_greenlet_belongs_to_what_is_open_where_it_was_created() -> None:
 
 
 def test_time_of_greenlets_is_not_charged_twice() -> None:
-    # GIVEN two greenlets whose spans overlap, in a span
     with span("outer"):
         take_turns(lambda: job("1"), lambda: job("2"))
         with span("own child"):
             pass
-    # THEN only the span's own child is charged to it
     stages = _core.snapshot().stages()
     assert stages["outer"].children_ns == stages["own child"].total_ns
     assert_closed()
@@ -133,11 +130,9 @@ def test_a_greenlet_takes_the_request_of_its_creator() -> None:
 
 
 def test_spans_of_the_main_greenlet_stay_its_own() -> None:
-    # GIVEN a greenlet that is suspended inside a span
     suspended = greenlet.greenlet(lambda: job("suspended"))
     suspended.switch()
     suspended.switch()
-    # WHEN the main greenlet opens spans, and the other one continues in between
     with span("main"):
         while not suspended.dead:
             with span("in main"):
@@ -149,7 +144,6 @@ def test_spans_of_the_main_greenlet_stay_its_own() -> None:
 
 
 def test_the_first_span_of_a_thread_may_be_a_greenlets() -> None:
-    # GIVEN a thread in which no span has been opened
     def work() -> None:
         take_turns(lambda: job("1"), lambda: job("2"))
         with span("own"):
@@ -166,7 +160,6 @@ def test_the_first_span_of_a_thread_may_be_a_greenlets() -> None:
 
 
 def test_spans_left_open_over_switches_and_closed_in_any_order() -> None:
-    # GIVEN greenlets that open spans by hand, and close them out of order
     def work(name: str) -> None:
         first, second = span(f"first {name}"), span(f"second {name}")
         first.__enter__()
@@ -186,17 +179,14 @@ def test_spans_left_open_over_switches_and_closed_in_any_order() -> None:
 
 
 def test_a_greenlet_that_is_killed_ends_its_spans() -> None:
-    # GIVEN greenlets that are suspended in spans
     killed, dropped = (greenlet.greenlet(lambda n=n: job(n)) for n in ("killed", "dropped"))
     for one in (killed, dropped):
         one.switch()
         one.switch()
-    # WHEN one is killed, and the last reference to the other is dropped
     with span("main"):
         killed.throw()
         del dropped, one
         gc.collect()
-    # THEN their spans have ended with the right parents
     for name in ("killed", "dropped"):
         assert only(f"job {name}").parent == 0
         assert only(f"step {name}").parent == only(f"job {name}").id
@@ -222,7 +212,6 @@ def test_a_greenlet_that_raises() -> None:
 
 
 def test_greenlets_with_their_own_context() -> None:
-    # GIVEN greenlets that run in copies of contexts, as in some frameworks
     def in_copy(name: str) -> Callable[[], object]:
         copied = contextvars.copy_context()
         return lambda: copied.run(job, name)
@@ -253,7 +242,6 @@ def test_two_greenlets_that_share_a_context_are_one() -> None:
 
 
 def test_nothing_of_a_greenlet_is_kept() -> None:
-    # GIVEN objects of many greenlets
     class Marker:
         """An object that a greenlet's context refers to."""
 
@@ -268,7 +256,6 @@ def test_nothing_of_a_greenlet_is_kept() -> None:
 
     for _ in range(5):
         take_turns(*[work] * 10)
-    # THEN their contexts have no other references
     import sys
 
     assert {sys.getrefcount(markers[i]) for i in range(len(markers))} == {2}
@@ -354,7 +341,6 @@ def test_greenlets_run_while_the_background_thread_waits(tmp_path: Path) -> None
     # WHEN stages of greenlets end, and nothing happens afterwards
     output = in_child(GEVENT_LINES, tmp_path)
 
-    # THEN the lines of the stages are written, and the program goes on
     assert sum(line.startswith("[Profile] stage cost ") for line in output) == 3
     assert output[-1] == "end"
 
@@ -389,16 +375,12 @@ GEVENT_PROFILE = """
 def test_a_stage_of_two_greenlets_is_profiled(tmp_path: Path) -> None:
     pytest.importorskip("gevent")
     pytest.importorskip("torch")
-    # GIVEN a stage for the profiler that starts in one greenlet and ends in another one
-    # WHEN both run in the same thread
     in_child(GEVENT_PROFILE, tmp_path)
 
-    # THEN its profile is written
     assert list(tmp_path.rglob("stream_trace.json.gz"))
 
 
 def test_greenlet_that_is_imported_late(tmp_path: Path) -> None:
-    # GIVEN a program that opens spans before it imports greenlet
     output = in_child(
         """
         import stagespan as s

@@ -117,7 +117,6 @@ WORK = {
     ],
 )
 def test_a_signal_handler_may_do_anything_at_any_line(work: str, tmp_path: Path) -> None:
-    # GIVEN all that a handler may call, called once before
     code = f"""
 stagespan.set_debug()
 all_calls()
@@ -212,7 +211,6 @@ for _ in range(400):
 
 
 def test_a_report_in_a_signal_handler_does_not_wait_for_a_log_handler(tmp_path: Path) -> None:
-    # GIVEN a program that is interrupted inside a log handler for which the service thread waits
     lines = run(
         """
         import faulthandler, logging, threading, time
@@ -408,7 +406,6 @@ for window_s in (1e-6, 1e-3, 0.1):
 # get_io_signatures() itself imports the module.
 @pytest.mark.parametrize("call", ["timing_report", "reset_timing_registry", "stats"])
 def test_reading_while_debug_mode_is_first_switched_on(call: str, tmp_path: Path) -> None:
-    # GIVEN a thread that switches debug mode on and is halfway through an import
     run(
         f"""
         import faulthandler, sys, threading
@@ -488,5 +485,4 @@ def test_a_finalizer_runs_a_timed_function_at_the_end(kind: str, tmp_path: Path)
         """,
         tmp_path,
     )
-    # THEN it has run
     assert out == "released\n"

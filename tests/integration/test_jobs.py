@@ -82,7 +82,6 @@ def test_statistics_of_a_service_are_those_of_all_its_workers(
 
     found = recording.job(SERVICE).stats()
 
-    # THEN they have the type of the statistics of one process
     assert type(found) is type(parts[0])
     assert found.is_lifetime
     for name in ("decode", "check"):
@@ -94,7 +93,6 @@ def test_statistics_of_a_service_are_those_of_all_its_workers(
         assert mine.total_ns == pytest.approx(sum(one.total_ns for one in theirs), rel=1e-6)
         assert mine.work == ({"tokens": 1200.0} if name == "check" else {})
         assert sum(count for _, count in mine.buckets_ns()) == 400
-    # AND percentiles are those of all runs, and not of one worker
     durations = [1e6 * (1 + i % 7) for i in range(300)] + [3e7 * (1 + i % 7) for i in range(100)]
     for q in (0.0, 0.5, 0.74, 0.76, 0.95, 0.99, 1.0):
         exact = float(np.quantile(durations, q, method="inverted_cdf"))
@@ -106,7 +104,6 @@ def test_statistics_of_a_service_are_those_of_all_its_workers(
 
 
 def test_a_window_of_a_service(service: list[subprocess.Popen[str]]) -> None:
-    # GIVEN the statistics of a service, read some time ago
     job = recording.job(SERVICE)
     began_s = time.time()
     assert job.stats()["decode"].count == 400
@@ -147,9 +144,7 @@ def test_a_window_from_the_rings(folder: Path) -> None:
     try:
         for program in programs:
             ready(program)
-        # WHEN the first call asks for a window
         found = recording.job(SERVICE).stats(window_s=3600)
-        # THEN the spans in it are all there
         assert (found["decode"].count, found["check"].errors) == (40, 4)
         assert found["decode"].quantile_ns(0.5) == pytest.approx(4e6, rel=0.001)
         assert found.window_s == pytest.approx(3600)
@@ -173,8 +168,6 @@ def test_the_commands_show_a_service_together(service: list[subprocess.Popen[str
     told = json.loads(command_here("recover", "--job", SERVICE, "--json").stdout)
     assert told["findings"] == []
     assert told["stages"]["check"]["count"] == 400
-    # WHEN a job is not there
-    # THEN the error names those that are
     with pytest.raises(StagespanError, match=f"the jobs are .*{OTHER}.*{SERVICE}"):
         recording.job(f"nobody-{os.getpid()}")
 
@@ -199,18 +192,14 @@ def test_workers_of_an_earlier_run_of_the_job_do_not_count(folder: Path) -> None
     earlier = start(SERVE, "1000", "1000000", STAGESPAN_JOB=SERVICE)
     ready(earlier)
     end(earlier)
-    # GIVEN two workers, of which one dies
     now = [start(SERVE, "10", "1000000", STAGESPAN_JOB=SERVICE) for _ in range(2)]
     try:
         for program in now:
             ready(program)
         tell(now[0], 5, 1000)
         end(now[0])
-        # THEN it counts, and that of the earlier run does not
         assert recording.job(SERVICE).stats()["decode"].count == 25
         end(now[1])
-        # WHEN all have ended
-        # THEN all count
         assert recording.job(SERVICE).stats()["decode"].count == 1025
     finally:
         for program in now:
@@ -218,7 +207,6 @@ def test_workers_of_an_earlier_run_of_the_job_do_not_count(folder: Path) -> None
 
 
 def test_jobs_of_one_name_in_two_containers(folder: Path) -> None:
-    # GIVEN two live processes that are both rank 0 of a job, in different pid namespaces
     program = "import stagespan\nwith stagespan.span('x'): print('ready', flush=True); input()"
     here = start(program, STAGESPAN_JOB=SERVICE, RANK="0")
     there = start(
@@ -241,11 +229,9 @@ def test_jobs_of_one_name_in_two_containers(folder: Path) -> None:
 
 
 def test_an_error_says_that_recordings_are_removed_at_a_clean_exit(folder: Path) -> None:
-    # GIVEN a process that has ended, and removed its recording
     process = start("import stagespan\nwith stagespan.span('x'): pass\nprint('ready', flush=True)")
     ready(process)
     process.communicate(timeout=30)
-    # THEN what asks for it says why it is not there, and how it would be
     for arguments in (
         *(("ps", "--job", "ended"), ("requests", "--job", "ended"), ("top", "--job", "ended")),
         *(("recover", str(process.pid)), ("dump", str(folder / f"{process.pid}-1.stagespan"))),
@@ -296,7 +282,6 @@ def test_the_name_of_a_program_has_no_other_arguments(arguments: str, name: str)
 def test_a_process_is_called_by_its_first_plain_argument(
     arguments: list[str], variables: dict[str, str], name: str, folder: Path, tmp_path: Path
 ) -> None:
-    # GIVEN a program whose argument says what it does
     script = tmp_path / "engine.py"
     script.write_text(
         "import stagespan\n"
@@ -323,11 +308,10 @@ def test_a_process_is_called_by_its_first_plain_argument(
     finally:
         process.kill()
         process.communicate(timeout=30)
-    # THEN the commands say so
     assert row["name"] == expected
     assert f"{process.pid} {expected}, alive" in top
     assert f"{expected} {process.pid}" in requests
-    # AND the labels of metrics do not
+    # THEN the labels of metrics do not
     assert (found.program, found.service) == (f"{python} engine.py",) * 2
 
 
@@ -363,7 +347,6 @@ def test_a_process_title_is_not_a_program(
     imported: str, method: str, title: str, folder: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("setproctitle")
-    # GIVEN a program that sets the title of its processes before they use stagespan
     titled = f"import setproctitle\nsetproctitle.setproctitle({title!r})\n"
     (tmp_path / "serve.py").write_text(titled + textwrap.dedent(WORKERS))
     program = subprocess.Popen(
@@ -433,7 +416,6 @@ LOADING = """
 
 def test_workers_of_a_data_loader_are_not_ranks(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    # GIVEN two ranks with two workers each
     (tmp_path / "train.py").write_text(textwrap.dedent(LOADING))
     programs = [
         subprocess.Popen(
@@ -455,7 +437,6 @@ def test_workers_of_a_data_loader_are_not_ranks(folder: Path, tmp_path: Path) ->
         for program in programs:
             ready(program)
         found = recordings_in(folder)
-        # THEN each rank is there once, and its workers say whose they are
         workers = {one.program for one in found if one.worker is not None}
         assert workers == {
             f"train.py, data loader worker {number} of rank {rank}"
@@ -465,7 +446,7 @@ def test_workers_of_a_data_loader_are_not_ranks(folder: Path, tmp_path: Path) ->
         assert sorted(one.rank for one in found if one.rank is not None) == [0, 1]
         told = json.loads(command_here("recover", "--job", TRAINING, "--json").stdout)
         assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
-        # AND the statistics are those of all processes
+        # THEN the statistics are those of all processes
         assert told["stages"]["getitem"]["count"] == 8
         assert told["findings"] == []
     finally:
@@ -474,7 +455,6 @@ def test_workers_of_a_data_loader_are_not_ranks(folder: Path, tmp_path: Path) ->
 
 
 def test_a_rank_that_a_launcher_forked_is_a_rank(folder: Path) -> None:
-    # GIVEN a launcher that sets the rank of each child before or after it forks
     program = start(
         """
         import os, sys, time

@@ -68,9 +68,7 @@ def test_an_ended_worker_can_be_read_while_its_job_lives(
         )
         assert one.causes == ([] if is_same else ["message not received"])
         assert sum(one.where.values()) == one.total_ns
-        # WHEN the last process of the job ends
         front.communicate("\n", timeout=30)
-        # THEN nothing stays
         assert files(folder) == []
     finally:
         end(front)

@@ -137,14 +137,12 @@ def test_a_request_that_cannot_be_written_is_lost_alone(
     if form == "parquet":
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
         pytest.importorskip("duckdb", reason="DuckDB is not installed")
-    # GIVEN requests of which two cannot be written
     requests = [large_request(n) for n in range(9)]
     for n in (2, 7):
         requests[n][0].segment.update(change_of)  # type: ignore[typeddict-item]
     keeper = kept.Keeper(tmp_path, 1 << 30, parquet=form == "parquet")
     keeper.put(requests)
     keeper.close()
-    # THEN they are counted, the others are in the file, and nothing is awaited any longer
     assert keeper.lost() == {"keep": 2}
     found = json.loads(command_here("requests", str(tmp_path), "--json").stdout)
     assert found["count"] == 7
@@ -198,16 +196,13 @@ def steps_of(*arguments: str) -> int:
 def test_kept_requests_have_all_that_requests_are_joined_from(
     folder: Path, tmp_path: Path, form: str
 ) -> None:
-    # GIVEN requests that were kept, and the recording that they are from
     process = keep(tmp_path, form, 20)
     (path,) = folder.glob("*.stagespan")
     place = tmp_path / "20"
     (source,) = kept.read({"20": place}, 20).recordings
     original = recording.open(path)
-    # WHEN each member is asked THEN both have it
     members = [name for name in vars(RequestSource) if not name.startswith("_")]
     values = {name: [asked(one, name) for one in (source, original)] for name in members}
-    # THEN both say the same
     for name in ("pid", "host", "program", "pipeline", "rank", "identity", "clock", "links"):
         assert values[name][0] == values[name][1]
     assert {id_: work for id_, work in values["amounts"][0].items() if work} == original.amounts()
@@ -226,15 +221,12 @@ def asked(one: RequestSource, name: str) -> Any:
 def test_a_trace_of_kept_requests_is_that_of_the_recording(
     folder: Path, tmp_path: Path, form: str
 ) -> None:
-    # GIVEN requests of a process, kept at two readings of the clock
     process = keep(tmp_path, form, 20)
     (path,) = folder.glob("*.stagespan")
     place = tmp_path / "20"
     if form == "jsonl":
         change(place, lambda page: page["parts"][0].update(unix_offset_ns=read_later(page)))
-    # WHEN a trace is made of them
     found = trace_of(tmp_path, place, "--slowest", "20")
-    # THEN it has the process once, and the spans and requests of the recording
     expected = trace_of(tmp_path, path)
     assert found == expected
     assert found[("X", "encode")] == found[("X", "forward")] == 20

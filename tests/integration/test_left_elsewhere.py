@@ -143,9 +143,7 @@ def test_a_generator_that_ends_elsewhere_leaves_nothing_behind(
     def consume() -> None:
         before = current_request()
         generator = [started()]
-        # WHEN the generator ends
         way(generator)
-        # THEN copies of the context, which are made before anything else, show nothing of it
         copied = contextvars.copy_context()
         assert copied.run(current_request) is before
         copied.run(work, "in a copy")
@@ -204,7 +202,6 @@ def test_an_async_generator_that_is_dropped_leaves_nothing_behind() -> None:
         await asyncio.create_task(see("new task"))
         await asyncio.to_thread(work, "thread")
         await see("consumer")
-        # THEN neither does a second one that is dropped inside a request
         async with request("outer") as outer:
             async for _ in generate():
                 break
@@ -230,13 +227,11 @@ def test_an_async_generator_that_is_dropped_leaves_nothing_behind() -> None:
 def test_requests_of_one_context_may_end_in_any_order() -> None:
     generators = [started() for _ in range(4)]
     last = current_request()
-    # WHEN others than the last one end
     for generator in (generators[1], generators[0], generators[2]):
         generator.close()
         assert current_request() is last
     work("in the last")
     generators[3].close()
-    # THEN the last one is current until it ends, and no earlier one returns
     work("afterwards")
     assert last is not None
     assert only("in the last").request == last.number
@@ -262,9 +257,7 @@ def test_a_bound_coroutine_that_is_closed_elsewhere(is_in_a_task: bool) -> None:
             coroutine = bound()
             coroutine.send(None)
             assert current_request() is carried
-            # WHEN other code closes it
             contextvars.copy_context().run(coroutine.close)
-            # THEN the code that advanced it is where it was
             assert current_request() is own
             contextvars.copy_context().run(work, "in a copy")
             work("afterwards")
@@ -343,7 +336,6 @@ def test_a_request_that_is_never_left_goes_with_its_thread() -> None:
 
 
 def test_threads_that_close_each_others_generators() -> None:
-    # GIVEN threads that each drop what the thread before them has started
     started_in: list[Generator[int, None, None]] = [started()]
     threads = 4
 

@@ -113,13 +113,11 @@ def test_lines_are_seen_on_a_terminal(
     # THEN the lines are there, and only those of stages that are active
     assert are_lines(shown, patterns), shown
     assert not [line for line in shown if "off" in line.split()]
-    # WHEN it is not a terminal, nothing is written
     assert stderr_of(text, tmp_path, terminal=False) == []
 
 
 @pytest.mark.parametrize("module", [OWN, DROP_IN])
 def test_a_program_that_has_configured_logging_decides_itself(module: str, tmp_path: Path) -> None:
-    # GIVEN a program whose handler shows warnings only
     before = "import logging; logging.basicConfig(level=logging.WARNING)"
     text = CONTEXTS.format(module=module, before=before)
     assert stderr_of(text, tmp_path, terminal=True) == []

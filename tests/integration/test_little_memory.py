@@ -65,7 +65,6 @@ def run(program: str, *arguments: str, **variables: str) -> dict[str, Any]:
 @pytest.mark.parametrize("more_mib", [600, 300, 200, 120])
 def test_with_little_address_space_it_uses_smaller_rings(more_mib: int) -> None:
     # GIVEN a process with this many MiB of address space left
-    # WHEN it imports stagespan, and times
     found = run(LIMITED, str(more_mib))
 
     # THEN only old spans are missing
@@ -82,10 +81,8 @@ def test_with_little_address_space_it_uses_smaller_rings(more_mib: int) -> None:
 
 def test_without_memory_for_a_recording_the_program_runs_and_a_warning_says_why() -> None:
     # GIVEN a process with almost no address space left
-    # WHEN it imports stagespan
     found = run(LIMITED, "40")
 
-    # THEN its code runs, nothing is recorded, and one sentence says why
     assert found["counts"] == {}
     assert found["arena"] == {}
     assert not found["enabled"]
@@ -173,10 +170,8 @@ print(json.dumps({
 
 def test_spans_without_memory_are_timed_or_counted_as_lost() -> None:
     # GIVEN a thread that opens its first span when no memory is left
-    # WHEN it runs, and memory becomes free again
     found = run(EXHAUSTED, MALLOC_ARENA_MAX="1")
 
-    # THEN its own work was done, and its spans were timed with memory reserved before, or counted
     assert found["results"] == [3]
     new = found["new"]
     assert (new["short"], new["generator"]) in ((0, 0), (10, 1))
@@ -293,8 +288,6 @@ def test_spans_of_tasks_are_timed_without_memory(tmp_path: Path) -> None:
         [compiler, "-shared", "-fPIC", "-o", library, tmp_path / "no_memory.c"], check=True
     )
 
-    # WHEN each of them opens in a process of its own
     found = run(TASKS, str(library))
 
-    # THEN no process ends early, all spans are timed, and so are those of later tasks
     assert found["failed"] == {}

@@ -65,7 +65,6 @@ def test_all_tasks_are_timed(job: Callable[[], object]) -> None:
 
     asyncio.run(main())
 
-    # THEN each is counted, with its whole time, and none is left
     figures = _core.snapshot().stages()["work"]
     assert figures.count == TASKS
     assert figures.min_ns >= SLEEP_S * 0.9e9
@@ -113,7 +112,6 @@ def test_tasks_beyond_those_shown_keep_their_own_requests() -> None:
     waiting: list[int] = []
     spans: list[Recorded] = []
     asyncio.run(main())
-    # THEN no task sees the request of another one, also later
     assert {is_right for is_right, _ in seen} == {True}, seen[:5]
     with span("outside"):
         pass
@@ -133,14 +131,12 @@ def test_a_thread_with_many_open_requests_loses_no_span(in_which: str) -> None:
         stack.enter_context(request(f"r{number}"))
 
     def work() -> None:
-        # GIVEN open requests, each in a context of its own and all in one
         held = [(contextvars.copy_context(), request(f"own {i}")) for i in range(requests)]
         for context, one in held:
             context.run(one.__enter__)
         with contextlib.ExitStack() as stack:
             for number in range(requests):
                 enter(stack, number)
-            # WHEN spans open, in one of these contexts too
             for _ in range(5):
                 with span("inside"):
                     pass
@@ -157,7 +153,6 @@ def test_a_thread_with_many_open_requests_loses_no_span(in_which: str) -> None:
         work()
     else:
         in_thread(work)
-    # THEN each is counted, and belongs to its own request
     assert count("inside") == count("in the last context") == 5
     ids = {row["request"]: row["request_id"] for row in stagespan.spans()}
     (last,) = {span.request for span in recorded("inside")}
@@ -172,14 +167,11 @@ def test_requests_that_the_recording_does_not_show_are_counted() -> None:
     with contextlib.ExitStack() as stack:
         for number in range(6000):
             stack.enter_context(request(f"r{number}"))
-        # THEN the recording shows 4,096 open requests, and the others are counted
         assert lost()["requests"] - before == 6000 - 4096
-    # WHEN they have ended
     at_end = lost()["requests"]
     for _ in range(6000):
         with request():
             pass
-    # THEN there is space for others
     assert lost()["requests"] == at_end
 
 
@@ -195,7 +187,6 @@ def test_generators_that_wait_inside_of_spans() -> None:
     assert lost()["open_spans"] == TASKS - len(_core.open_spans())
     for generator in held[::2]:
         generator.close()  # type: ignore[attr-defined]
-    # THEN later spans are shown again
     with span("shown"):
         assert any(one["stage"] == "shown" for one in _core.open_spans())
     held.clear()
@@ -226,7 +217,6 @@ def test_threads_without_a_slot_time_all_spans() -> None:
         with span("task"), span("nested"):
             await asyncio.sleep(0)
 
-    # WHEN further threads open more spans than they have space for
     try:
         for _ in range(2):
             in_thread(lambda: asyncio.run(many()))
@@ -234,7 +224,6 @@ def test_threads_without_a_slot_time_all_spans() -> None:
         done.set()
         for thread in threads:
             thread.join()
-    # THEN all are counted
     assert count("hold") == 299
     assert count("task") == count("nested") == 4000
     assert "unmatched" not in lost()

@@ -71,7 +71,6 @@ def run(*arguments: str | Path) -> Any:
 
 
 def test_spans_of_the_trace_s_process_are_added_by_the_clock(traced: tuple[Path, int]) -> None:
-    # GIVEN a trace, and the recording of the process that wrote it
     path, pid = traced
     live = recording.open(pid)
     names = live.stage_names()
@@ -79,7 +78,6 @@ def test_spans_of_the_trace_s_process_are_added_by_the_clock(traced: tuple[Path,
 
     done = run(path)
 
-    # THEN the spans within the trace are in a file in the same folder, including the open one
     assert done.exit_code == 0, done.output
     merged_path = path.with_name("trace_spans.json.gz")
     assert done.output == f"Added 3 spans of process {pid}: {merged_path}\n"
@@ -90,19 +88,17 @@ def test_spans_of_the_trace_s_process_are_added_by_the_clock(traced: tuple[Path,
     drawn = {e["name"]: e for e in entries if e["pid"] == "stagespan" and e["ph"] == "X"}
     assert set(drawn) == {"open", "here", "there"}
     assert drawn["open"]["args"]["unfinished"] is True
-    # AND they have their own times (each copy of a recording reads the clock again) and threads
+    # THEN they have their own times (each copy of a recording reads the clock again) and threads
     rows = {after.names[code]: row for row, code in enumerate(after.events.name)}
     for name in ("here", "there"):
         row, span = rows[name], recorded[name]
         assert after.events.begin_ns[row] == pytest.approx(span["begin_ns"], abs=100_000, rel=0)
         assert after.events.end_ns[row] == pytest.approx(span["end_ns"], abs=100_000, rel=0)
         assert after.events.tid[row] == span["thread"]
-    # AND the threads have their names
     tracks = {
         e["args"]["name"] for e in entries if e["name"] == "thread_name" and e["pid"] == "stagespan"
     }
     assert {f"MainThread {pid}", f"other {recorded['there']['thread']}"} <= tracks
-    # AND the product of two matrices is within the span in which it ran
     products = [
         row for row, code in enumerate(after.events.name) if after.names[code] == "aten::mm"
     ]
@@ -112,7 +108,6 @@ def test_spans_of_the_trace_s_process_are_added_by_the_clock(traced: tuple[Path,
 
 
 def test_the_recording_and_the_file_can_be_named(traced: tuple[Path, int], tmp_path: Path) -> None:
-    # GIVEN a compressed trace
     path, pid = traced
     packed = tmp_path / "t.json.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
@@ -124,7 +119,6 @@ def test_the_recording_and_the_file_can_be_named(traced: tuple[Path, int], tmp_p
     assert {e["name"] for e in entries if e["pid"] == "stagespan" and e["ph"] == "X"} == {
         *("open", "here", "there"),
     }
-    # AND a trace that already has spans does not get them twice
     done = run(tmp_path / "merged.json", "--recording", str(pid))
     assert done.exit_code == 2
     assert "already contains the spans of stagespan." in done.output

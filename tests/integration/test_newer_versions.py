@@ -36,13 +36,10 @@ def test_a_file_of_a_newer_version_is_refused(kind: str, version: object, tmp_pa
         "bench": [lambda path: compare_files(path, path)],
         "baseline": [read_baseline],
     }[kind]
-    # GIVEN a file that can be read
     file.write_text(json.dumps({**contents[kind], "schema_version": 1}))
     for read in readers:
         read(file)
-    # WHEN another version has written it
     file.write_text(json.dumps({**contents[kind], "schema_version": version}))
-    # THEN every reader refuses it, and says what to do
     for read in readers:
         with pytest.raises(StagespanError, match="update stagespan") as refused:
             read(file)
@@ -50,7 +47,6 @@ def test_a_file_of_a_newer_version_is_refused(kind: str, version: object, tmp_pa
 
 
 def test_live_times_of_a_newer_version_are_not_used(tmp_path: Path) -> None:
-    # GIVEN a debug run, whose live times a replay shows
     python(
         """
         import logging
@@ -68,10 +64,8 @@ def test_live_times_of_a_newer_version_are_not_used(tmp_path: Path) -> None:
     path = tmp_path / "run" / "timing_io_signature.json"
     stage = SignatureFile.read(path).stages["stage"]
     assert live_runs(path, stage)["count"] == 5
-    # WHEN the report is of a newer version
     timing = tmp_path / "run" / "timing.json"
     timing.write_text(json.dumps({**json.loads(timing.read_text()), "schema_version": 2}))
-    # THEN it is left out
     assert (
         live_runs(path, stage)["missing"] == f"{str(timing)!r} is of a newer version of stagespan"
     )

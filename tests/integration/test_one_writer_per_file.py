@@ -105,9 +105,7 @@ def test_workers_of_a_program_without_stagespan_have_their_pid_in_their_names(
     run(tmp_path, PARENT, way)
 
     found = reports(tmp_path / "work_dirs")
-    # THEN all are in one folder
     assert len(list((tmp_path / "work_dirs" / "profiler_output" / "default").iterdir())) == 1
-    # AND each worker has its own report and its own signatures
     assert sum(file["stages"]["work"]["count"] for file in found.values()) == 2
     for name, file in found.items():
         assert name == f"timing_pid{file['environment']['pid']}.json"
@@ -149,7 +147,6 @@ def test_traces_and_breakdowns_of_workers_have_their_pid_in_their_names(tmp_path
     )
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     pids = [file["environment"]["pid"] for file in reports(tmp_path / "out").values()]
-    # THEN each worker has every kind of file, with its process id
     kinds = ("work_pid{}_breakdown.json", "work_pid{}_trace.json.gz", "timing_pid{}.json")
     assert len(pids) == 2
     assert written == sorted(kind.format(pid) for kind in kinds for pid in pids)
@@ -185,11 +182,9 @@ def start(folder: Path) -> subprocess.Popen[str]:
 
 
 def test_programs_that_meet_in_one_folder(tmp_path: Path) -> None:
-    # GIVEN two programs that run at the same time
     first, second = start(tmp_path), start(tmp_path)
     assert first.stdout is not None
     assert second.stdout is not None
-    # WHEN both have begun to write there
     names = {program.pid: program.stdout.readline().strip() for program in (first, second)}
     # THEN one of them keeps the plain names, whichever ends first
     assert sorted(names.values()) == ["added", "kept"]
@@ -202,15 +197,12 @@ def test_programs_that_meet_in_one_folder(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(expected)
     for name, file in reports(tmp_path / "out").items():
         assert ("_pid" in name) == (file["environment"]["pid"] == second_pid)
-    # WHEN a program runs later
     third = start(tmp_path)
     third.communicate("\n", timeout=60)
-    # THEN it has the plain names again
     assert reports(tmp_path / "out")["timing.json"]["environment"]["pid"] == third.pid
 
 
 def test_a_program_that_ended_meanwhile_keeps_its_files(tmp_path: Path) -> None:
-    # GIVEN a program that is running, and one that starts later and ends earlier
     code = """
         import subprocess, sys
         from stages import work
@@ -235,7 +227,6 @@ def test_runs_one_after_the_other_use_the_same_names(tmp_path: Path) -> None:
 
 
 def test_a_program_whose_text_looks_like_a_worker_is_none(tmp_path: Path) -> None:
-    # GIVEN a program on the command line that imports from multiprocessing
     code = "from multiprocessing.pool import ThreadPool\nfrom stages import work\nwork(1)"
     (tmp_path / "stages.py").write_text(textwrap.dedent(STAGES))
     subprocess.run(
@@ -269,7 +260,6 @@ def test_runs_of_the_same_minute_overwrite_nothing(tmp_path: Path) -> None:
         run(tmp_path, RERUN, stage, now_s)
 
     (folder,) = (tmp_path / "work_dirs" / "profiler_output" / "default").iterdir()
-    # THEN both files of a run have the same suffix, and those of the runs before are as they were
     found = reports(folder)
     assert {name: stages["stages"].keys() - {"call"} for name, stages in found.items()} == {
         "timing.json": {"first"},
@@ -279,7 +269,6 @@ def test_runs_of_the_same_minute_overwrite_nothing(tmp_path: Path) -> None:
     signatures = {path.name for path in folder.glob("*_io_signature.json")}
     assert signatures == {name.replace(".json", "_io_signature.json") for name in found}
 
-    # WHEN a folder is named
     for stage in ("first", "second"):
         run(tmp_path, RERUN, stage, STAGESPAN_OUTPUT_DIR="named")
     # THEN a later run replaces the files of the earlier one

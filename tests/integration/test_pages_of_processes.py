@@ -94,7 +94,6 @@ def test_one_page_shows_the_seconds_before_it(failing: subprocess.Popen[str]) ->
     # GIVEN a process that has run stages, and does nothing while the page observes it
     page = command_here("top", str(failing.pid), "--once", "--interval", "0.1").stdout
     found = cells(page, "decode")
-    # THEN the page shows the runs of the last seconds, not only those while it was observing
     assert float(found["runs/s"]) >= 40 / 10
     assert found["p50"] != ""
     assert found["p99"] != ""
@@ -104,7 +103,6 @@ def test_one_page_shows_the_seconds_before_it(failing: subprocess.Popen[str]) ->
 def test_one_page_of_a_job_shows_the_seconds_before_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN two workers of a job whose work has ended
     workers = [start(FAILS, STAGESPAN_JOB="idle") for _ in range(2)]
     try:
         for worker in workers:
@@ -113,7 +111,6 @@ def test_one_page_of_a_job_shows_the_seconds_before_it(
     finally:
         for worker in workers:
             end(worker)
-    # THEN the page has the runs of both
     _, rate, *figures = next(line.split() for line in page.splitlines() if " decode " in line)
     assert float(rate) >= 2 * 40 / 10
     assert "-" not in figures
@@ -142,7 +139,6 @@ def test_spans_before_the_last_seconds_are_not_counted(folder: Path) -> None:
 
 
 def test_a_page_of_a_process_that_ends_meanwhile(folder: Path) -> None:
-    # GIVEN a page that has read a process once
     process = start("""
         import stagespan
         for i in range(10):
@@ -155,11 +151,9 @@ def test_a_page_of_a_process_that_ends_meanwhile(folder: Path) -> None:
     ready(process)
     page = Page(str(process.pid), None)
     page.read()
-    # WHEN the process ends and removes its recording
     process.communicate("\n", timeout=60)
     page.read()
     title, message = (str(part) for part in page.render(100, None)[:2])
-    # THEN the page says so, and does not call the process alive
     assert ", ended" in title
     assert "alive" not in title
     assert message == "The process has ended: this is its last known state."

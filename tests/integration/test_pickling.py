@@ -128,7 +128,6 @@ def test_decorated_functions_are_pickled_by_name() -> None:
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_other_callables_are_pickled_as_what_they_wrap(protocol: int) -> None:
-    # GIVEN callables that are found under no name, one of them under two contexts
     stage = span("called by value")
     doubler = stage(Doubler())
     doubler.label = "kept"  # type: ignore[attr-defined]
@@ -164,7 +163,6 @@ def test_other_callables_of_another_program() -> None:
 
     again = pickle.loads(cloudpickle.dumps(span("sent by value")(Local())))
 
-    # THEN its copy is timed
     assert again(4) == 8
     assert count("sent by value") == 1
 
@@ -182,7 +180,6 @@ def test_decorated_functions_run_in_other_processes(method: str) -> None:
             pool.submit(count, stage).result()
             for stage in ("decorated here", "debug here", "method here")
         ]
-    # THEN they are timed there and not here
     assert results == [4, 6, 10]
     assert counts == [1, 0, 1]
     assert count("decorated here") == 0

@@ -169,7 +169,6 @@ def test_each_warning_is_printed_once(tmp_path: Path) -> None:
             stage_bench(sum, range(1000), most_seconds=0.05)
         """
     )
-    # WHEN they run without a baseline, and with one of another machine
     status, output = project.run(1.0)
     assert status == 0, output
     assert output.count("was not compared") == 2
@@ -179,7 +178,6 @@ def test_each_warning_is_printed_once(tmp_path: Path) -> None:
     project.baseline.write_text(json.dumps(content))
     status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
     assert status == 0, output
-    # THEN each test is warned of once, and the machine once
     assert output.count("The machines differ") == 1
 
 
@@ -368,10 +366,8 @@ def test_wrong_limits_and_calls_are_refused_in_one_sentence(tmp_path: Path) -> N
         """
     )
 
-    # WHEN they run
     status, output = project.run(1.0)
 
-    # THEN each fails with one sentence
     assert status == 1
     assert "25 failed" in output
     pages = re.split(r"^_+ (test_\S+) _+$", output.split("= FAILURES =")[1], flags=re.MULTILINE)
@@ -403,7 +399,6 @@ def test_wrong_limits_and_calls_are_refused_in_one_sentence(tmp_path: Path) -> N
 
 
 def test_a_limit_without_a_measurement_fails(tmp_path: Path) -> None:
-    # GIVEN tests with a limit that measure nothing, are skipped, or have failed already
     (tmp_path / "test_stage.py").write_text(
         "import pytest\n"
         "limit = pytest.mark.stage_limit(ms=5000)\n"
@@ -415,10 +410,8 @@ def test_a_limit_without_a_measurement_fails(tmp_path: Path) -> None:
         "    stage_bench.check([1.0] * 30)\n"
     )
 
-    # WHEN they run
     done = run_pytest(tmp_path, "test_stage.py")
 
-    # THEN the two that measure nothing fail
     assert "2 failed, 2 passed, 1 skipped" in done.stdout
     failed = re.findall(r"^FAILED test_stage.py::(\w+)", done.stdout, re.MULTILINE)
     assert failed == ["test_without_the_fixture", "test_without_a_call"]
@@ -467,13 +460,11 @@ def test_noise_that_hides_the_tolerance_is_reported_and_can_fail(tmp_path: Path)
     # WHEN a stage is 30 % slower, and its noise is larger
     status, output = project.compare()
 
-    # THEN the summary says that it is not known, and names the noise
     assert status == 0
     assert f"stagespan: compared with {project.baseline}: 1 unchanged, 1 not known" in output
     (line,) = (line for line in output.splitlines() if "not known whether" in line)
     assert "test_stage.py::test_varying is slower: the change is -" in line
     assert line.endswith(" %, too wide for the tolerance of 5 %")
-    # AND with a limit for the noise, the test fails in one sentence
     status, output = project.compare("--stage-noise-limit=10%")
     assert (status, "1 failed, 1 passed" in output) == (1, True)
     assert "test_varying cannot be compared: the noise is " in output
@@ -533,7 +524,6 @@ def test_a_slow_test_is_repeated_in_a_new_process(
     (tmp_path / "pytest.ini").write_text("[pytest]\nlog_file = log.txt\n")
     project.write()
 
-    # WHEN it is compared
     found, output = project.run(
         1.0,
         f"--stage-baseline={project.baseline}",
@@ -542,12 +532,10 @@ def test_a_slow_test_is_repeated_in_a_new_process(
         *options,
     )
 
-    # THEN each case ran in one more process, and fails only if it is slow there, too
     assert [len(list((tmp_path / case).iterdir())) for case in ("a b", "c::d")] == [3, 3]
     assert found == status, output
     assert ("also in a new process" in output) == (status == 1)
     assert ("not known whether test_stage.py::test_first_process[a b]" in output) == (status == 0)
-    # AND the files of this test run are still there
     assert list((tmp_path / "temporary").iterdir())
 
 
@@ -557,7 +545,6 @@ def test_the_repetition_can_be_turned_off_and_may_fail(tmp_path: Path) -> None:
     compare = f"--stage-baseline={project.baseline}"
     status, output = project.run(1.2, compare, "--stage-repeats=0")
     assert (status, "new process" in output) == (1, False)
-    # AND if the new process does not measure the stage, the first verdict remains
     (tmp_path / "conftest.py").write_text(
         "import os, pytest\n"
         "if not os.path.exists('began'): open('began', 'w').close()\n"

@@ -31,7 +31,6 @@ def work(name: str) -> None:
 
 
 def test_a_spans_times_are_the_same_in_each_reading(tmp_path: Path) -> None:
-    # GIVEN a process that reads all the time, from its first spans on, and also records past spans
     output = in_child(
         """
         import random, time
@@ -123,13 +122,11 @@ def test_overwritten_spans_are_counted() -> None:
     cursor = SpanCursor()
     work("early")
     assert len(stagespan.spans(since=cursor)) == 1
-    # WHEN more spans end than fit into a ring
     for _ in range(ring + 100):
         work("many")
 
     assert len(stagespan.spans(since=cursor)) == ring
     assert cursor.overwritten == 100
-    # THEN a reset does not count as a loss
     work("gone")
     _core._reset()
     work("new")
@@ -196,18 +193,15 @@ def test_each_span_once_while_four_threads_write() -> None:
     # THEN none is read twice, and only overwritten ones are missing
     assert len(set(quick_ids)) == len(quick_ids)
     assert len(quick_ids) + quick.overwritten == written
-    # THEN those that were overwritten are counted
     slow_ids = stagespan.spans(since=slow)["id"].tolist()
     assert len(slow_ids) + slow.overwritten == written
     assert slow.overwritten > 0
 
 
 def test_two_threads_with_one_cursor() -> None:
-    # GIVEN one cursor that two threads use
     shared = SpanCursor()
 
     first, second = read_all([shared, shared], 0.0, threads=2)
-    # THEN each span was read by one of them, once
     assert max(Counter([*first, *second]).values()) == 1
     assert len(first) + len(second) + shared.overwritten == 2 * 30_000
 
@@ -272,7 +266,6 @@ def ids_of(stage: str) -> list[tuple[str | None, str | None]]:
 
 
 def test_ids_of_requests_take_bounded_memory() -> None:
-    # GIVEN a request that stays open while many others begin and end
     with request("long") as long:
         for i in range(17_000):
             with request(f"r{i}"):
@@ -284,7 +277,6 @@ def test_ids_of_requests_take_bounded_memory() -> None:
         assert len(requests_known()) <= 16_384 + 1024 + 1
     del long
     assert ids_of("in the long one") == [("long", trace_id)]
-    # AND a span that is still open has the id of its request
     assert [(one["request"], one["trace_id"]) for one in stagespan.open_spans()] == [
         ("long", trace_id)
     ]
@@ -292,7 +284,6 @@ def test_ids_of_requests_take_bounded_memory() -> None:
 
 
 def test_open_spans_have_their_request() -> None:
-    # GIVEN spans that are open in two threads, detached, and in no request
     entered, leave = threading.Event(), threading.Event()
 
     def there() -> None:

@@ -280,7 +280,6 @@ def test_code_blocks_run_as_shown(
         own_recordings,
     )
 
-    # WHEN its blocks run one after another
     for block in blocks:
         runner.run(block)
 
@@ -348,7 +347,6 @@ def run_sample(text: str, folder: Path) -> tuple[Runner, list[str]]:
 
 def test_runner_runs_compares_writes_and_skips(tmp_path: Path) -> None:
     # GIVEN a document that uses every directive
-    # WHEN it runs
     runner, skipped = run_sample(SAMPLE, tmp_path)
 
     # THEN two programs and two consoles ran, a file was written, and one block was left out
@@ -372,7 +370,5 @@ def test_runner_runs_compares_writes_and_skips(tmp_path: Path) -> None:
 )
 def test_runner_fails_where_the_page_is_wrong(text: str, message: str, tmp_path: Path) -> None:
     # GIVEN a document that shows what does not happen
-    # WHEN it runs
-    # THEN the failure names the place or what is wrong
     with pytest.raises(AssertionError, match=message):
         run_sample(text, tmp_path)

@@ -66,15 +66,12 @@ def answer(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.parametrize("mounts_proc", [True, False])
 def test_containers_in_which_everything_is_process_1(mounts_proc: bool, folder: Path) -> None:
-    # GIVEN two containers that share the folder of recordings, each with its own process 1
     older = in_a_container("older", "asks", mounts_proc=mounts_proc)
     newer = in_a_container("newer", "asks", mounts_proc=mounts_proc)
     try:
         # THEN each of them finds its own recording by its own process id
         assert answer(older) == "alive older"
         assert answer(newer) == "alive newer"
-        # WHEN another container asks for process 1
-        # THEN it gets neither of them, but a list
         for arguments in (("recover", "1"), ("top", "1", "--once"), ("dump", "1")):
             done = command_here(*arguments)
             assert done.returncode == 2
@@ -112,18 +109,15 @@ def test_a_live_process_is_preferred_to_others_that_had_its_id(folder: Path) -> 
         (path,) = folder.glob("*.stagespan")
         # GIVEN the recording of a process of another container, which started later
         copy_for_another_container(path, f"{pid}-{10**12}.stagespan")
-        # THEN the id is that of the live process of this namespace
         assert recording.open(pid).path == str(path)
         assert recording.open(str(pid)).pid_namespace == os.stat("/proc/self/ns/pid").st_ino
     finally:
         end(process)
-    # WHEN it has ended too
     # THEN nobody knows which one is meant
     for asked in (pid, str(pid)):
         with pytest.raises(StagespanError, match="pid namespace 123456") as caught:
             recording.open(asked)
         assert str(path) in str(caught.value)
-    # WHEN only one is left
     path.unlink()
     assert recording.open(pid).pid_namespace == 123456
 
@@ -156,7 +150,6 @@ WITHOUT_A_RECORDING = """
 
 
 def test_a_process_without_a_recording_is_not_another_one_with_its_id(folder: Path) -> None:
-    # GIVEN the recording of a process that has ended, and a process that has none and got its id
     process = start(HOLD, "here")
     ready(process)
     end(process)
@@ -166,11 +159,9 @@ def test_a_process_without_a_recording_is_not_another_one_with_its_id(folder: Pa
         pid = int(ready(now))
         replace_number(path, struct.pack("<I", process.pid), struct.pack("<I", pid))
         earlier = path.rename(folder / f"{pid}-7.stagespan")
-        # THEN it does not take the recording for its own
         assert f"The process {pid} has no recording that can be read here" in answer(now)
-        # AND others find that of the ended process
+        # THEN others find that of the ended process
         assert recording.open(pid).state == "died"
-        # WHEN only a process of another container had the id
         copy_for_another_container(earlier, f"{pid}-8.stagespan")
         earlier.unlink()
         # THEN it is named, but not taken for the live one
@@ -181,14 +172,12 @@ def test_a_process_without_a_recording_is_not_another_one_with_its_id(folder: Pa
 
 
 def test_the_spans_of_a_trace_are_those_of_its_time(folder: Path, tmp_path: Path) -> None:
-    # GIVEN the recordings of two processes that had one id
     process = start(HOLD, "first")
     pid = int(ready(process))
     end(process)
     (path,) = folder.glob("*.stagespan")
     (span,) = (row for row in recording.open(path).spans())
     other = copy_for_another_container(path, f"{pid}-7.stagespan")
-    # AND a trace of a process with this id, at the time of both
     trace = tmp_path / "trace.json"
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": pid, "tid": pid, "dur": 1000.0}
     trace.write_text(json.dumps({"traceEvents": [{**event, "ts": span["begin_ns"] / 1e3}]}))
@@ -198,7 +187,6 @@ def test_the_spans_of_a_trace_are_those_of_its_time(folder: Path, tmp_path: Path
     assert done.exit_code == 2
     assert str(path) in done.output
     assert str(other) in done.output
-    # WHEN only one of them is from the time of the trace
     later = start(HOLD, "second")
     ready(later)
     end(later)
@@ -206,6 +194,5 @@ def test_the_spans_of_a_trace_are_those_of_its_time(folder: Path, tmp_path: Path
     replace_number(wrong, struct.pack("<I", later.pid), struct.pack("<I", pid))
     wrong.replace(other)
     done = CliRunner().invoke(command, ["merge-spans", str(trace)])
-    # THEN its spans are added
     assert done.exit_code == 0, done.output
     assert f"of process {pid}" in done.output

@@ -47,7 +47,6 @@ def test_thousands_of_leftovers_are_read_in_part_and_removed(folder: Path) -> No
                     file.write(head)
                 file.truncate(size)
             os.utime(copy, (i, i))
-        # WHEN all recordings are listed
         found = recordings_in(folder)
         # THEN a bounded number of the newest is read, and every live process
         assert [one.pid for one in found if one.state == "alive"] == [alive.pid]
@@ -58,9 +57,7 @@ def test_thousands_of_leftovers_are_read_in_part_and_removed(folder: Path) -> No
         assert alive.pid in {row["pid"] for row in shown}
         assert command("recover", str(alive.pid)).returncode == 0
         assert len(list(folder.iterdir())) == 10_002
-        # WHEN another process begins to record
         start(dies).communicate(timeout=60)
-        # THEN 16 of the leftovers are kept
         assert len(list(folder.iterdir())) == 16 + 2
         assert path.exists()
     finally:
@@ -71,7 +68,6 @@ def test_thousands_of_leftovers_are_read_in_part_and_removed(folder: Path) -> No
 
 
 def test_a_reader_that_is_killed_leaves_nothing(folder: Path) -> None:
-    # GIVEN a process with threads that write
     writer = start("""
         import sys, threading
         import stagespan
@@ -102,7 +98,6 @@ def test_a_reader_that_is_killed_leaves_nothing(folder: Path) -> None:
         files = set(folder.iterdir())
         counts = []
         for i in range(5):
-            # WHEN a reader that reads all the time is killed
             reader = start(
                 """
                 import sys
@@ -201,7 +196,6 @@ def doctor_page() -> str:
 
 @pytest.mark.parametrize("way", ["the file vanishes", "the folder vanishes", "it becomes a link"])
 def test_a_folder_that_is_taken_away_from_a_process(way: str, folder: Path, moved: Path) -> None:
-    # GIVEN a process that has recorded
     process = start(STEPS)
     try:
         assert step(process) == 500
@@ -209,7 +203,6 @@ def test_a_folder_that_is_taken_away_from_a_process(way: str, folder: Path, move
         assert Path(path).parent == folder
         alive = [one for one in recording.recordings() if one.state == "alive"]
         assert [one.path for one in alive if one.pid == process.pid] == [path]
-        # WHEN its file is removed, and it continues
         if way == "the file vanishes":
             os.unlink(path)
         elif way == "the folder vanishes":
@@ -224,7 +217,6 @@ def test_a_folder_that_is_taken_away_from_a_process(way: str, folder: Path, move
         assert (found.pid, found.state) == (process.pid, "alive")
         assert found.stats()["step"].count == 1500
         assert [span["stage"] for span in found.open_spans()] == ["serve"]
-        # THEN the commands say what is wrong
         shown = command("ps")
         listed = json.loads(command_here("ps", "--json").stdout)["processes"]
         rows = [row for row in listed if row["pid"] == process.pid]
@@ -303,7 +295,6 @@ def test_a_process_whose_clock_jumps_is_read(
     pages: list[subprocess.CompletedProcess[str]] = []
     try:
         ready(process)
-        # WHEN it is read while alive, and after it died
         alive = recording.open(process.pid)
         name = str(process.pid)
         for again in (False, True):
@@ -319,7 +310,6 @@ def test_a_process_whose_clock_jumps_is_read(
         dead = recording.open(process.pid)
     finally:
         end(process)
-    # THEN no duration is negative
     assert (alive.state, dead.state) == ("alive", "died")
     check_durations(alive)
     check_durations(dead)
@@ -401,14 +391,12 @@ def test_a_stalled_rank_is_named_without_privileges(folder: Path) -> None:
         found: list[dict[str, object]] = []
         until = time.monotonic() + 60
         while not found and time.monotonic() < until:
-            # WHEN the same user lists stalled processes
             asking = start(ASKING)
             shown, errors = asking.communicate(timeout=60)
             _, mark, page = shown.partition("without privileges\n")
             assert mark, errors
             assert asking.returncode in (0, 1), errors
             found = [one for one in json.loads(page)["stalled"] if one["pid"] == victim.pid]
-        # THEN rank and stage are named
         assert asking.returncode == 1
         assert [one["rank"] for one in found] == [3]
         (row,) = found

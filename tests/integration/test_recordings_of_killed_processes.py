@@ -65,10 +65,8 @@ def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path
         path.write_bytes(bytes(24 * 8))
         victim = start(WRITERS, str(path))
         ready(victim)
-        # WHEN the process is killed at some moment
         time.sleep(chosen.random() * 0.2)
         end(victim)
-        # THEN the recording says so, and is complete
         found = recording.open(victim.pid)
         assert found.state == "died"
         assert found.warnings() == []
@@ -83,7 +81,6 @@ def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path
                 if thread == 0:
                     continue
                 name = f"writer {i}"
-                # THEN the statistics have every span that had ended, and none that had not begun
                 assert ended <= (counts[name].count if name in counts else 0) <= begun
                 # THEN so does the ring, for the newest ones
                 mine = spans[spans["thread"] == thread]
@@ -111,7 +108,6 @@ ENDS = {
 
 @pytest.mark.parametrize("way", list(ENDS))
 def test_the_stages_of_a_dead_process_are_shown(way: str, folder: Path) -> None:
-    # GIVEN a process in the middle of a stage
     program = f"""
         import os, signal, time
         import stagespan
@@ -122,11 +118,9 @@ def test_the_stages_of_a_dead_process_are_shown(way: str, folder: Path) -> None:
                 print("ready", flush=True)
                 {ENDS[way]}
     """
-    # WHEN it dies
     process = start(program)
     process.communicate(timeout=60)
     assert process.returncode != 0
-    # THEN its recording shows the stage
     found = recording.open(process.pid)
     assert found.state == "died"
     assert [span["stage"] for span in found.open_spans()] == ["outer", "inner"]
@@ -138,7 +132,6 @@ def test_the_stages_of_a_dead_process_are_shown(way: str, folder: Path) -> None:
 
 
 def test_tasks_that_take_turns_are_not_shown_inside_each_other(folder: Path) -> None:
-    # GIVEN a process with two tasks that wait inside of their stages
     process = start(
         """
         import asyncio
@@ -158,7 +151,6 @@ def test_tasks_that_take_turns_are_not_shown_inside_each_other(folder: Path) -> 
     )
     try:
         ready(process)
-        # WHEN its stages are shown
         shown = command_here("recover", str(process.pid))
     finally:
         end(process)
@@ -326,7 +318,6 @@ def test_workers_of_multiprocessing_leave_no_file(
             """
         )
     )
-    # WHEN they and their parent end
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=120
     )
@@ -367,7 +358,6 @@ def test_threads_that_end_share_a_few_rings(folder: Path) -> None:
     # GIVEN a program with 300 threads, one after the other
     program = start(SHORT_THREADS, STAGESPAN_RING_SPANS="8192")
     ready(program)
-    # WHEN its file is measured
     size_bytes = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
     found = recording.open(program.pid)
     spans, counts = found.spans(), found.stats()
@@ -375,6 +365,5 @@ def test_threads_that_end_share_a_few_rings(folder: Path) -> None:
     # THEN it has the rings of 32 threads that have ended and of one that runs, as the page of
     # documentation says
     assert size_bytes < (1.2 + 33 * 0.6) * 2**20
-    # AND all spans are in it
     assert counts["work"].count == len(spans) == 300 * 20
     assert len(set(spans["thread"].tolist())) == 300

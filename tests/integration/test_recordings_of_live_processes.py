@@ -48,9 +48,7 @@ def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> Non
     try:
         ready(process)
         time.sleep(0.6)
-        # WHEN it is read from outside
         shown = command("ps", "--stalled", "0.5")
-        # THEN it is found, with its stage
         assert shown.returncode == 1
         assert f"process {process.pid}" in shown.stdout
         assert "`native call`" in shown.stdout
@@ -65,7 +63,6 @@ def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> Non
 
 
 def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
-    # GIVEN threads with long names, one of which has ended, and one that Python did not start
     process = start("""
         import os, threading, time
         import stagespan
@@ -105,7 +102,6 @@ def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
 
 
 def test_requests_have_the_ids_of_their_traces(folder: Path) -> None:
-    # GIVEN a process with a request that belongs to a trace of a client, and one that does not
     process = start("""
         import time
         import stagespan
@@ -123,7 +119,6 @@ def test_requests_have_the_ids_of_their_traces(folder: Path) -> None:
         events = json.loads(command_here("dump", str(process.pid)).stdout)["traceEvents"]
     finally:
         end(process)
-    # THEN everything that names the request has the id of its trace
     trace = "0af7651916cd43dd8448eb211c80319c"
     traces = {one["id"]: one["trace_id"] for one in found.requests()}
     own = traces["alone"]
@@ -163,13 +158,11 @@ def test_ranks_of_a_job_are_compared(folder: Path) -> None:
         for process in processes:
             ready(process)
         processes[3].send_signal(signal.SIGSTOP)
-        # WHEN they are compared
         shown = command("recover", "--job", "job-1")
         page = json.loads(command_here("ps", "--job", "job-1", "--json").stdout)
     finally:
         for process in processes:
             end(process)
-    # THEN the output says which of them is behind, and where it is
     assert shown.returncode == 0, shown.stderr
     first = shown.stdout.splitlines()[0]
     assert first.startswith("rank 3 ")
@@ -184,7 +177,6 @@ def test_ranks_of_a_job_are_compared(folder: Path) -> None:
 
 def test_the_rank_is_that_of_torch_distributed(folder: Path) -> None:
     pytest.importorskip("torch")
-    # GIVEN a process whose rank is not in any variable
     process = start(
         """
         import os, time
@@ -202,11 +194,9 @@ def test_the_rank_is_that_of_torch_distributed(folder: Path) -> None:
     )
     pid = int(ready(process))
     try:
-        # WHEN its service thread has run
         until = time.monotonic() + 20
         while recording.open(pid).rank is None and time.monotonic() < until:
             time.sleep(0.05)
-        # THEN the recording has the rank
         found = recording.open(pid)
         assert (found.rank, found.world_size) == (0, 1)
     finally:
@@ -215,7 +205,6 @@ def test_the_rank_is_that_of_torch_distributed(folder: Path) -> None:
 
 
 def test_the_list_of_processes(folder: Path) -> None:
-    # GIVEN one process that is alive, and one that was killed
     program = """
         import time
         import stagespan
@@ -259,7 +248,6 @@ def test_the_list_of_processes(folder: Path) -> None:
 
 
 def test_the_list_shows_when_a_killed_process_was_last_at_work(folder: Path) -> None:
-    # GIVEN a process that ran spans for a while inside of another one, and was killed
     process = start(
         """
         import time
@@ -277,7 +265,6 @@ def test_the_list_shows_when_a_killed_process_was_last_at_work(folder: Path) -> 
         ready(process)
     finally:
         end(process)
-    # WHEN the processes are listed
     rows = json.loads(command_here("ps", "--all", "--json").stdout)["processes"]
     (row,) = (row for row in rows if row["pid"] == process.pid)
     # THEN the time is that of the last span, not of the one that is open
@@ -303,7 +290,6 @@ BUSY = """
 
 
 def test_the_live_page_in_a_terminal(folder: Path) -> None:
-    # GIVEN a running process, and a terminal of 80 columns and 24 rows
     busy = start(BUSY)
     terminal, other_end = pty.openpty()
     fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -318,7 +304,6 @@ def test_the_live_page_in_a_terminal(folder: Path) -> None:
             stderr=subprocess.PIPE,
             env=environment,
         )
-        # WHEN the page is shown, and keys are pressed
         seen = shown_by(terminal, "decode", "main", "runs/s")
         assert "Traceback" not in seen
         os.write(terminal, b"f")
@@ -328,7 +313,6 @@ def test_the_live_page_in_a_terminal(folder: Path) -> None:
         os.write(terminal, "\x1b/去噪".encode())
         shown_by(terminal, "/去噪_")
         os.write(terminal, b"\rsq")
-        # THEN it ends at once
         assert top.wait(timeout=20) == 0
     finally:
         end(busy)
@@ -377,7 +361,6 @@ def test_the_live_page_is_printed_once(folder: Path) -> None:
 
 
 def test_long_names_do_not_hide_figures(folder: Path) -> None:
-    # GIVEN stages and a thread whose names are longer than a terminal is wide
     process = start(
         """
         import threading, time
@@ -415,7 +398,6 @@ def test_long_names_do_not_hide_figures(folder: Path) -> None:
         ]
     finally:
         end(process)
-    # THEN no line is longer than the terminal, and only names are cut
     top, processes, of_job = pages
     assert max(len(line) for page in (top, of_job) for line in page.splitlines()) <= 80
     (row,) = (line for line in top.splitlines() if line.lstrip().startswith("inner"))
@@ -431,7 +413,6 @@ def test_long_names_do_not_hide_figures(folder: Path) -> None:
 
 
 def test_forks_while_threads_write(folder: Path) -> None:
-    # GIVEN a process that forks while its threads write
     process = start("""
         import os, threading
         import stagespan
@@ -460,10 +441,8 @@ def test_forks_while_threads_write(folder: Path) -> None:
         print(stagespan.stats()["parent"].count, flush=True)
         os._exit(0)
     """)
-    # WHEN all of them have died
     own = int(ready(process))
     process.communicate(timeout=30)
-    # THEN each recording has the spans of its own process
     counts = sorted(
         tuple((name, stage.count) for name, stage in found.stats().items())
         for found in recordings_in(folder)
@@ -491,10 +470,8 @@ def test_no_more_leftovers_than_a_few_are_kept(folder: Path, knows_its_start: bo
             name = f"{2**22 + pid}-{start_ticks}.stagespan"
             (folder / name).write_bytes(b"\0" * 4096)
         (folder / "something else").write_text("stays")
-        # WHEN another process begins to record
         other = start("import stagespan, os\nwith stagespan.span('x'): pass\nos._exit(1)")
         other.communicate(timeout=60)
-        # THEN the newest are left, and so are files that are not leftovers
         names = {path.name for path in folder.iterdir()}
         assert len([name for name in names if name.endswith(".stagespan")]) == 16 + 2
         assert any(name.startswith(f"{alive.pid}-") for name in names)
@@ -504,7 +481,6 @@ def test_no_more_leftovers_than_a_few_are_kept(folder: Path, knows_its_start: bo
 
 
 def test_processes_of_another_container_are_recognised_by_their_lock(folder: Path) -> None:
-    # GIVEN a process in its own pid namespace, where its pid is that of another process here
     program = """
         import os, sys, time
         import stagespan
@@ -530,14 +506,12 @@ def test_processes_of_another_container_are_recognised_by_their_lock(folder: Pat
     try:
         assert line == "1"
         (found,) = recordings_in(folder)
-        # THEN it counts as alive while it lives, whichever process has that pid here
         assert (found.pid, found.state) == (1, "alive")
         other = start("import stagespan, os\nwith stagespan.span('x'): pass\nos._exit(1)")
         other.communicate(timeout=60)
         assert {one.state for one in recordings_in(folder)} == {"alive", "stopped"}
     finally:
         end(process)
-    # THEN as dead afterwards
     until = time.monotonic() + 20
     while recording.open(found.path).state == "alive" and time.monotonic() < until:
         time.sleep(0.05)
@@ -545,7 +519,6 @@ def test_processes_of_another_container_are_recognised_by_their_lock(folder: Pat
 
 
 def test_recordings_are_kept_when_a_process_calls_exec(folder: Path) -> None:
-    # GIVEN a process that keeps its recording, and runs three programs after each other
     program = """
         import os, sys
         import stagespan
@@ -561,13 +534,11 @@ def test_recordings_are_kept_when_a_process_calls_exec(folder: Path) -> None:
     process = start(program, "2", textwrap.dedent(program), STAGESPAN_RECORDING="keep")
     try:
         ready(process)
-        # THEN the recordings of the programs before are there, and its id names the last one
         states = [(one.pid, one.state) for one in recordings_in(folder)]
         assert sorted(states) == [(process.pid, state) for state in ("alive", "stopped", "stopped")]
         assert stages_of(recording.open(process.pid)) == {"program 0"}
     finally:
         end(process)
-    # AND all recordings are there after its end
     found = recordings_in(folder)
     assert sorted(stages_of(one).pop() for one in found) == [f"program {left}" for left in range(3)]
 
@@ -578,7 +549,6 @@ def stages_of(one: recording.Recording) -> set[str]:
 
 
 def test_a_program_that_calls_exec_replaces_its_recording(folder: Path) -> None:
-    # GIVEN a program that records, and then executes another one with the same pid
     process = start(
         """
         import os, sys
@@ -591,7 +561,6 @@ def test_a_program_that_calls_exec_replaces_its_recording(folder: Path) -> None:
     )
     try:
         ready(process)
-        # THEN its earlier recording is that of a dead program
         assert [(one.pid, one.state) for one in recordings_in(folder)] == [(process.pid, "died")]
     finally:
         end(process)

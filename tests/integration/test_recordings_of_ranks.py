@@ -76,7 +76,6 @@ def test_the_rank_that_the_others_wait_for_is_named(way: str, folder: Path, tmp_
     line = job.stdout.readline()
     assert line, (tmp_path / "stderr").read_text()
     try:
-        # WHEN all of them have been stalled for some time
         expected = {rank: "load" if rank == 3 else "all_reduce" for rank in range(RANKS)}
         stalled: dict[int, str] = {}
         until = time.monotonic() + 120
@@ -95,12 +94,10 @@ def test_the_rank_that_the_others_wait_for_is_named(way: str, folder: Path, tmp_
         with contextlib.suppress(ProcessLookupError):
             os.killpg(int(line), signal.SIGKILL)
         job.communicate(timeout=30)
-    # THEN the probe lists each rank and its stage
     assert shown.returncode == 1
     for rank, stage in expected.items():
         (line,) = (line for line in shown.stdout.splitlines() if f", rank {rank}:" in line)
         assert f" has been in `{stage}` for " in line
-    # THEN every page of the job says which rank the others wait for
     for page in pages:
         assert page.returncode == 0, page.stderr
         assert "rank 3 has been in `load` for " in page.stdout

@@ -41,7 +41,6 @@ def test_a_folder_on_a_disk_is_refused_and_the_memory_is_read_instead(tmp_path: 
         place = json.loads(ready(process))
         if "is not on a tmpfs" not in place["why"]:
             pytest.skip(f"pass --basetemp with a folder on a disk: {place['why']}")
-        # THEN it records in memory that can be read while it is alive
         assert place["kind"] == "memfd"
         assert place["count"] == 50
         assert list(tmp_path.iterdir()) == []
@@ -81,7 +80,6 @@ def test_the_name_of_the_folder_need_not_be_text(
     process = start(PLACE, "60")
     try:
         assert json.loads(ready(process))["kind"] == "file"
-        # THEN they can be read and listed
         assert recording.open(process.pid).stats()["inner"].count == 50
         (found,) = (one for one in recording.recordings() if one.pid == process.pid)
         assert os.path.dirname(found.path) == inside
@@ -118,7 +116,6 @@ def test_off_means_that_nothing_can_be_read(folder: Path) -> None:
 
 
 def test_a_full_tmpfs_loses_no_statistics_in_the_process(tmp_path: Path) -> None:
-    # GIVEN a tmpfs of 4 MB
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(tmp_path)],
         capture_output=True,
@@ -127,7 +124,6 @@ def test_a_full_tmpfs_loses_no_statistics_in_the_process(tmp_path: Path) -> None
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount a tmpfs: run as root ({mounted.stderr.strip()})")
     try:
-        # WHEN more threads record in it than it has space for
         process = start(
             """
             import json, os, threading
@@ -155,7 +151,6 @@ def test_a_full_tmpfs_loses_no_statistics_in_the_process(tmp_path: Path) -> None
         place = json.loads(ready(process))
         process.communicate(timeout=60)
         assert process.returncode == 0
-        # THEN the process has all figures, and the file says that it does not
         assert place["kind"] == "file"
         assert place["count"] == 60 * 500
         assert place["refused_bytes"] > 0

@@ -116,7 +116,6 @@ def test_a_remote_that_is_entered_several_times_is_one_request_of_the_report() -
     time.sleep(0.002)
     with remote, span("dispatch"):
         pass
-    # THEN the report has it once, from the first entry to the last exit
     entries = stagespan.timing_report()["requests"][-2:]
     assert [one["request_id"] for one in entries] == ["between", "scheduled"]
     assert set(entries[1]["stages"]) == {"admit", "dispatch"}
@@ -158,7 +157,6 @@ def test_a_stamp_in_the_future_is_shown_and_not_clamped() -> None:
 
 @pytest.mark.parametrize("sent_unix_ns", [0, 10**18, 2**62 - 1])
 def test_a_carrier_of_another_clock_has_no_hand_off_of_its_own(sent_unix_ns: int) -> None:
-    # GIVEN a request that goes to a host whose clocks are hours off, and comes back
     with request(f"other host {sent_unix_ns}") as root:
         out = inject(queue="there")
         time.sleep(0.002)
@@ -209,7 +207,6 @@ def test_each_call_of_a_foreign_parent_is_a_request(trusted: bool) -> None:
     for _ in range(2):
         with extract(inner), span("work"):
             pass
-    # THEN each of them is a request, and only the message counts once
     origins = {one["id"]: one["origin"] for one in recording.open(os.getpid()).segments()}
     assert [origins[name] for name in names] == ["remote"] * 3
     found = recording.open(os.getpid()).segments()
@@ -306,7 +303,6 @@ def test_a_batch_counts_fully_for_each_request_and_once_in_the_statistics() -> N
             (span_.end_ns - span_.begin_ns) // 4,
             (span_.end_ns - span_.begin_ns) // 4 + 1,
         )
-    # THEN the shares of all requests sum to the batch, which the table of stages counts once
     shares = [one.spent["execution", "forward"][1] for one in found]
     assert sum(shares) == span_.end_ns - span_.begin_ns
     (row,) = (row for row in request_summary.stages(found) if row["stage"] == "forward")
@@ -354,7 +350,6 @@ def test_sizes_of_messages_where_they_are_told() -> None:
 
 
 def test_queues_that_others_name_leave_places_for_own_stages(tmp_path: Path) -> None:
-    # GIVEN a peer that puts an id into the name of each queue, more often than there are places
     program = """
         import stagespan
         for n in range(4200):
@@ -624,7 +619,6 @@ def test_a_hop_to_a_forked_child_does_not_come_back(folder: Path, tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["batch", "queue"])
 def test_a_process_that_ends_in_a_batch_or_a_wait(kind: str, folder: Path, tmp_path: Path) -> None:
-    # GIVEN a worker that has left its request, and ends while a batch or a list still has it
     program = f"""
         import os, stagespan
         with stagespan.request("r"):
@@ -643,7 +637,6 @@ def test_a_process_that_ends_in_a_batch_or_a_wait(kind: str, folder: Path, tmp_p
     """
     python(program, tmp_path, STAGESPAN_RECORDING="keep")
     (found,) = timelines([recording.open(path) for path in folder.glob("*.stagespan")])
-    # THEN the segment has not ended before the process did
     assert found.causes == ["process ended"]
     assert found.segments[1].segment["status"] == "abandoned"
     assert [(span.stage, span.kind, span.is_open) for span in found.segments[1].spans] == [
@@ -710,7 +703,6 @@ def test_hashes_instead_of_ids(tmp_path: Path) -> None:
 
 
 def test_chunks_and_statuses_while_nothing_is_recorded() -> None:
-    # GIVEN requests that began while the recorder was off, and one that has not begun
     stagespan.disable()
     try:
         with stagespan.request("off") as off:
@@ -751,11 +743,9 @@ def test_replies_come_back_to_their_own_request_of_a_trace() -> None:
         for one in opened:
             one.__enter__()
         sent = [one.inject(queue="work") for one in opened]
-        # THEN each reply is one to the request that it was sent for
         assert [extract(carrier).number for carrier in sent] == [one.number for one in opened]
         opened[1].__exit__(None, None, None)
         assert extract(opened[0].inject()).number == opened[0].number
-        # AND a reply to a request that has ended is none to the other one
         assert extract(sent[1]).number not in {one.number for one in opened}
         opened[0].__exit__(None, None, None)
 
@@ -772,5 +762,4 @@ def test_replies_come_back_to_what_a_client_has_begun(header: dict[str, str]) ->
     (found,) = timelines([recording.open(os.getpid())], root.id)
     assert len(found.segments) == 1
     assert [hop.is_return for hop in found.hops if hop.sender is not None] == [True]
-    # AND not after it has ended
     assert extract(root.inject()).number != root.number

@@ -16,7 +16,6 @@ from recording import python
 
 
 def test_the_report_of_a_process(folder: Path, tmp_path: Path) -> None:
-    # GIVEN a live process with nested stages, and a report that it would write
     process = start("""
         import stagespan, time
         for i in range(5):
@@ -34,7 +33,6 @@ def test_the_report_of_a_process(folder: Path, tmp_path: Path) -> None:
         to_page = command_here("report", str(process.pid), "--html", str(tmp_path / "page.html"))
     finally:
         end(process)
-    # THEN its stages are shown as those of a timing report, by its process id and by its file
     for found in (by_pid, by_file):
         assert found.returncode == 0, found.stderr
         lines = found.stdout.splitlines()
@@ -102,7 +100,6 @@ def test_the_reports_of_ranks_are_put_side_by_side(tmp_path: Path) -> None:
 
 
 def test_the_reports_of_workers_are_put_side_by_side(tmp_path: Path) -> None:
-    # GIVEN the reports of processes without ranks
     reports(tmp_path, [2, 30], STAGESPAN_TIMING_REPORT="run/timing_{rank}.json")
     done = command_here("report", str(tmp_path / "run"))
     # THEN they have their process ids, and are not compared
@@ -141,7 +138,6 @@ def test_folders_of_bench_results_are_compared(tmp_path: Path) -> None:
     done = command_here("compare", str(tmp_path / "before"), str(tmp_path / "after"))
     assert done.returncode == 1, done.stderr
     assert "1 slower, 1 unchanged" in done.stdout
-    # WHEN two files in a folder are results of one stage
     (tmp_path / "after" / "again_bench.json").write_text(json.dumps(bench("decode", 7.0)))
     done = command_here("compare", str(tmp_path / "before"), str(tmp_path / "after"))
     assert done.returncode == 2

@@ -98,11 +98,8 @@ def test_without_debug_mode_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_the_variable_names_the_file_also_without_debug_mode(tmp_path: Path) -> None:
-    # GIVEN a program that only imports stagespan and runs a stage
     code = "import stagespan\nwith stagespan.span('s'):\n    pass"
-    # WHEN the variable names a file in a folder that does not exist
     python(code, tmp_path, STAGESPAN_TIMING_REPORT="reports/mine.json")
-    # THEN the report is there, and no other file is written
     assert sorted(p.name for p in tmp_path.iterdir()) == ["reports", "script.py"]
     files = written(tmp_path / "reports")
     assert list(files) == ["mine.json"]
@@ -183,7 +180,6 @@ def test_workers_write_separate_files(method: str, tmp_path: Path) -> None:
         STAGESPAN_DEBUG="1",
         STAGESPAN_PIPELINE_NAME="p",
     )
-    # THEN all are in one folder, and each process has its own file
     (folder,) = (tmp_path / "work_dirs" / "profiler_output" / "p").iterdir()
     files = {n: f for n, f in written(folder).items() if "signature" not in n}
     assert list(files["timing.json"]["stages"]) == ["parent"]
@@ -265,10 +261,8 @@ def test_a_program_does_not_overwrite_files_of_another(tmp_path: Path) -> None:
     """
 
     python(code, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
-    # THEN both reports are there
     files = written(tmp_path / "out")
     assert sorted(next(iter(f["stages"])) for f in files.values()) == ["inner", "outer"]
-    # WHEN it is run again later
     # THEN its own name is free, whatever an earlier run left there
     (tmp_path / "out" / "timing.json").write_text("{}")
     os.utime(tmp_path / "out" / "timing.json", (0, 0))
@@ -282,7 +276,6 @@ def test_a_program_does_not_overwrite_files_of_another(tmp_path: Path) -> None:
 
 
 def test_the_report_at_exit_takes_the_place_of_the_programs_own_dump(tmp_path: Path) -> None:
-    # GIVEN a program that dumps into its run's folder itself
     code = """
         import stagespan
         with stagespan.ProfilingContext4Debug("first"):
@@ -295,14 +288,12 @@ def test_the_report_at_exit_takes_the_place_of_the_programs_own_dump(tmp_path: P
     """
 
     python(code, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
-    # THEN there is one report, the last one
     files = written(tmp_path / "out")
     assert sorted(files) == ["timing.json", "timing_io_signature.json"]
     assert sorted(files["timing.json"]["stages"]) == ["first", "second"]
 
 
 def test_the_report_at_exit_leaves_a_dump_of_an_earlier_report(tmp_path: Path) -> None:
-    # GIVEN a program that dumps its report and starts another one
     code = """
         import stagespan
         with stagespan.span("first"):
@@ -314,7 +305,6 @@ def test_the_report_at_exit_leaves_a_dump_of_an_earlier_report(tmp_path: Path) -
     """
 
     python(code, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
-    # THEN both exist
     reports = written(tmp_path / "out")
     assert list(reports.pop("timing.json")["stages"]) == ["first"]
     assert [list(report["stages"]) for report in reports.values()] == [["second"]]
@@ -343,7 +333,6 @@ def test_a_dump_that_another_process_replaced_is_not_overwritten(tmp_path: Path)
 
 
 def test_a_folder_that_cannot_be_created_gives_a_warning_per_file(tmp_path: Path) -> None:
-    # GIVEN a file where the folder should be
     (tmp_path / "taken").write_text("mine")
 
     done = python(ONE_STAGE, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="taken")

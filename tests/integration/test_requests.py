@@ -66,7 +66,6 @@ def test_nested_requests() -> None:
 
 
 def test_a_span_that_was_open_before_keeps_its_request() -> None:
-    # WHEN a request begins and ends inside a span, and a span outlasts its request
     outer, inner = span("outer"), span("outlasts")
     with outer, request("r") as current:
         inner.__enter__()
@@ -77,7 +76,6 @@ def test_a_span_that_was_open_before_keeps_its_request() -> None:
 
 
 def test_tasks_belong_to_the_request_that_they_were_created_in() -> None:
-    # GIVEN many requests at once, each with its own tasks
     numbers: dict[str, int] = {}
 
     async def part(name: str) -> None:
@@ -143,10 +141,8 @@ def test_threads_inherit_it_only_with_the_context() -> None:
 
 
 def test_nothing_is_left_of_a_request_in_the_context() -> None:
-    # GIVEN a span and a request inside it, both finished
     with span("over"), request("r"):
         pass
-    # WHEN another thread, and a loop in it, run in a copy of this context
     copied = contextvars.copy_context()
 
     async def main() -> None:
@@ -181,7 +177,6 @@ def test_a_request_around_the_loop() -> None:
 
 
 def test_entered_in_one_task_and_left_in_another() -> None:
-    # GIVEN a request in an async context manager whose two halves run in different tasks
     @contextlib.asynccontextmanager
     async def serving() -> AsyncIterator[None]:
         async with request("r"):
@@ -207,7 +202,6 @@ def test_entered_in_one_task_and_left_in_another() -> None:
     numbers: list[int] = []
 
     asyncio.run(main())
-    # THEN the other task's own request is unchanged
     assert requests_of("in the other") == numbers
     assert requests_of("afterwards") == [0]
     assert lost() == {}
@@ -241,7 +235,6 @@ def test_figures_of_a_request() -> None:
 
 
 def test_figures_say_if_they_are_incomplete() -> None:
-    # GIVEN a request with more spans than a ring holds
     ring = _core.arena_info()["ring_spans"]
     with request("long"):
         for _ in range(ring + 10):
@@ -253,7 +246,6 @@ def test_figures_say_if_they_are_incomplete() -> None:
 
 
 def test_only_what_happened_inside_is_counted() -> None:
-    # GIVEN a ring that is full of earlier spans
     for _ in range(_core.arena_info()["ring_spans"] + 10):
         work("before")
 
@@ -374,7 +366,6 @@ def test_each_call_of_a_decorated_function_is_a_request() -> None:
 
     results = [job(1), job(2), *asyncio.run(both())]
 
-    # THEN each call has its own number, and the decorator's id and metadata
     assert results == [1, 2, 3, 4]
     assert current_request() is None
     assert len(set(requests_of("step"))) == 4
@@ -458,7 +449,6 @@ def test_the_trace_of_a_header(header: str | None, trace_id: str | None) -> None
 def test_the_trace_of_opentelemetry_s_current_span() -> None:
     trace = pytest.importorskip("opentelemetry.trace")
     context = trace.SpanContext(int(TRACE, 16), int(PARENT, 16), is_remote=True)
-    # GIVEN an OpenTelemetry span that is current when requests begin
     with trace.use_span(trace.NonRecordingSpan(context)):
         with request() as inside:
             pass
@@ -466,6 +456,5 @@ def test_the_trace_of_opentelemetry_s_current_span() -> None:
             pass
     with request() as outside:
         pass
-    # THEN they belong to its trace, unless they name another one
     assert (inside.trace_id, named.trace_id) == (TRACE, "1" * 32)
     assert outside.trace_id not in (TRACE, None)

@@ -70,13 +70,11 @@ def test_the_requests_of_a_job_have_their_parts_in_other_jobs(folder: Path) -> N
                 front.stdin.write("\n")
                 front.stdin.flush()
         assert [ready(front) for front in fronts] == ["done", "done"]
-        # WHEN the requests of each job are listed
         found = {job: requests_of(job) for job in ("left", "right")}
         of_batcher = command_here("requests", "--job", "batcher")
     finally:
         for process in (*fronts, batcher):
             end(process)
-    # THEN they are those that began in it, with what the third one did for them
     for job, page in found.items():
         assert [one["request_id"][:-1] for one in page["requests"]] == [f"{job}-"] * 4
         for one in page["requests"]:
@@ -86,7 +84,7 @@ def test_the_requests_of_a_job_have_their_parts_in_other_jobs(folder: Path) -> N
             assert len(one["segments"]) == 2
             (batch,) = one["segments"][1]["spans"]
             assert (batch["kind"], batch["size"]) == ("batch", 2)
-    # AND none began in the third one
+    # THEN none began in the third one
     assert "There are no requests" in of_batcher.stdout
     assert "'batcher'" in of_batcher.stdout
 
@@ -137,14 +135,12 @@ def test_all_commands_read_only_the_folder_that_is_set(
         print(stagespan._core.recording_place()["kind"], flush=True)
         input()
     """
-    # GIVEN a process that records in the default folder
     monkeypatch.delenv("STAGESPAN_RECORDING_DIR")
     process = start(program, STAGESPAN_JOB="elsewhere")
     try:
         if ready(process) != "file":
             pytest.skip(f"{_core.recording_default_folder()} cannot be used: free 256 MiB there")
         assert process.pid in {one.pid for one in recording.recordings()}
-        # WHEN another folder is set
         monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(folder))
         rows = json.loads(command_here("ps", "--all", "--json").stdout)["processes"]
         listed = json.loads(command_here("requests", "--json", "--slowest", "1000").stdout)
@@ -152,7 +148,6 @@ def test_all_commands_read_only_the_folder_that_is_set(
             exported = scraped(port)
     finally:
         end(process)
-    # THEN no command sees it
     assert process.pid not in {row["pid"] for row in rows}
     assert "elsewhere" not in {one["request_id"] for one in listed["requests"]}
     assert of(exported, "stagespan_process_up", service="elsewhere") is None
@@ -189,7 +184,6 @@ def test_the_list_says_how_many_open_requests_it_does_not_show(
 
 
 def test_batches_are_runs_of_their_process(folder: Path) -> None:
-    # GIVEN an engine that does nothing but batches
     process = start(
         """
         import contextlib, time
@@ -223,12 +217,10 @@ def test_batches_are_runs_of_their_process(folder: Path) -> None:
 def test_doctor_leaves_nothing_in_the_metrics(folder: Path) -> None:
     with exporter() as (_, port):
         until(lambda: "stagespan_lost_total" in scraped(port))
-        # WHEN doctor examines a recording of its own
         done = command("doctor", "--json", "--no-device")
         rows = {row["name"]: row for row in json.loads(done.stdout)["findings"]}
         assert rows["recording"]["state"] == "works"
         assert str(folder) in rows["recording"]["text"]
-        # THEN neither that nor its span is in the metrics, or stays in the folder
         samples = [dict(labels) for found in scraped(port).values() for labels in found]
         assert {labels.get("service") for labels in samples} == {None}
         assert "doctor" not in (folder / ".export-state.json").read_text()

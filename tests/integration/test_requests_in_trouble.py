@@ -145,7 +145,6 @@ def test_copies_of_the_recordings_of_two_hosts(folder: Path, tmp_path: Path) -> 
         )
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"unshare does not work here ({error}): run the tests as root")
-    # GIVEN a request to a worker with another clock and host name, both recordings being copied
     subprocess.run(
         [sys.executable, "-c", *map(textwrap.dedent, (HERE, THERE))],
         check=True,
@@ -157,9 +156,7 @@ def test_copies_of_the_recordings_of_two_hosts(folder: Path, tmp_path: Path) -> 
         copy_sparse(Path(one.path), Path(copies[-1]))
         Path(one.path).unlink()
     assert len(copies) == 2
-    # WHEN they are named
     page = json.loads(command_here("requests", *copies, "--json").stdout)
-    # THEN the request is whole, and each hand-off has its error
     (one,) = page["requests"]
     assert (one["complete"], one["status"]) == (True, "ok")
     hosts = {segment["host"] for segment in one["segments"]}
@@ -168,14 +165,13 @@ def test_copies_of_the_recordings_of_two_hosts(folder: Path, tmp_path: Path) -> 
     assert all(hop["error_ns"] > 0 for hop in one["hops"])
     assert sum(hop["hand_off_ns"] for hop in one["hops"]) == one["out_and_back_ns"][0]
     check_sums(timelines(map(recording.open, copies)))
-    # AND a trace for Perfetto names the hosts
     trace = tmp_path / "trace.json"
     assert command_here("requests", *copies, "--perfetto", str(trace)).returncode == 0
     text = json.loads(trace.read_text())
     check(text)
     names = [e["args"]["name"] for e in text["traceEvents"] if e["name"] == "process_name"]
     assert {name.rpartition("host ")[2] for name in names} == hosts
-    # AND an arrow for each hop, from process to process
+    # THEN an arrow for each hop, from process to process
     pids: defaultdict[int, list[int]] = defaultdict(list)
     for event in text["traceEvents"]:
         if event["ph"] in "stf":
@@ -185,14 +181,12 @@ def test_copies_of_the_recordings_of_two_hosts(folder: Path, tmp_path: Path) -> 
         (here, there),
         (there, here),
     }
-    # WHEN only one of them is there
     for copy in copies:
         (one,) = json.loads(command_here("requests", copy, "--json").stdout)["requests"]
         assert one["causes"] == ["recording removed"]
 
 
 def test_one_process_read_twice_counts_once(folder: Path, tmp_path: Path) -> None:
-    # GIVEN a recording and a copy of it
     process = start(MANY, STAGESPAN_RECORDING="keep")
     path = ready(process)
     process.communicate(timeout=60)
@@ -239,7 +233,6 @@ def test_a_request_that_never_ends(folder: Path) -> None:
     assert "not ended yet" in text
     assert "  never ends (since 20" in recovered
     assert f"  {waiting.id} (waiting, trace {waiting.trace_id})" in recovered
-    # WHEN the process is killed
     ended = {one.id: one for one in timelines([recording.open(path)])}
     assert {one.status for one in ended.values()} == {"abandoned"}
     assert set(ended["never ends"].causes) == {"message not received", "process ended"}
@@ -277,7 +270,6 @@ FRONT_OF_MANY = """
 
 
 def test_a_segment_that_was_overwritten_is_named_as_such(folder: Path) -> None:
-    # GIVEN a worker that keeps fewer requests than its front
     subprocess.run(
         [sys.executable, "-c", *map(textwrap.dedent, (FRONT_OF_MANY, WORKER_OF_MANY))],
         check=True,

@@ -257,7 +257,6 @@ def test_requests_whose_client_has_gone_are_cancelled(engine: Engine) -> None:
         one = engine.timelines[f"r{number}"]
         assert one.status == "cancelled"
         assert ("handoff", "replies") not in one.where
-        # THEN the last segment has stopped too
         last = max(one.segments, key=lambda stretch: stretch.begin_ns)
         assert _attempts(one) > 1 or last.segment["status"] == "cancelled"
 
@@ -269,7 +268,6 @@ def test_a_request_whose_worker_died_is_tried_again(engine: Engine, number: int)
     assert engine.endings[one.id] == "complete"
     workers = [stretch for stretch in one.segments if stretch.segment["queue"] == "worker"]
     died, second = sorted(workers, key=lambda stretch: stretch.segment["attempt"])
-    # THEN the first attempt ended inside of its batch, and the second one did the work
     assert [died.segment["attempt"], died.segment["status"]] == [1, "abandoned"]
     assert [(span.kind, span.stage) for span in died.spans if span.is_open] == [
         ("batch", "forward")

@@ -111,7 +111,6 @@ def test_hand_offs_between_two_clocks(trips: list[tuple[Timeline, Stamps]]) -> N
     for one, stamps in trips:
         assert one.causes == []
         assert sum(one.where.values()) == one.total_ns
-        # THEN both hand-offs together are known without a common clock
         (both_ns,) = one.out_and_back_ns
         limits = tuple(map(sum, zip(stamps.out(), stamps.back(), strict=True)))
         assert _is_within(both_ns, (limits[0], limits[1]), 2 * CLOCK_ERROR_NS)
@@ -124,6 +123,5 @@ def test_hand_offs_between_two_clocks(trips: list[tuple[Timeline, Stamps]]) -> N
             assert hop.hand_off_ns is not None
             assert 0 < hop.error_ns <= both_ns // 2 + 1
             assert _is_within(hop.hand_off_ns, part, hop.error_ns + CLOCK_ERROR_NS)
-        # THEN the worker's time needs no other clock
         assert one.where["queue", "tasks"] >= 1_000_000 - CLOCK_ERROR_NS
         assert one.where["execution", "work"] >= 2_000_000 - CLOCK_ERROR_NS

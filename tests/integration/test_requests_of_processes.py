@@ -143,7 +143,6 @@ def test_every_boundary_lies_between_the_program_s_own_stamps(served: Served) ->
 def test_a_request_whose_worker_died_shows_what_the_worker_did(served: Served, name: str) -> None:
     # GIVEN a worker that was killed by SIGKILL, and one that called os._exit
     one = served.timelines[name]
-    # THEN the root has its own status, and the segment is abandoned inside the span
     assert served.statuses[name] == 504
     assert one.status == "error"
     (died,) = one.segments[1:]
@@ -166,7 +165,6 @@ def test_the_command_shows_the_requests(served: Served, monkeypatch: pytest.Monk
     for one in page["requests"]:
         parts = [one[f"{kind}_ns"] for kind in ("execution", "handoff", "queue", "unattributed")]
         assert sum(parts) == one["total_ns"]
-    # AND a job, one status, and one request
     text = command("requests", "--job", "served", "--status", "error").stdout
     assert text.startswith("2 requests, the 2 slowest:")
     assert "process ended" in text
@@ -194,7 +192,6 @@ def test_one_trace_for_all_processes_with_arrows_along_the_hops(
     assert command_here(*arguments, str(file)).returncode == 0
     trace = json.loads(gzip.decompress(file.read_bytes()))
     slices = check(trace)
-    # THEN it has a track for each process, thread and queue
     events = trace["traceEvents"]
     processes = {event["pid"] for event in events if event["name"] == "process_name"}
     assert processes == {one.pid for one in recordings_in(served.folder)}
@@ -203,7 +200,6 @@ def test_one_trace_for_all_processes_with_arrows_along_the_hops(
         served.timelines["r0"].segments[0].recording.pid
     }
     assert {name for _, name in tracks} >= {"queue replies", "hand-off replies", "requests"}
-    # THEN an arrow leads from where a request was sent to its work, hop by hop
     for name in ("r3", "r20"):
         one = served.timelines[name]
         flows: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)

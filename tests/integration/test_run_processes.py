@@ -127,9 +127,7 @@ def stages(*names: str, module: str = "work") -> list[str]:
 def test_all_processes_of_a_program_are_in_one_table(
     mode: str, folder: Path, tmp_path: Path
 ) -> None:
-    # GIVEN a program that starts processes in all ways, and ends them in several
     write(tmp_path, work=WORK, starts=STARTS)
-    # WHEN it runs with recordings, without them, or in debug mode
     done = run(
         tmp_path,
         *(["--debug"] if mode == "debug" else []),
@@ -142,7 +140,6 @@ def test_all_processes_of_a_program_are_in_one_table(
     silent = {"left", "killed"} if mode == "off" else set()
     expected = {name: count for name, count in COUNTS.items() if name not in silent}
     assert counts_told(done) == expected
-    # AND in one file, or in those of the processes
     if mode == "default":
         assert counts_in(tmp_path / "out", "*") == expected
     else:
@@ -189,9 +186,7 @@ def test_functions_of_the_main_program_are_timed_in_its_processes(tmp_path: Path
     plain = subprocess.run(
         [sys.executable, "own.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
-    # WHEN a function of the main program is a stage
     done = run(tmp_path, "--stage", "__main__:step", "own.py")
-    # THEN each program runs as before, and its calls are counted
     assert done.returncode == 0, done.stderr
     assert done.stdout == plain.stdout
     assert counts_told(done) == {"step": 13}
@@ -217,7 +212,6 @@ def test_the_exceptions_and_the_status_of_a_started_script_are_its_own(tmp_path:
 
 
 def test_pythons_that_cannot_be_reached_are_counted(tmp_path: Path) -> None:
-    # GIVEN a program that starts Pythons which import nothing from PYTHONPATH, and other programs
     write(tmp_path, work=WORK)
     write(
         tmp_path,
@@ -230,9 +224,7 @@ def test_pythons_that_cannot_be_reached_are_counted(tmp_path: Path) -> None:
             subprocess.run(["true"], check=True)
         """,
     )
-    # WHEN it is run
     done = run(tmp_path, *stages("here"), "starts.py")
-    # THEN one sentence says how many there were
     assert done.returncode == 0, done.stderr
     assert counts_told(done) == {"here": 1}
     (sentence,) = (line for line in done.stderr.splitlines() if line.startswith("stagespan: "))
@@ -240,7 +232,6 @@ def test_pythons_that_cannot_be_reached_are_counted(tmp_path: Path) -> None:
 
 
 def test_what_starts_with_the_interpreter_still_starts(tmp_path: Path) -> None:
-    # GIVEN a program that prints what the interpreter has when it starts
     (tmp_path / "startup").mkdir()
     write(tmp_path / "startup", sitecustomize="import sys\nsys.own_startup = 'ran'\n")
     write(
@@ -260,9 +251,7 @@ def test_what_starts_with_the_interpreter_still_starts(tmp_path: Path) -> None:
         env={**os.environ, **path},
         timeout=300,
     )
-    # WHEN another program under the command starts it
     done = run(tmp_path, *stages("here"), "starts.py", **path)
-    # THEN it has the same
     assert plain.stdout.startswith("ran")
     assert done.stdout == plain.stdout
 
@@ -353,7 +342,6 @@ def test_the_variable_times_stages_without_the_command(tmp_path: Path) -> None:
 
 
 def test_many_processes_take_little_space_and_are_all_counted(folder: Path, tmp_path: Path) -> None:
-    # GIVEN a program that starts many processes, one after the other, and measures their space
     write(tmp_path, work=WORK)
     write(
         tmp_path,
@@ -376,7 +364,6 @@ def test_many_processes_take_little_space_and_are_all_counted(folder: Path, tmp_
             print(largest)
         """,
     )
-    # WHEN it is run
     done = run(tmp_path, *stages("here"), "starts.py")
     # THEN all of them are counted, although few recordings are kept
     assert done.returncode == 0, done.stderr
@@ -437,7 +424,6 @@ def test_the_workers_of_a_server_are_counted(server: str, options: str, tmp_path
     pytest.importorskip(server)
     if "gevent" in options:
         pytest.importorskip("gevent")
-    # GIVEN a server with workers
     write(tmp_path, app=SERVED)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -450,7 +436,6 @@ def test_the_workers_of_a_server_are_counted(server: str, options: str, tmp_path
         stderr=subprocess.PIPE,
         text=True,
     )
-    # WHEN it has answered, and is stopped
     answered = 0
     try:
         while answered < 30 and process.poll() is None:
@@ -462,7 +447,6 @@ def test_the_workers_of_a_server_are_counted(server: str, options: str, tmp_path
     finally:
         process.send_signal(signal.SIGTERM)
         error = process.communicate(timeout=120)[1]
-    # THEN each answer is counted, and those that a worker that ended could not send
     done = subprocess.CompletedProcess("", 0, "", error)
     assert counts_told(done)["work"] >= answered == 30
     assert "no stage ran" not in error
@@ -481,8 +465,6 @@ def test_the_workers_of_other_programs_are_counted(
     needed: str, program: str, tmp_path: Path
 ) -> None:
     pytest.importorskip(needed)
-    # GIVEN two tests, ranks that run the stage once and twice, and tasks of which the last one
-    # stops the workers
     write(
         tmp_path,
         app="def work(): pass",
@@ -510,7 +492,5 @@ def test_the_workers_of_other_programs_are_counted(
             (tmp_path / name).mkdir()
         call = "import tasks\nfor left in range(7, -1, -1): tasks.run.delay(not left)"
         subprocess.run([sys.executable, "-c", call], cwd=tmp_path, check=True, timeout=300)
-    # WHEN they run in workers
     done = run(tmp_path, *stages("work", module="app"), "-m", *program.split())
-    # THEN all calls are counted
     assert counts_told(done) == {"work": 8 if needed == "celery" else 3}, done.stderr

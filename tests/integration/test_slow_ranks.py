@@ -31,7 +31,6 @@ RANK = """
 @pytest.mark.parametrize("slow", [0, 1])
 def test_the_rank_that_waits_is_not_accused(slow: int, stages: str, folder: Path) -> None:
     job = f"slow-{os.getpid()}"
-    # GIVEN two ranks, of which one needs longer for its first stage
     ranks = [
         start(
             RANK,
@@ -47,12 +46,10 @@ def test_the_rank_that_waits_is_not_accused(slow: int, stages: str, folder: Path
     try:
         for rank in ranks:
             ready(rank)
-        # WHEN the job is looked at from outside
         done = command_here("recover", "--job", job)
     finally:
         for rank in ranks:
             end(rank)
-    # THEN only that rank is named, and where the other one waits for it
     said = " ".join(done.stdout.split())
     first, second = stages.split(",")
     assert f"ank {slow} spent 3.0x as long in `{first}` as the other ranks" in said

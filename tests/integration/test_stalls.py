@@ -47,7 +47,6 @@ def test_the_line_shows_the_span_and_its_code(tmp_path: Path) -> None:
     with stagespan.request("r-7"), stagespan.span("denoise"), stagespan.span("all_reduce"):
         waits_for_another_rank()
     """
-    # THEN one line shows the duration, the stages, the request, and the code
     (line,) = stderr_of(code, tmp_path)
     assert line.startswith("[Profiler] 'all_reduce' in 'denoise' has been open for ")
     assert " for request r-7 in thread MainThread: " in line

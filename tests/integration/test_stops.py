@@ -75,7 +75,6 @@ def shown(found: recording.Recording) -> str:
 def test_a_program_without_handlers(number: signal.Signals, inside: str, folder: Path) -> None:
     process = started(inside=inside)
     found = stopped(process, number, status=-number)
-    # THEN the recording names the signal, which is not a crash, and when it came
     assert (found.state, found.stop_signal) == ("stopped", number.name)
     assert f"stopped by {number.name}" in shown(found)
     assert found.end_ns is not None
@@ -123,22 +122,18 @@ def test_a_clean_exit_after_a_signal(
     found = stopped(process, number, status=status)
     assert found.state == "exited"
     assert f"ended with a clean exit after {name}." in shown(found)
-    # WHEN the recording is not to be kept
     process = started(after=handler)
     process.send_signal(number)
     process.communicate(timeout=60)
-    # THEN the file is removed, as at any clean exit
     assert [one.pid for one in recordings_in(folder)] == [found.pid]
 
 
 def test_signals_and_ends_that_are_not_known(folder: Path) -> None:
-    # GIVEN programs that end without any trace, between spans or inside of one
     between, inside = started(inside=BETWEEN_SPANS), started()
     for process in (between, inside):
         end(process)
     left = start("import os, stagespan\nwith stagespan.span('a'): pass\nos._exit(0)")
     left.communicate(timeout=60)
-    # THEN only the one inside of a span may have crashed
     for process in (between, left):
         found = recording.open(process.pid)
         assert (found.state, found.stop_signal) == ("stopped", None)
@@ -168,7 +163,6 @@ def test_the_program_finds_its_signals_as_without_stagespan(folder: Path) -> Non
 
 
 def test_forked_children_end_as_without_stagespan(folder: Path) -> None:
-    # GIVEN children that are forked after the first span, and record or not
     code = """
         import subprocess
         def child(run):
@@ -245,11 +239,9 @@ def test_the_first_process_of_a_container_ignores_the_signal(folder: Path) -> No
     try:
         (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         (found,) = recordings_in(folder)
-        # WHEN it is told to stop, twice
         for _ in range(2):
             os.kill(int(child), signal.SIGTERM)
             time.sleep(0.2)
-            # THEN it continues
             later = recording.open(found.path).stats()["step"].count + 1
             assert eventually(functools.partial(has_run, found, later))
             assert recording.open(found.path).state == "alive"
@@ -277,9 +269,7 @@ def test_normal_stops_do_not_push_out_crashes(folder: Path) -> None:
         source = originals[number % len(originals)]
         copy = folder / f"{2**22 + number}-{number + 1}.stagespan"
         subprocess.run(["cp", "--sparse=always", source, copy], check=True)
-    # WHEN another process begins to record
     start("import stagespan\nwith stagespan.span('x'): pass").communicate(timeout=60)
-    # THEN 16 files are left, and all crashes are among them
     left = recordings_in(folder)
     assert len(left) == 16
     assert {one.pid for one in left if one.state == "died"} == {one.pid for one in crashes}
@@ -354,9 +344,7 @@ def test_servers_stop_without_a_crash(
             file.unlink()
         return process.returncode
 
-    # WHEN the server is stopped, with and without recordings
     without = status("STAGESPAN_RECORDING=off")
-    # THEN its status is the same, and no recording says that it crashed
     assert status("STAGESPAN_RECORDING=keep") == without
     found = recordings_in(folder)
     assert found
@@ -392,7 +380,6 @@ void* mmap(void* at, size_t length, int protection, int flags, int file, off_t o
 
 
 def test_a_system_that_refuses_to_map_the_file(folder: Path, tmp_path: Path) -> None:
-    # GIVEN a process that cannot map its recording
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler (cc) on PATH")
@@ -416,7 +403,6 @@ def test_a_system_that_refuses_to_map_the_file(folder: Path, tmp_path: Path) -> 
         # THEN its own figures are complete, and it says why others cannot read them
         line = ready(process)
         assert line == "1 memory the system refuses to map the file of a recording"
-        # THEN a reader says that there is no recording, instead of reading an empty one
         found = command_here("recover", str(process.pid))
         assert found.returncode == 2
         assert "has no recording that can be read here" in found.stderr
@@ -426,7 +412,6 @@ def test_a_system_that_refuses_to_map_the_file(folder: Path, tmp_path: Path) -> 
 
 
 def test_a_daemon_that_has_closed_its_files(folder: Path) -> None:
-    # GIVEN a process that closes all files, and then needs more of its recording
     process = start(
         """
         import os, threading, time, stagespan
@@ -457,7 +442,6 @@ def test_a_daemon_that_has_closed_its_files(folder: Path) -> None:
 
 
 def test_without_proc_a_live_process_is_alive(folder: Path) -> None:
-    # GIVEN a process, and a reader and another process in a place without /proc
     hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
     program = """
         import time, stagespan
@@ -481,7 +465,6 @@ def test_without_proc_a_live_process_is_alive(folder: Path) -> None:
             rows = map(str.split, done.stdout.splitlines())
             return [state for path, state in rows if Path(path).parent == folder]
 
-        # THEN each of them is alive for readers with and without /proc
         assert states([sys.executable]) == ["alive"] * 2
         assert states([*hidden, sys.executable]) == ["alive"] * 2
     finally:

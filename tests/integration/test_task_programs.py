@@ -96,10 +96,8 @@ def test_each_span_has_the_parent_that_its_context_inherited(programs: int) -> N
     assert _core.is_context_map_known()
     for seed in range(programs):
         program = _Program(seed)
-        # WHEN its spans are recorded
         _core._reset()
         program.run()
-        # THEN each has the parent that a context variable of the program has inherited
         spans = {one.id: one for one in recorded()}
         parents = {
             one.stage: spans[one.parent].stage if one.parent else "" for one in spans.values()

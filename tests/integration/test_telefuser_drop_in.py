@@ -154,7 +154,6 @@ def test_the_report_goes_where_the_variable_says(tmp_path: Path) -> None:
     # WHEN debug mode is off, as in TeleFuser's example
     run(ONE_STAGE, tmp_path, TELEFUSER_TIMING_REPORT="reports/mine.json")
 
-    # THEN both files exist
     assert sorted(path.name for path in (tmp_path / "reports").iterdir()) == [
         "mine.json",
         "mine_io_signature.json",
@@ -162,7 +161,6 @@ def test_the_report_goes_where_the_variable_says(tmp_path: Path) -> None:
 
 
 def test_each_run_has_the_lines_of_telefusers_manual(tmp_path: Path) -> None:
-    # WHEN debug mode is on
     done = run(ONE_STAGE, tmp_path, TELEFUSER_PROFILE_DEBUG="true")
     # THEN the run has its lines, and the files have theirs
     first, second, report, signature = done.stderr.splitlines()
@@ -279,7 +277,6 @@ def test_timings_of_workers_are_in_the_report_of_their_parent(tmp_path: Path, me
         WORKERS, tmp_path, method, TELEFUSER_PROFILE_DEBUG="true", TMPDIR=str(tmp_path / "tmp")
     )
 
-    # THEN the duration of the stage is the sum of the slowest rank of each run
     stages, count = json.loads(done.stdout)
     info = stages["dit"]["parallel_info"]
     slow, fast = info["ranks"][1], info["ranks"][0]
@@ -340,7 +337,6 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert replayed.returncode == 0, replayed.stderr
     assert (tmp_path / "out" / "decode_trace.json.gz").is_file()
 
-    # AND what is wrong is one sentence
     for arguments, sentence in (
         (["--stage", "dekode"], "There is no stage 'dekode' in the signature file 's.json'; it"),
         (["--list_stages", "--signature", "none.json"], "There is no signature file 'none.json'"),
@@ -401,7 +397,6 @@ def test_importing_the_package_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_submodules_of_the_platforms_can_be_imported(tmp_path: Path) -> None:
-    # GIVEN a package in which only the module with the platforms is replaced
     code = """
         import sys, types
         from stagespan.compat.telefuser import platforms
@@ -418,7 +413,6 @@ def test_submodules_of_the_platforms_can_be_imported(tmp_path: Path) -> None:
         print(isinstance(platforms.current_platform, CpuPlatform), RocmPlatform.__name__)
     """
 
-    # WHEN / THEN its submodules have the same classes
     assert run(code, tmp_path).stdout.split() == ["True", "True", "True", "RocmPlatform"]
 
 
@@ -473,7 +467,6 @@ def test_the_configuration_chooses_the_step_and_the_results_name_it(tmp_path: Pa
         ["1", "True"],
         ["2", "True"],
     ]
-    # AND the log names it, too
     logged = [line for line in done.stderr.splitlines() if "[Harness] One iteration is" in line]
     assert len(logged) == 3
     assert third.removeprefix("3 False ") in logged[0]

@@ -257,7 +257,6 @@ def page() -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SNIPPETS)
 def test_snippets_run_as_printed(name: str, page: str, tmp_path: Path) -> None:
-    # GIVEN the names that the page assumes
     snippet, expected = SNIPPETS[name]
     (tmp_path / "base_stage.py").write_text(BASE_STAGE)
     (tmp_path / "my_pipeline.py").write_text(MY_PIPELINE)
@@ -278,7 +277,6 @@ def test_snippets_run_as_printed(name: str, page: str, tmp_path: Path) -> None:
     )
     for theirs, ours in _IMPORTS.items():
         program = program.replace(f"from {theirs} import", f"from {ours} import")
-    # WHEN it runs
     done = python(
         textwrap.dedent(program),
         tmp_path,

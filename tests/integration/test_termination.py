@@ -78,11 +78,9 @@ class Program:
 
 
 def test_debug_mode_writes_its_files_before_sigterm_ends_the_process(tmp_path: Path) -> None:
-    # GIVEN a program that does not handle SIGTERM
     program = Program(STAGE + WAIT, tmp_path)
 
     program.send()
-    # THEN the signal ends it, and its files are there
     _, errors = program.ended()
     assert sorted(program.files()) == ["timing.json", "timing_io_signature.json"]
     assert program.counts() == {"encode": 1}
@@ -177,7 +175,6 @@ HANDLERS = {
 def test_the_programs_own_handler_is_called_and_the_files_are_written(
     what: str, when: str, tmp_path: Path
 ) -> None:
-    # GIVEN a program with a handler that ends it, set before or after debug mode is switched on
     handler, status = HANDLERS[what]
     switch = "\n    stagespan.set_debug()\n"
     code = STAGE + (handler + switch if when == "before debug mode" else switch + handler) + WAIT
@@ -190,7 +187,6 @@ def test_the_programs_own_handler_is_called_and_the_files_are_written(
 
 
 def test_a_handler_that_does_not_end_the_program_is_kept(tmp_path: Path) -> None:
-    # GIVEN a program that counts its signals
     code = """
     seen = []
     signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
@@ -225,7 +221,6 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
 
 
 def test_a_main_thread_that_never_runs_python_again(tmp_path: Path) -> None:
-    # GIVEN a program whose main thread waits in C, as for a device, with the interpreter's lock
     code = """
     import ctypes
     encode("ab")
@@ -299,7 +294,6 @@ def test_a_second_signal_ends_a_process_that_takes_too_long(tmp_path: Path) -> N
 
 
 def test_a_signal_while_the_main_thread_holds_a_log_handlers_lock(tmp_path: Path) -> None:
-    # GIVEN a program that is signalled while inside a log handler, and signals itself
     code = """
     import logging
 
@@ -415,7 +409,6 @@ def test_stagespan_run_prints_its_results(debug: bool, tmp_path: Path) -> None:
     program = Program(PLAIN, tmp_path, *command, "script.py", STAGESPAN_DEBUG="")
 
     program.send()
-    # THEN the table and the files are there
     _, errors = program.ended()
     assert "Timing report, 1 stage" in errors
     assert program.counts() == {"encode": 1}

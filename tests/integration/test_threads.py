@@ -111,7 +111,6 @@ class Reader:
 
 
 def test_a_million_spans_each_while_a_reader_runs() -> None:
-    # GIVEN eight threads that time a million spans each, and a reader that never pauses
     def run_beside(reader: Reader, times: int) -> None:
         def work() -> None:
             try:
@@ -126,9 +125,8 @@ def test_a_million_spans_each_while_a_reader_runs() -> None:
     before = rss_bytes()
     reader = Reader()
     run_beside(reader, BLOCKS)
-    # THEN the reader has read, and found no torn record
     assert reader.rounds > 0
-    # AND statistics are exact
+    # THEN statistics are exact
     stages = _core.snapshot().stages()
     assert {name: stage.count for name, stage in stages.items()} == {
         **{f"own {i}": BLOCKS for i in range(THREADS)},
@@ -150,7 +148,6 @@ def test_a_million_spans_each_while_a_reader_runs() -> None:
 
 
 def test_more_threads_at_once_than_there_are_slots() -> None:
-    # GIVEN more live threads than slots
     threads, spans = 300, 20
     alive = threading.Barrier(threads)
 
@@ -163,13 +160,11 @@ def test_more_threads_at_once_than_there_are_slots() -> None:
         alive.wait()
 
     run_all([work] * threads)
-    # THEN the statistics have every span, and records without a slot are counted
     assert count("crowded") == threads * spans
     records = len(recorded("crowded"))
     assert records + lost().get("threads", 0) + lost().get("overwritten", 0) == threads * spans
     assert lost()["threads"] >= (threads - 256) * spans
     assert_closed()
-    # AND later threads get slots again
     _core._reset()
     assert eventually(has_room)
 
@@ -199,7 +194,6 @@ def test_threads_that_come_and_go() -> None:
 
 
 def test_many_stages_in_many_threads() -> None:
-    # GIVEN more pairs of thread and stage than there are blocks
     stages, threads = 400, 32
 
     def work() -> None:
@@ -241,7 +235,6 @@ def test_threads_have_no_parents_in_each_other() -> None:
 
 
 def test_open_spans_of_all_threads() -> None:
-    # GIVEN threads inside spans
     ready, done = threading.Barrier(4), threading.Event()
 
     def work(name: str) -> None:
@@ -258,8 +251,6 @@ def test_open_spans_of_all_threads() -> None:
     done.set()
     for thread in threads:
         thread.join()
-    # THEN each thread has its two, outermost first, and the parent of the inner one is the outer
-    # one
     by_thread = {
         key: list(rows) for key, rows in itertools.groupby(found, lambda row: row["thread"])
     }
@@ -282,7 +273,6 @@ def frequent_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("frequent_switches")
 def test_switching_while_threads_time() -> None:
-    # GIVEN threads that time, and one that switches everything on and off
     stop = threading.Event()
 
     def work() -> None:

@@ -24,7 +24,6 @@ def test_begin_and_end() -> None:
         with span("meanwhile"):
             still_open = {one["stage"]: one["detached"] for one in _core.open_spans()}
         end(token)
-    # THEN it is a child of the span that was open where it began, and not a parent
     assert still_open == {"outer": False, "meanwhile": False, "token": True}
     assert parents() == {"outer": {None}, "token": {"outer"}, "meanwhile": {"outer"}}
     assert (token.name, token.id) == ("token", only("token").id)
@@ -122,7 +121,6 @@ def test_more_tokens_than_can_be_shown() -> None:
     shown = len(_core.open_spans())
     for token in tokens:
         end(token)
-    # THEN all are timed, and those that were not shown are counted
     assert count("many") == 10_000
     assert lost()["detached_open_spans"] == 10_000 - shown
     assert _core.open_spans() == []
@@ -139,7 +137,6 @@ def test_tokens_carry_the_request() -> None:
 
 
 def test_wrong_arguments() -> None:
-    # THEN each says what is wrong
     with pytest.raises(TypeError, match=r"a token that begin\(\) returned, not 'token'"):
         end("token")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
@@ -196,7 +193,6 @@ def test_record_of_values_that_are_not_times(times: tuple[int, int]) -> None:
 @pytest.mark.parametrize("begin_ns", [-(2**63), 0, 1, 2**63 - 1])
 def test_record_of_times_far_away(begin_ns: int) -> None:
     record("far away", begin_ns, begin_ns)
-    # THEN it is recorded or counted
     assert count("far away") + lost().get("records", 0) == 1
 
 

@@ -38,14 +38,11 @@ def small_trace(folder: Path) -> Path:
 def test_an_enlarged_trace_is_longer_and_its_ids_are_distinct(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a trace
     monkeypatch.syspath_prepend(str(ROOT))
     from benchmarks.enlarge import enlarge
 
     source, target = small_trace(tmp_path), tmp_path / "large.json"
-    # WHEN it is made larger
     copies = enlarge(source, target, 100_000)
-    # THEN it is a complete trace of that size, in which each copy has its own times and ids
     assert target.stat().st_size >= 100_000
     trace, small = read_trace(target), read_trace(source)
     assert (trace.incomplete, trace.left_out, trace.adjusted) == (None, {}, {})
@@ -59,7 +56,6 @@ def test_an_enlarged_trace_is_longer_and_its_ids_are_distinct(
 
 @pytest.mark.slow
 def test_the_quick_benchmark_of_traces_prints_a_row_for_each(tmp_path: Path) -> None:
-    # GIVEN a folder with a small trace
     small_trace(tmp_path)
     target = tmp_path / "figures.json"
     # WHEN the benchmark runs on it for a few seconds (its figures are not checked)
@@ -71,7 +67,6 @@ def test_the_quick_benchmark_of_traces_prints_a_row_for_each(tmp_path: Path) -> 
         text=True,
         timeout=280,
     )
-    # THEN it has printed the trace, the large one, and the cost of the whole analysis
     assert done.returncode == 0, done.stderr
     assert "small" in done.stdout
     assert " x small" in done.stdout
@@ -87,9 +82,7 @@ def test_the_quick_benchmark_of_traces_prints_a_row_for_each(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_analysis_of_a_large_trace_is_measured_three_times(tmp_path: Path) -> None:
-    # GIVEN a folder with a small trace
     small_trace(tmp_path)
-    # WHEN only the analysis of its copies is measured
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.traces", "--analyze", "small", "--gb", "0.0001"],
         cwd=ROOT,
@@ -98,7 +91,6 @@ def test_the_analysis_of_a_large_trace_is_measured_three_times(tmp_path: Path) -
         text=True,
         timeout=280,
     )
-    # THEN each measurement has read the same number of entries
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split(" entries, ") for line in done.stdout.splitlines()]
     assert len(rows) == 3

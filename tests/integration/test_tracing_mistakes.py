@@ -30,7 +30,6 @@ def test_hops_are_matched_by_their_ids_and_not_by_their_order() -> None:
     for name in ("c", "a", "b"):
         with extract(pickle.loads(pickle.dumps(carriers[name]))), span(f"work {name}"):
             pass
-    # THEN each is the hop that was sent
     found = timeline("order")
     assert found.causes == []
     for one in found.segments[1:]:
@@ -86,7 +85,6 @@ def test_a_reply_that_is_only_received_ends_no_wait() -> None:
 
 
 def test_what_is_unknown_is_null() -> None:
-    # GIVEN a hop from another clock, whose duration is unknown
     with request("unknown"):
         carrier = changed(inject(queue="unknown"), clock=99, segment=12345)
         with extract(carrier):
@@ -100,14 +98,12 @@ def test_what_is_unknown_is_null() -> None:
 
 
 def test_a_wait_is_not_booked_as_transfer() -> None:
-    # GIVEN a message that waits in the process that has received it
     before_ns = time.monotonic_ns()
     remote = extract(elsewhere("waits"))
     received_ns = time.monotonic_ns()
     time.sleep(0.01)
     with remote:
         pass
-    # THEN the wait is queue, and the hand-off ended before it
     (hop,) = timeline("waits").hops
     assert hop.queue_ns is not None
     assert hop.hand_off_ns is not None
@@ -131,7 +127,6 @@ def test_no_request_of_a_batch_is_its_parent() -> None:
 
 
 def test_a_span_that_outlives_its_request_makes_no_total_wrong() -> None:
-    # GIVEN a span of a request that goes on after the request has ended
     work = span("work")
     with request("outlived"):
         child = extract(changed(inject(queue="child")))
@@ -148,7 +143,6 @@ def test_a_span_that_outlives_its_request_makes_no_total_wrong() -> None:
 
 
 def test_durations_do_not_follow_the_wall_clock() -> None:
-    # GIVEN a sender whose Unix time is a day off
     before_ns = time.monotonic_ns()
     with extract(elsewhere("wall clock", unix_ns=time.time_ns() - 24 * HOUR_NS)):
         pass
@@ -176,12 +170,10 @@ def test_trace_ids_have_128_bits() -> None:
 def test_a_process_that_does_not_record_breaks_no_trace_and_records_later() -> None:
     with request("not recorded") as root:
         sent = inject(queue="middle")
-    # GIVEN a process in the middle in which the recorder is off
     stagespan.disable()
     with extract(sent), span("not recorded"):
         passed = inject(queue="unused")
     stagespan.enable()
-    # THEN it passes on what it has received, and the next process is joined to the root
     assert passed == sent
     with extract(passed), span("work"):
         pass

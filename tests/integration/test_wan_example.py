@@ -37,7 +37,6 @@ def test_staged_pipeline_makes_the_same_video_as_the_pipeline_itself(stages: Any
     # GIVEN a prompt and the noise of a seed
     prompt, negative = "a cat walks on the grass", "blurry"
 
-    # WHEN the stages run one after another, and when the pipeline runs as a whole
     staged = stages(prompt, negative, height=64, width=64, frames=5, num_inference_steps=2, seed=7)
     whole = stages.pipeline(
         prompt=prompt,
@@ -51,7 +50,6 @@ def test_staged_pipeline_makes_the_same_video_as_the_pipeline_itself(stages: Any
         output_type="pt",
     ).frames
 
-    # THEN both make the same video, up to rounding
     assert staged.shape == (1, 5, 3, 64, 64)
     torch.testing.assert_close(staged, whole, rtol=0, atol=1e-4)
 
@@ -60,7 +58,6 @@ def test_text_encoding_equals_the_pipelines(stages: Any) -> None:
     # GIVEN a prompt shorter than the longest
     prompts = ["a dog runs in the rain"]
 
-    # WHEN it is encoded by the stage and by the pipeline
     ours = stages.text_encoding_stage.process(prompts)
     with torch.inference_mode():
         theirs, _ = stages.pipeline.encode_prompt(
@@ -73,7 +70,6 @@ def test_text_encoding_equals_the_pipelines(stages: Any) -> None:
 
 
 def test_the_scripts_of_its_stages_can_be_read(stages: Any) -> None:
-    # GIVEN the signatures of a request in debug mode
     stagespan.set_debug(True)
     try:
         stages("a cat", "blurry", height=64, width=64, frames=5, num_inference_steps=2, seed=7)
@@ -86,7 +82,6 @@ def test_the_scripts_of_its_stages_can_be_read(stages: Any) -> None:
         "vae_decode": stages.vae_decode_stage,
     }
     for name, owner in owners.items():
-        # WHEN the script of each stage is written
         signature, config = found[name], HarnessConfig()
         inputs = make_inputs(signature, stage=owner)
         adapter = adapter_for(owner, inputs, name, config)

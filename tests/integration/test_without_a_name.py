@@ -30,7 +30,6 @@ def stages() -> dict[str, int]:
 @make_each
 @pytest.mark.parametrize("parentheses", [False, True])
 def test_functions_and_methods(make: Any, parentheses: bool) -> None:
-    # GIVEN functions of all kinds, decorated without a name
     stagespan.set_debug(True)
     decorator = make() if parentheses else make
 
@@ -79,7 +78,6 @@ def test_functions_and_methods(make: Any, parentheses: bool) -> None:
     async def all_of(values: AsyncIterator[int]) -> list[int]:
         return [value async for value in values]
 
-    # WHEN they are called
     model = Model()
     results = (
         plain(1),
@@ -93,7 +91,6 @@ def test_functions_and_methods(make: Any, parentheses: bool) -> None:
         model.size,
     )
 
-    # THEN they behave as before, and each is a stage with its own name
     assert results == (
         2,
         "method",
@@ -130,7 +127,6 @@ def test_other_callables(make: Any) -> None:
 
 
 def test_options_without_a_name() -> None:
-    # WHEN options are given, but no name
     @ProfilingContext(reset_peak_memory=False, capture_memory=True)
     def first() -> int:
         return 1
@@ -179,7 +175,6 @@ def test_a_block_needs_a_name(make: Any) -> None:
 def test_a_call_that_is_not_a_decoration(make: Any, arguments: tuple[int, ...]) -> None:
     stagespan.set_debug(True)
     context = make("called")
-    # WHEN / THEN the error says how to use it, and nothing is open
     with pytest.raises(TypeError, match=r"write `with \w+\('called'\):` around a block, or `@"):
         context(*arguments)
     with pytest.raises(TypeError):
@@ -192,7 +187,6 @@ def test_a_call_that_is_not_a_decoration(make: Any, arguments: tuple[int, ...]) 
 
 
 def test_enter_can_be_kept_and_called_again() -> None:
-    # GIVEN a span's own `__enter__`, as a wrapper may keep it
     context = span("kept")
     enter = context.__enter__
 
@@ -206,10 +200,8 @@ def test_enter_can_be_kept_and_called_again() -> None:
 
 
 def test_enter_keeps_its_span_alive() -> None:
-    # GIVEN only `__enter__` of a span, twice
     enters = [span("alone").__enter__, span("alone").__enter__]
     again = enters[0]
-    # WHEN they are called, and the spans outlive them
     spans = [enter() for enter in enters]
     with_enter = sys.getrefcount(spans[0])
     del enters, again
@@ -243,7 +235,6 @@ def test_a_span_that_only_its_enter_keeps_open() -> None:
     enter: Callable[[], object] = span("left").__enter__
     enter()
     assert [one["stage"] for one in stagespan.open_spans()] == ["left"]
-    # WHEN it is freed
     del enter
     # THEN the span is dropped, like any that nobody can leave
     assert stagespan.open_spans() == []
@@ -251,7 +242,6 @@ def test_a_span_that_only_its_enter_keeps_open() -> None:
 
 
 def test_exit_stacks_and_other_objects() -> None:
-    # WHEN entered through its type
     with contextlib.ExitStack() as stack:
         stack.enter_context(span("in a stack"))
     kind: Any = _core.Span

@@ -95,7 +95,6 @@ def test_functions_raise_their_own_error_for_such_a_path(
     trace.write_text('{"traceEvents": []}')
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
-    # WHEN a function is called with it
     program = (
         "import stagespan, sys\n"
         f"trace, path = {str(trace)!r}, {str(closed / 'file')!r}\n"
@@ -106,7 +105,6 @@ def test_functions_raise_their_own_error_for_such_a_path(
         [*bound, sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
     closed.chmod(0o755)
-    # THEN it raises what its documentation says
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{closed / 'file'} cannot be opened: Permission denied.")
 
@@ -142,16 +140,13 @@ def test_processes_of_another_user_are_not_shown(folder: Path) -> None:
             assert done.stderr.splitlines()[-1].startswith("Error: ")
             assert sentence in done.stderr
             assert "Traceback" not in done.stderr
-        # THEN the lists of all do not contain it
         for arguments in (("ps",), ("requests",)):
             done = command(*arguments, prefix=ANOTHER_USER)
             assert done.returncode == 0, done.stderr
             assert "secret" not in done.stdout
-            # THEN `ps` says whose recordings it cannot read
             text = " ".join(done.stdout.split())
             is_told = "Other users record in /dev/shm/stagespan-0" in text
             assert is_told == (arguments[0] == "ps"), done.stdout
-        # THEN doctor says that no exporter reads what this user records
         done = command("doctor", "--no-device", prefix=ANOTHER_USER)
         assert "Traceback" not in done.stderr
         assert "no `stagespan export` reads the recordings in" in " ".join(done.stdout.split())

@@ -63,7 +63,6 @@ def test_sums_beyond_64_bits_stay_above_zero() -> None:
     for _ in range(2400):
         with span("train") as train:
             train.add(flops=operations, spare=-operations)
-    # THEN the sum, and every rate computed from it, is right
     total = 2400 * operations
     assert work("train")["flops"] == pytest.approx(total)
     assert work("train")["spare"] == pytest.approx(-total)
@@ -75,11 +74,9 @@ def test_sums_beyond_64_bits_stay_above_zero() -> None:
 
 
 def test_sums_beyond_a_float_stay_numbers() -> None:
-    # WHEN amounts are added whose sum exceeds the largest float
     for _ in range(3):
         with span("huge") as context:
             context.add(n=1e308, down=-1e308)
-    # THEN the sums stay at the largest float, and printed and written values are numbers
     assert work("huge") == {"n": sys.float_info.max, "down": -sys.float_info.max}
     report = stagespan.timing_report()["stages"]["huge"]
     json.dumps(report, allow_nan=False)
@@ -113,7 +110,6 @@ def test_values_that_are_not_numbers_are_refused(value: object) -> None:
 
 
 def test_an_interrupt_in_a_conversion_passes() -> None:
-    # GIVEN a number whose conversion is interrupted
     class Slow:
         def __float__(self) -> float:
             raise KeyboardInterrupt
@@ -141,7 +137,6 @@ def test_keys_of_every_kind() -> None:
 
 
 def test_more_keys_than_fit(tmp_path: Path) -> None:
-    # WHEN a separate program creates keys
     done = python(
         """
         import stagespan
@@ -153,7 +148,6 @@ def test_more_keys_than_fit(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    # THEN keys that did not fit are counted
     total, without_room = map(float, done.stdout.split())
     assert total == 1000
     assert without_room <= 800
@@ -170,7 +164,6 @@ def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
 
 
 def test_nothing_is_added_while_off() -> None:
-    # GIVEN a debug context outside of debug mode, and a recorder that is off
     with ProfilingContext4Debug("debug") as context:
         context.add(n=1)
     stagespan.disable()

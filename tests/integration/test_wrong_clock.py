@@ -75,7 +75,6 @@ COUNTS = {"elsewhere": 1, "before": 1, "token": 1, "across": 1, "logged": 1, "af
 
 @pytest.mark.parametrize("source", ["auto", "monotonic"])
 def test_a_clock_that_is_set_back(clock: Path, source: str) -> None:
-    # WHEN the clock is set back by an hour in the middle of a span
     found = run(clock, STAGESPAN_CLOCK=source)
 
     # THEN everything returns, each span is counted, and no duration is negative or an hour
@@ -92,7 +91,6 @@ def test_a_clock_that_is_set_back(clock: Path, source: str) -> None:
 
 @pytest.mark.parametrize("source", ["auto", "monotonic"])
 def test_a_clock_that_is_stopped(clock: Path, source: str) -> None:
-    # WHEN the clock is stopped from the start
     found = run(clock, STAGESPAN_CLOCK=source, CLOCK_STANDS_STILL="1")
 
     # THEN everything returns, each span is counted, and no duration is negative

@@ -113,7 +113,6 @@ print(found.exists(), found)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
-    # THEN its files are there after the end of the child, and not after its own
     is_there, _, found = done.stdout.strip().partition(" ")
     assert is_there == "True"
     assert not Path(found).exists()
@@ -165,15 +164,12 @@ def test_an_archive_out_of_proportion_to_its_size_is_refused(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    # WHEN it is analysed
     with pytest.raises(TraceError, match=r"contains more than [\d,]+ MiB"):
         stagespan.analyze(archive)
-    # THEN nothing is left of it
     assert list(temporary.iterdir()) == []
 
 
 def test_files_outside_of_an_archive_are_not_written(path: Path) -> None:
-    # GIVEN an archive with a file above it, a link to a file of the system, and a trace
     target = path.parent / "bad.tar"
     with tarfile.open(target, "w") as archive:
         outside = tarfile.TarInfo("../../outside.json")
@@ -184,10 +180,8 @@ def test_files_outside_of_an_archive_are_not_written(path: Path) -> None:
         archive.addfile(link)
         archive.add(path, "trace.json")
 
-    # WHEN it is analysed
     analysis = stagespan.analyze(target)
 
-    # THEN only the trace was unpacked
     assert computed_us(analysis) == 40
     unpacked = Path(analysis.trace.path)
     assert not (unpacked.parent.parent / "outside.json").exists()

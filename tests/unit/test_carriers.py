@@ -79,11 +79,10 @@ def test_what_is_written_is_read(id_: str, queue: str, branch: str, attempt: int
         carrier = inject(queue=queue, branch=branch, attempt=attempt)
     text = carrier["stagespan"]
 
-    # THEN every transport can carry it
     assert re.fullmatch(r"[!-~]+", text)
     assert text == text.lower()
     assert len(text) <= 256
-    # AND it is read as it was written, or cut with a hash if it is too long
+    # THEN it is read as it was written, or cut with a hash if it is too long
     sent, remote = sent_in(text), extract(carrier)
     assert before_ns <= sent.monotonic_ns <= time.monotonic_ns()
     assert (remote.id, remote.branch or "", remote.attempt) == (sent.id, sent.branch, attempt)
@@ -147,9 +146,7 @@ def test_long_ids_stay_different() -> None:
     ],
 )
 def test_an_own_key_that_cannot_be_read_is_ignored(text: str) -> None:
-    # WHEN the rest of the carrier is right
     remote = extract({"traceparent": HEADER, "stagespan": text})
-    # THEN that is used
     assert remote.trace_id == TRACE
     assert remote.id.startswith("req_")
     with remote:
@@ -364,10 +361,8 @@ def test_a_long_tracestate_is_cut_after_a_whole_member(trusted: bool) -> None:
     members = [f"v{i}=" + "x" * 120 for i in range(200)]
     state = ",".join(members) + ",end=1\r\nx-admin: yes"
     before = lost().get("tracestate", 0)
-    # WHEN it is passed on THEN its first members are
     assert kept_state(state, trusted=trusted) == ",".join(members[:4])
     assert lost()["tracestate"] - before == 2 * (200 - 4 + 1)
-    # AND at most 32 short ones
     short = [f"k{i}=1" for i in range(40)]
     assert kept_state(",".join(short), trusted=trusted) == ",".join(short[:32])
 

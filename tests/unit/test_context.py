@@ -99,7 +99,6 @@ def test_a_function(hooks: tuple[Recorder, Recorder]) -> None:
         return a + b
 
     assert function(1, 2, b=3, c=4) == 4
-    # THEN the arguments are there as they were passed
     assert hooks[0].log[0] == ("enter", "first", "hooked", (1, 2), {"b": 3, "c": 4})
     assert hooks[0].log[-1] == ("exit", "first", "hooked", 4, None)
     (call,) = hooks[0].calls
@@ -108,7 +107,6 @@ def test_a_function(hooks: tuple[Recorder, Recorder]) -> None:
 
 
 def test_any_callable(hooks: tuple[Recorder, Recorder]) -> None:
-    # WHEN a callable that is not a function is called
     assert ProfilingContext4Debug("hooked")(max)(1, 5, 3, key=lambda value: -value) == 1
 
     _, _, _, args, kwargs = hooks[0].log[0]
@@ -203,7 +201,6 @@ def test_flags_of_hooks_are_in_the_record(hooks: tuple[Recorder, Recorder]) -> N
 
     with ProfilingContext4Debug("hooked"):
         pass
-    # THEN the flags of records are there, others are not
     assert _core.spans()["flags"].tolist() == [_core.FLAG_DEBUG | _core.FLAG_FIRST_OF_SHAPE]
 
 
@@ -237,7 +234,6 @@ def test_plain_spans_and_contexts_that_are_off_call_no_hook(
 
 
 def test_switched_off_in_the_middle(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN a hook that switches debug mode off, in enter or in a block
     hooks[0].before["enter"] = lambda call: stagespan.set_debug(False)
 
     with ProfilingContext4Debug("hooked"):
@@ -266,7 +262,6 @@ def test_a_hook_of_the_same_name_replaces_the_earlier(hooks: tuple[Recorder, Rec
 
     with ProfilingContext4Debug("hooked"):
         pass
-    # THEN it is called instead of it, before the second
     assert (len(hooks[0].calls), len(other.calls)) == (0, 1)
     assert steps(hooks[0]) == ALL_STEPS
 
@@ -289,7 +284,6 @@ def test_left_in_another_thread(hooks: tuple[Recorder, Recorder]) -> None:
     thread = threading.Thread(target=block.__exit__, args=(None, None, None))
     thread.start()
     thread.join()
-    # THEN the hooks are left too
     assert steps(hooks[0]) == ALL_STEPS
     assert hooks[0].log[-1] == ("exit", "first", "hooked", "result", None)
 
@@ -320,7 +314,6 @@ print(seen)
 
 
 def test_a_program_that_is_switched_off_by_the_environment() -> None:
-    # GIVEN a program that starts with the recorder off
     code = """
 import stagespan
 
@@ -345,5 +338,4 @@ print(stagespan.is_enabled(), {name: each.count for name, each in stagespan.stat
         timeout=60,
     )
 
-    # THEN nothing is recorded until the program switches it on
     assert done.stdout.splitlines() == ["False 0 0", "True {'block': 1, 'context': 1}"], done.stderr

@@ -52,7 +52,6 @@ def test_a_missing_device_cannot_be_attached(kind: str) -> None:
 
 
 def test_an_import_is_reported_once_and_survives_a_failing_callback(tmp_path: Path) -> None:
-    # GIVEN a module that is awaited by a callback that fails
     (tmp_path / "waited_for.py").write_text("value = 42\n")
     errors: list[Exception] = []
 
@@ -63,10 +62,8 @@ def test_an_import_is_reported_once_and_survives_a_failing_callback(tmp_path: Pa
     sys.meta_path.insert(0, finder)
     sys.path.insert(0, str(tmp_path))
     try:
-        # WHEN it is imported
         import waited_for  # type: ignore[import-not-found]
 
-        # THEN the import works, the failure was logged, and nothing waits any more
         assert waited_for.value == 42
         assert [str(error) for error in errors] == ["as planned"]
         assert finder not in sys.meta_path

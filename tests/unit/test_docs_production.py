@@ -16,9 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "production.md"
     not PAGE.exists(), reason="docs/ is missing: run the tests in a clone of the repository"
 )
 def test_each_cause_of_a_loss_has_a_row() -> None:
-    # GIVEN the table under "What is lost"
     section = PAGE.read_text().partition("## What is lost")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
 
-    # THEN it has the causes of the code, each once
     assert sorted(listed) == sorted(stagespan.lost())

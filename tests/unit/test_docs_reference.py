@@ -16,8 +16,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
     not PAGE.exists(), reason="docs/ is missing: run the tests in a clone of the repository"
 )
 def test_each_public_name_is_in_the_reference() -> None:
-    # GIVEN the entries of the page
     listed = re.findall(r"^::: stagespan\.(\w+)$", PAGE.read_text(), re.MULTILINE)
 
-    # THEN they are the public names, each once
     assert sorted(listed) == sorted(stagespan.__all__)

@@ -50,7 +50,6 @@ def test_the_page_has_the_variables_of_the_code() -> None:
     not PAGE.exists(), reason="docs/ is missing: run the tests in a clone of the repository"
 )
 def test_every_variable_in_the_sources_is_on_the_page() -> None:
-    # GIVEN every stagespan variable in the sources
     sources = [
         path
         for folder, kinds in (("python", (".py",)), ("csrc", (".cpp", ".h")))
@@ -63,9 +62,7 @@ def test_every_variable_in_the_sources_is_on_the_page() -> None:
         for name in re.findall(r"\"(STAGESPAN_[A-Z_]+|TELEFUSER_[A-Z_]+)\"", path.read_text())
     }
 
-    # WHEN the page is read
     text = PAGE.read_text()
 
-    # THEN it lists all of them
     assert sources
     assert {name for name in named if name not in text} == set()

@@ -48,7 +48,6 @@ def test_help_shows_the_docstring_of_the_stub(name: str, doc: str) -> None:
 
 
 def test_every_public_name_of_the_extension_has_a_docstring() -> None:
-    # GIVEN the public names that come from the extension
     names = {name.split(".")[0] for name, _ in documented()}
 
     # THEN all but those that Python code wraps are documented in the stub

@@ -28,7 +28,6 @@ def run(program: str, *, start: Sequence[str] = (sys.executable,)) -> str:
 
 def test_installing_imports_nothing() -> None:
     # GIVEN a fresh interpreter
-    # WHEN stagespan waits for torch
     out = run("""
         import sys
         import stagespan
@@ -44,7 +43,6 @@ def test_installing_imports_nothing() -> None:
 @needs_torch
 def test_registered_when_dynamo_is_imported() -> None:
     # GIVEN stagespan before torch
-    # WHEN torch._dynamo is imported
     out = run("""
         import inspect, sys
         from importlib.machinery import SourceFileLoader
@@ -75,7 +73,6 @@ def test_registered_when_dynamo_is_imported() -> None:
 @needs_torch
 def test_registered_when_dynamo_came_first() -> None:
     # GIVEN torch._dynamo before stagespan
-    # WHEN stagespan is imported and registers
     program = """
         import sys
         import torch._dynamo
@@ -97,8 +94,6 @@ def test_registered_when_dynamo_came_first() -> None:
 
 @needs_torch
 def test_members_of_contexts_and_tokens_in_a_graph() -> None:
-    # GIVEN functions that read the members of contexts and tokens
-    # WHEN they run as they are and in a graph
     program = """
         import torch
         import stagespan
@@ -121,7 +116,6 @@ def test_members_of_contexts_and_tokens_in_a_graph() -> None:
     """
     out = run(program, start=preloaded.python())
 
-    # THEN the members are the same
     assert out.splitlines() == ["True"]
 
 
@@ -149,7 +143,6 @@ def test_a_failing_registration_is_one_warning(tmp_path: Path) -> None:
     """,
     )
 
-    # WHEN it is imported
     out = run(f"""
         {path}
         import logging
@@ -169,8 +162,6 @@ def test_a_failing_registration_is_one_warning(tmp_path: Path) -> None:
 
 
 def test_an_old_torch_gives_no_warning(tmp_path: Path) -> None:
-    # GIVEN a torch that does not have such a hook
-    # WHEN it is imported
     out = run(f"""
         {fake_torch(tmp_path, "")}
         import stagespan
@@ -178,12 +169,10 @@ def test_an_old_torch_gives_no_warning(tmp_path: Path) -> None:
         print(torch._dynamo.__name__)
     """)
 
-    # THEN there is no message
     assert out.splitlines() == ["torch._dynamo"]
 
 
 def test_a_package_that_fails_to_import_keeps_failing(tmp_path: Path) -> None:
-    # GIVEN a torch whose _dynamo fails to import once
     mended = tmp_path / "mended"
     path = fake_torch(
         tmp_path,
@@ -198,7 +187,6 @@ def test_a_package_that_fails_to_import_keeps_failing(tmp_path: Path) -> None:
     """,
     )
 
-    # WHEN it is imported twice
     out = run(f"""
         {path}
         import stagespan

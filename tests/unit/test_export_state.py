@@ -113,11 +113,9 @@ def test_a_histogram_that_is_not_possible_is_left_out_alone(
     changed(path, CHANGES[what])
     before = path.read_bytes()
     found = state.read(path)
-    # THEN all that is beside it is read
     expected = example()
     del expected.retained[0][1].durations["stage"]
     assert found == expected
-    # THEN the file is set aside, and one line says so
     (copied,) = aside(path)
     assert copied.read_bytes() == before
     assert not path.exists()
@@ -144,7 +142,6 @@ def test_a_number_beyond_all_others_spoils_nothing_beside_it(path: Path, digits:
     assert svc == example().retained[0]
     assert train[1].durations == example().retained[1][1].durations
     assert len(found.processes) == 1
-    # THEN what was read can be written and read again
     state.write(path, found)
     assert state.read(path) == found
 
@@ -162,7 +159,6 @@ def test_a_state_of_a_newer_version_is_kept_and_read_as_far_as_it_is_known(path:
 
 
 def test_a_state_that_ends_anywhere_has_what_is_before(path: Path) -> None:
-    # GIVEN a state of which the end is missing, at each place
     data, expected = path.read_bytes(), example()
     most = 0
     for end in range(len(data)):
@@ -246,7 +242,6 @@ def test_no_value_keeps_the_exporter_from_its_figures(data: st.DataObject) -> No
         target = Path(folder) / "state"
         state.write(target, example())
         page = json.loads(target.read_bytes())
-        # GIVEN a state in which some values are others
         for _ in range(data.draw(st.integers(1, 3))):
             place = data.draw(st.sampled_from([one for one in places(page) if one]))
             put(page, place, copy.deepcopy(data.draw(st.sampled_from(VALUES))))
@@ -257,7 +252,6 @@ def test_no_value_keeps_the_exporter_from_its_figures(data: st.DataObject) -> No
         finally:
             logging.getLogger("stagespan").disabled = False
         assert found is not None
-        # THEN figures can be added to it, shown, written and read again
         totals = Totals()
         for group, one in found.retained:
             totals.retained.setdefault(group, Figures({}, {})).add(one)

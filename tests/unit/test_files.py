@@ -29,10 +29,8 @@ def test_a_file_is_replaced_completely(tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.write_text("before")
     with old.open() as reader:
-        # WHEN they are written
         assert write_whole(old, "after") == old
         write_whole(tmp_path / "a" / "b" / "new", b"\xff")
-        # THEN a reader of the old one has all of it
         assert reader.read() == "before"
     assert old.read_text() == "after"
     assert (tmp_path / "a" / "b" / "new").read_bytes() == b"\xff"
@@ -40,7 +38,6 @@ def test_a_file_is_replaced_completely(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_no_files(tmp_path: Path) -> None:
-    # GIVEN a file
     path = tmp_path / "file"
     path.write_text("before")
 
@@ -49,7 +46,6 @@ def test_a_failed_write_leaves_no_files(tmp_path: Path) -> None:
             file.write(b"half")
             raise KeyError
 
-    # WHEN writing it fails in the middle
     with pytest.raises(KeyError):
         fails()
     # THEN it is unchanged, and there are no other files; a folder is never replaced
@@ -60,7 +56,6 @@ def test_a_failed_write_leaves_no_files(tmp_path: Path) -> None:
 
 
 def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
-    # GIVEN a umask
     before = os.umask(0o027)
     try:
         write_whole(tmp_path / "file", "x")
@@ -71,16 +66,13 @@ def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
-    # GIVEN a named pipe, and a process that reads it
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
-    # WHEN it is written
     write_whole(pipe, "through")
     reader.join(30)
-    # THEN it was written to
     assert read == ["through"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
@@ -91,16 +83,13 @@ def test_a_device_is_not_replaced() -> None:
 
 
 def test_standard_output_that_is_a_file_is_written_to(tmp_path: Path) -> None:
-    # GIVEN a program whose output goes to a file
     path = tmp_path / "out"
     with path.open("w") as out:
         opened = os.fstat(out.fileno()).st_ino
-        # WHEN it writes to its standard output by name
         program = (
             "from stagespan.process.files import write_whole; write_whole('/dev/stdout', 'written')"
         )
         subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
-    # THEN the same file has been written
     assert path.read_text() == "written"
     assert path.stat().st_ino == opened
 
@@ -109,14 +98,11 @@ def test_standard_output_that_is_a_file_is_written_to(tmp_path: Path) -> None:
     not os.access("/dev/shm", os.W_OK), reason="/dev/shm is not writable: mount a tmpfs there"
 )
 def test_a_file_in_shared_memory_is_replaced_completely() -> None:
-    # GIVEN a file in a folder below /dev, and a process that reads it
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         path = Path(folder) / "file"
         write_whole(path, "before")
         with path.open() as reader:
-            # WHEN it is written again
             write_whole(path, "after")
-            # THEN the reader has all of the old one
             assert reader.read() == "before"
         assert path.read_text() == "after"
 
@@ -195,7 +181,6 @@ def test_what_fits_into_a_line_is_not_broken() -> None:
 
     lines = compact_json(value).splitlines()
 
-    # THEN each tensor is one line, and the list fills its lines
     assert lines[2] == f'    "latents": {json.dumps(tensor)},'
     assert len(lines) <= 13
     assert all(len(line) <= 110 for line in lines)

@@ -28,16 +28,13 @@ def counts(*stages: str) -> list[int]:
 
 
 def test_each_batch_size_is_a_stage() -> None:
-    # GIVEN an engine with a graph for each of two batch sizes
     graphs = {8: Graph(), 16: Graph()}
     timed = stagespan.graph_stages(graphs, "graphs.decode")
     before = counts("graphs.decode[8]", "graphs.decode[16]")
 
-    # WHEN they are replayed
     for size in (8, 8, 16):
         timed[size].replay()
 
-    # THEN each has its own stage, and the graphs ran
     after = counts("graphs.decode[8]", "graphs.decode[16]")
     assert [new - old for new, old in zip(after, before, strict=True)] == [2, 1]
     assert [graph.replays for graph in graphs.values()] == [2, 1]

@@ -33,7 +33,6 @@ def after_running(
 
 @pytest.mark.parametrize(("window_s", "off_s"), [(10, 2.5), (60, 10), (300, 60), (900, 180)])
 def test_the_usual_windows_are_available(window_s: float, off_s: float) -> None:
-    # GIVEN an hour of snapshots
     history, now = after_running(3600)
 
     found = history.nearest(now - int(window_s * SECOND))
@@ -68,7 +67,6 @@ def test_the_ages_of_the_snapshots_after_an_hour() -> None:
 def test_up_to_which_age_a_distance_applies(
     up_to_s: float, distance_s: float, is_older: bool
 ) -> None:
-    # GIVEN two snapshots at a distance, and a new one when the second has this age, or is older
     history: History[Snapshot] = History()
     times_s = (0.0, distance_s, distance_s + up_to_s + 0.5 * is_older)
     for time_s in times_s:
@@ -76,7 +74,6 @@ def test_up_to_which_age_a_distance_applies(
 
     second = history.nearest(int(distance_s * SECOND))
 
-    # THEN the second is only kept up to this age
     assert (second == Snapshot(int(distance_s * SECOND))) is not is_older
 
 
@@ -92,7 +89,6 @@ def test_its_size_is_bounded(seconds: float, start_s: float) -> None:
 def test_the_newest_is_always_there_and_times_stay_in_order(
     steps: list[int], data: st.DataObject
 ) -> None:
-    # GIVEN snapshots at any distance
     history: History[Snapshot] = History()
     now = 0
     for step in steps:
@@ -134,7 +130,6 @@ def test_large_snapshots_are_fewer_so_that_their_memory_is_bounded(size_bytes: i
 
 
 def test_a_history_that_has_become_small_again_becomes_dense_again() -> None:
-    # GIVEN snapshots that were large for a while
     history: History[Snapshot] = History(most_bytes=1000)
     now = 1_700_000_000 * SECOND
     for count, size_bytes in ((600, 400), (600, 10)):
@@ -151,7 +146,6 @@ def test_an_empty_history_has_nothing() -> None:
 
 
 def test_snapshots_from_before_a_clock_was_set_back_are_dropped() -> None:
-    # GIVEN an hour of snapshots
     history, now = after_running(3600)
     # WHEN the system's clock is set back by half a minute, and the next ones come
     back = now - 30 * SECOND
@@ -161,7 +155,6 @@ def test_snapshots_from_before_a_clock_was_set_back_are_dropped() -> None:
     found = history.nearest(now + 3600 * SECOND)
     assert found is not None
     assert found.time_ns == back + 6 * SECOND
-    # THEN those from before that time are still there
     older = history.nearest(back - 60 * SECOND)
     assert older is not None
     assert (back - older.time_ns) / SECOND == pytest.approx(60, abs=10)

@@ -70,7 +70,6 @@ def test_an_exception_in_a_hook_does_not_replace_that_of_the_code(
 def test_an_interrupt_in_a_hook_reaches_the_program(
     hooks: tuple[Recorder, Recorder], step: str, kind: type[BaseException]
 ) -> None:
-    # GIVEN an interrupt that arrives while a hook runs
     interrupt = kind(3)
 
     def interrupted(call: Call) -> None:
@@ -86,7 +85,6 @@ def test_an_interrupt_in_a_hook_reaches_the_program(
 
     with pytest.raises(kind) as caught:
         program()
-    # THEN it is the same object, the other hook was called, and no span is open
     assert caught.value is interrupt
     assert [name for _, name in steps(hooks[1]) if name == "second"] == ["second"] * 3
     assert _core.open_spans() == []
@@ -96,7 +94,6 @@ def test_an_interrupt_in_a_hook_reaches_the_program(
 def test_of_two_interrupts_in_hooks_the_first_is_raised(
     hooks: tuple[Recorder, Recorder],
 ) -> None:
-    # GIVEN two interrupts that arrive before the first of them can be raised
     class Interrupt(KeyboardInterrupt):
         """An interrupt that can be referenced weakly."""
 
@@ -122,7 +119,6 @@ def test_of_two_interrupts_in_hooks_the_first_is_raised(
         program()
     except Interrupt as error:
         caught = error.args
-    # THEN the first is raised, and nothing references either of them
     gc.collect()
     assert caught == (0,)
     assert [reference() for reference in made] == [None, None]
@@ -200,7 +196,6 @@ def test_a_lazy_module_is_imported_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_lazy_class_becomes_one_hook_for_all_events(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    # GIVEN a class of hooks for two events
     (tmp_path / "lazy_class_of_a_test.py").write_text(
         "class Lazy:\n    name, made, asked = 'lazy', [], []\n"
         "    def __init__(self):\n        self.made.append(self)\n"
@@ -211,13 +206,11 @@ def test_a_lazy_class_becomes_one_hook_for_all_events(
         context.lazy_hook(event, "lazy_class_of_a_test:Lazy")
     assert "lazy_class_of_a_test" not in sys.modules
 
-    # WHEN both events occur
     context.need("memory")
     context.need("debug")
     with ProfilingContext4Debug("stage"):
         pass
 
-    # THEN only the object of the first event is asked
     hook = sys.modules["lazy_class_of_a_test"].Lazy
     assert hook.asked == hook.made[:1]
 
@@ -225,7 +218,6 @@ def test_a_lazy_class_becomes_one_hook_for_all_events(
 def test_threads_wait_for_a_module_that_another_imports(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    # GIVEN a module that takes some time
     (tmp_path / "slow_module_of_a_test.py").write_text(
         "import time\ntime.sleep(0.1)\nready = True\n"
     )
@@ -244,7 +236,6 @@ def test_threads_wait_for_a_module_that_another_imports(
         thread.join()
 
     assert ready == [True] * 4
-    # AND it is not imported again
     del sys.modules["slow_module_of_a_test"]
     context.need("memory")
     assert "slow_module_of_a_test" not in sys.modules

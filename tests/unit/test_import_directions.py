@@ -114,7 +114,6 @@ def module_of(path: Path) -> str:
 
 @needs_sources
 def test_folders_of_trace_import_only_from_lower_ones() -> None:
-    # GIVEN the modules of trace
     wrong = []
     for path in (PACKAGE / "trace").rglob("*.py"):
         module = module_of(path)
@@ -124,7 +123,6 @@ def test_folders_of_trace_import_only_from_lower_ones() -> None:
         own = module.split(".")[1]
         for name in imported(tree_of(path)):
             part = name.removeprefix("stagespan.trace.").split(".")[0]
-            # THEN each leads to the same folder, or to a lower one
             if (
                 name.startswith("stagespan.trace.")
                 and part != own
@@ -149,12 +147,10 @@ def test_no_modules_import_each_other_in_a_cycle() -> None:
         # `from x import y`: the module x.y, or else the name y of the module x
         named = {name if name in paths else name.rpartition(".")[0] for name in found}
         imports[module] = (named & paths.keys()) - {module, ""}
-    # WHEN modules without imports of remaining modules are removed repeatedly
     while free := [module for module, others in imports.items() if not others]:
         for module in free:
             del imports[module]
         imports = {module: others - set(free) for module, others in imports.items()}
-    # THEN no module remains
     assert imports == {}
 
 
@@ -193,13 +189,11 @@ def test_torch_is_imported_only_in_modules_that_need_it() -> None:
 @needs_sources
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_folder_includes_from_a_higher_one(folder: str) -> None:
-    # GIVEN the sources of a folder
     files = [
         path for path in (ROOT / "csrc" / folder).rglob("*") if path.suffix in (".h", ".c", ".cpp")
     ]
     assert files
 
-    # WHEN their includes are checked
     wrong = []
     for path in files:
         for target in re.findall(r'#include\s+[<"]([^">]+)[">]', path.read_text()):

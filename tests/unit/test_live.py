@@ -20,7 +20,6 @@ def test_open_spans_carry_the_names_of_pythons_threads() -> None:
     thread.start()
     entered.wait(10.0)
 
-    # WHEN the open spans are read
     mine = [span for span in stagespan.open_spans() if span["thread"] == thread.native_id]
     leave.set()
     thread.join()
@@ -32,12 +31,9 @@ def test_open_spans_carry_the_names_of_pythons_threads() -> None:
 
 
 def test_detached_spans_have_no_thread() -> None:
-    # GIVEN a token that is in no thread's stack
     token = stagespan.begin("upload")
 
-    # WHEN the open spans are read
     found = [span for span in stagespan.open_spans() if span["id"] == token.id]
     stagespan.end(token)
 
-    # THEN it is marked as detached
     assert [(span["detached"], span["thread_name"]) for span in found] == [(True, None)]

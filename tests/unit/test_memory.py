@@ -89,7 +89,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Allocator:
 
 
 def test_an_inner_reset_does_not_take_the_outer_peak() -> None:
-    # GIVEN an outer context that has reached 10
     device, watch = Allocator(), PeakWatch()
     outer = watch.enter(device, reset=True)
     device.allocate(10)
@@ -101,20 +100,17 @@ def test_an_inner_reset_does_not_take_the_outer_peak() -> None:
     assert inner is not None
     seen_inside = watch.exit(inner)
     seen_outside = watch.exit(outer)
-    # THEN each has its own peak
     assert seen_inside == DeviceMemory(5, 10, 5, 10)
     assert seen_outside == DeviceMemory(5, 10, 10, 20)
 
 
 def test_without_reset_the_peak_is_the_process_s() -> None:
-    # GIVEN a peak of 10 before a context that resets
     device, watch = Allocator(), PeakWatch()
     device.allocate(10)
     device.allocate(-10)
     first = watch.enter(device, reset=True)
     assert first is not None
     watch.exit(first)
-    # WHEN a context without reset reaches only 1
     resets = device.resets
     second = watch.enter(device, reset=False)
     device.allocate(1)
@@ -152,7 +148,6 @@ def test_every_context_reports_its_true_peak_however_they_overlap(
         elif step == "enter":
             entered.append((watch.enter(device, reset=value), len(history) - 1 if value else 0))
         elif entered:
-            # WHEN a context ends, in any order
             context, begin = entered.pop(value % len(entered))
             seen = watch.exit(context)
             # THEN its peak is the highest size between its own two ends
@@ -162,7 +157,6 @@ def test_every_context_reports_its_true_peak_however_they_overlap(
 
 
 def test_devices_do_not_mix() -> None:
-    # GIVEN two devices with their own counters
     class Two(Allocator):
         def __init__(self) -> None:
             super().__init__()
@@ -200,7 +194,6 @@ def test_an_unused_device_is_not_watched() -> None:
 
 
 def test_the_hook_reports_the_highest_peak_of_all_runs(device: Allocator) -> None:
-    # GIVEN two runs, of which the first has the higher peak
     hook = MemoryHook()
     for size in (3 * GB, GB):
         call = a_call()
@@ -256,7 +249,6 @@ def test_on_a_cpu_only_capture_memory_needs_the_hook(monkeypatch: pytest.MonkeyP
 
 
 def test_runs_and_stages_are_bounded(device: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a limit of two stages
     monkeypatch.setattr(memory, "_MOST_STAGES", 2)
     hook = MemoryHook()
 
@@ -356,7 +348,6 @@ def test_the_line_and_the_report_of_an_accelerator(
         with ProfilingContext("inner"):
             hooked.allocate(GB)
     stagespan.flush()
-    # THEN each line has its own true peak
     assert [r.getMessage() for r in caplog.records if "Rank" in r.getMessage()] == [
         "Rank 0 - Function 'inner' Peak Memory: 1.50 GB",
         "Rank 0 - Function 'outer' Peak Memory: 4.50 GB",
@@ -376,7 +367,6 @@ def test_a_context_that_raises_still_ends_its_watch(hooked: Allocator) -> None:
 
 
 def test_contexts_read_memory_from_an_accelerator_s_first_use_on() -> None:
-    # GIVEN a torch whose device is not yet used, and contexts that run before and after
     code = """
         import sys, types, logging
         sys.path.insert(0, FOLDER)

@@ -158,7 +158,6 @@ def test_callables_are_wrapped_once_their_module_is_loaded(package: str) -> None
 
     module = importlib.import_module(package)
     model = module.Model.build()
-    # THEN all of them return what they returned before
     assert module.plain(1) == 2
     assert model.run(2) == 6
     assert (model.double(4), module.Model.double(5)) == (8, 10)
@@ -274,7 +273,6 @@ def test_functions_of_the_script_itself(module: str) -> None:
 
 
 def test_line_numbers_of_the_script_do_not_change() -> None:
-    # GIVEN the same definitions with and without decorators
     source = textwrap.dedent(SCRIPT)
     plain = compile(source, "s", "exec", dont_inherit=True)
     wrapper, _ = wrapper_of("__main__:outer", "__main__:Pipe.denoise", "__main__:waits")

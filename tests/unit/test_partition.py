@@ -71,7 +71,6 @@ def test_the_parts_of_many_timelines_sum_to_their_lengths(
     ),
 )
 def test_each_nanosecond_belongs_to_the_first_that_is_open(length: int, parts: list[Part]) -> None:
-    # GIVEN the owner of each nanosecond, found one by one
     expected: dict[tuple[str, str], int] = {}
     unclear = 0
     for now in range(length):

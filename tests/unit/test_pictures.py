@@ -40,6 +40,5 @@ def test_a_picture_of_another_page_is_old(tmp_path: Path, monkeypatch: pytest.Mo
         b"tEXt",
         b"IEND",
     ]
-    # WHEN the text of the page changes, or only a script
     assert picture._replace(page="<p>Idle 57.2 %</p><script>plotly</script>").is_old
     assert not picture._replace(page="<p>Idle 61.1 %</p><script>newer</script>").is_old

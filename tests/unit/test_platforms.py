@@ -51,7 +51,6 @@ def test_the_platform_is_the_device_that_torch_can_use(
 
 
 def test_another_accelerator_is_named_as_torch_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a torch whose accelerator is none of the three
     torch = torch_with()
     torch.accelerator = SimpleNamespace(current_accelerator=lambda: SimpleNamespace(type="hpu"))
     module = Device()
@@ -67,7 +66,6 @@ def test_a_driver_that_raises_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     broken = Device()
     broken.device_count = lambda: 1 // 0  # type: ignore[method-assign]
     use(monkeypatch, torch_with(cuda=broken, npu=Device()))
-    # THEN the next one is tried
     assert platforms.current_platform.name == "npu"
 
 
@@ -127,7 +125,6 @@ def test_no_question_creates_a_device_context(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_first_use_calls_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN an unused device
     device = Device(initialized=False)
     use(monkeypatch, torch_with(cuda=device))
     calls: list[str] = []
@@ -172,7 +169,6 @@ def test_the_peak_follows_the_memory_of_the_process() -> None:
     code = (
         "from stagespan import platforms\n"
         "before = platforms.peak_resident_bytes()\n"
-        # WHEN more memory is touched than was ever resident
         "block = bytearray(before)\n"
         "for i in range(0, len(block), 4096):\n"
         "    block[i] = 1\n"

@@ -83,7 +83,6 @@ def test_help_has_parameters_errors_and_an_example(name: str) -> None:
 
 
 def test_the_figures_of_a_stage_show_no_losses() -> None:
-    # GIVEN a stage that has run
     with stagespan.span("shown"):
         pass
     found = stagespan.stats()

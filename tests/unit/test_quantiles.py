@@ -39,7 +39,6 @@ def test_every_figure_of_the_same_runs_is_the_same(durations_ns: list[int]) -> N
             d for d in ordered if sum(x <= d for x in ordered) >= q * len(ordered) - 1e-9
         )
         assert quantile(ordered, q) == truth[q]
-    # WHEN they are recorded
     stage = recorded(durations_ns)
     # THEN the process's life, its last minute and a sum of processes give these figures
     of_life = stagespan.stats()[stage]

@@ -89,7 +89,6 @@ def test_a_foreign_value_is_ignored(text: str) -> None:
 
 
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # GIVEN a pipeline whose name would lead outside the folder
     monkeypatch.setenv("TELEFUSER_PIPELINE_NAME", "../../wan 2.1")
 
     folder = run.output_dir()
@@ -106,7 +105,6 @@ def test_a_safe_name_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_home_folder_that_the_system_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a folder of a user who does not exist
     for name in ("STAGESPAN_OUTPUT_DIR", "STAGESPAN_TIMING_REPORT"):
         monkeypatch.setenv(name, "~no such user/out")
     monkeypatch.chdir(run.current().root)
@@ -117,13 +115,10 @@ def test_a_home_folder_that_the_system_does_not_know(monkeypatch: pytest.MonkeyP
 def test_a_relative_folder_does_not_move_with_the_working_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # GIVEN a relative folder, read in the initial working directory
     monkeypatch.chdir(run.current().root)
     before = run.output_dir()
     assert not before.is_absolute()
-    # WHEN the process changes its working folder
     monkeypatch.chdir(tmp_path)
-    # THEN the folder is unchanged
     assert run.output_dir() == Path(run.current().root) / before
 
 
@@ -141,7 +136,6 @@ def test_set_output_dir_and_pipeline_name_reach_later_processes(
     assert run.pipeline_name() == "wan"
     assert os.environ["STAGESPAN_OUTPUT_DIR"] == str(tmp_path / "traces")
     assert os.environ["STAGESPAN_PIPELINE_NAME"] == "wan"
-    # WHEN taken back
     run.set_output_dir(None)
 
     assert run.output_dir().parts[-2] == "wan"
@@ -170,7 +164,6 @@ SHOW = """
 def test_workers_share_the_folder_of_the_process_that_started_them(
     method: str, tmp_path: Path
 ) -> None:
-    # GIVEN a worker that starts in another directory before the parent first uses its folder
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "worker.py").write_text(textwrap.dedent(SHOW))
     answer = python(
@@ -204,7 +197,6 @@ def test_workers_share_the_folder_of_the_process_that_started_them(
 
 
 def test_a_program_that_a_program_starts_has_its_own_run(tmp_path: Path) -> None:
-    # GIVEN a process of an earlier run that starts another program
     answer = python(
         """
         import json, subprocess, sys
@@ -225,7 +217,6 @@ def test_a_program_that_a_program_starts_has_its_own_run(tmp_path: Path) -> None
 
 
 def test_ranks_of_one_launcher_agree_although_they_start_at_different_times(tmp_path: Path) -> None:
-    # GIVEN two ranks whose own clocks show different hours, and the process that starts both
     code = """
         import json
         from unittest import mock
@@ -239,6 +230,5 @@ def test_ranks_of_one_launcher_agree_although_they_start_at_different_times(tmp_
         for rank, now in enumerate((7200.0, 72000.0))
     ]
     alone = python(code.format(now=7200.0), cwd=tmp_path)
-    # THEN the launcher's start time names the run
     assert answers[0]["stamp"] == answers[1]["stamp"] != alone["stamp"]
     assert [a["rank"] for a in answers] == [0, 1]

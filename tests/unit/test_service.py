@@ -200,7 +200,6 @@ def awkward() -> Iterator[Awkward]:
 
 
 def test_flush_says_when_it_took_too_long(awkward: Awkward) -> None:
-    # GIVEN a handler that blocks the service thread
     awkward.gate.clear()
     with ProfilingContext("slow"):
         pass
@@ -211,10 +210,8 @@ def test_flush_says_when_it_took_too_long(awkward: Awkward) -> None:
     while not _is_draining() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert service.flush(0.05) is False
-    # WHEN it is free again
     awkward.gate.set()
     stuck.join()
-    # THEN nothing was lost
     assert service.flush(10) is True
     assert any("slow" in line for line in awkward.seen)
 
@@ -273,7 +270,6 @@ LINES = """
 def test_lines_go_where_logging_says_or_to_stderr_in_debug_mode(
     setup: str, variables: dict[str, str], expected: int, tmp_path: Path
 ) -> None:
-    # WHEN the process ends right after the run
     done = python(LINES.format(setup=setup), tmp_path, **variables)
 
     text = done.stderr

@@ -52,9 +52,7 @@ def test_own_spelling_has_priority_over_the_alias(
     first, second = ("true", "false") if is_switch else ("a", "b")
     monkeypatch.setenv(alias, second)
     from_alias = settings.get(name)
-    # WHEN the own spelling is set too
     monkeypatch.setenv(name, first)
-    # THEN it has priority
     assert settings.get(name) != from_alias
     assert settings.get(name) in (True, "a", ("a",))
 
@@ -96,7 +94,6 @@ def test_an_invalid_value_gives_one_warning(
 
 
 def test_a_program_with_only_spans_gets_a_warning_for_every_invalid_value(tmp_path: Path) -> None:
-    # GIVEN a program that never reads a variable, and an invalid value in each
     wrong = {v.name: "-oops-" for v in settings.VARIABLES if v.kind not in ("text", "names")}
     code = "import stagespan\nwith stagespan.span('a'): pass\nprint(len(stagespan.spans()))"
     environment = {k: v for k, v in os.environ.items() if "STAGESPAN" not in k}
@@ -110,7 +107,6 @@ def test_a_program_with_only_spans_gets_a_warning_for_every_invalid_value(tmp_pa
         timeout=60,
     )
 
-    # THEN it runs, and prints one sentence for each
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert len(wrong) > 5
     warned = sorted(line.split()[1].partition("=")[0] for line in done.stderr.splitlines())
@@ -146,7 +142,6 @@ def test_counts_are_read_back(number: int) -> None:
     ],
 )
 def test_the_extension_reads_the_size_of_rings_by_the_same_rules(text: str, spans: int) -> None:
-    # WHEN a process starts with the variable
     code = (
         "import logging; logging.disable()\n"
         "from stagespan import _core, settings\n"

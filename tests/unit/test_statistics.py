@@ -94,7 +94,6 @@ def test_a_name_that_is_not_there_is_answered_with_similar_ones() -> None:
     with pytest.raises(KeyError) as missing:
         stats["xyz"]
     assert str(missing.value) == "no stage 'xyz' has run; 2 other stages have run"
-    # THEN it is like any other mapping
     assert missing.value.args == ("xyz",)
     assert stats.get("xyz") is None
     assert "xyz" not in stats
@@ -124,7 +123,6 @@ def test_a_window_must_be_above_zero(window_s: float) -> None:
 
 
 def test_a_window_from_the_rings(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN no earlier snapshot, and spans before and within the window
     no_snapshots(monkeypatch)
     has_lived(monkeypatch, 1_000)
     early_ns = _core.now_ns() - 10 * 10**9
@@ -135,7 +133,6 @@ def test_a_window_from_the_rings(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError
 
     found = stagespan.stats(5)
-    # THEN exactly the spans that ended in the window are counted
     assert stagespan.stats()["both"].count == 5
     assert list(found) == ["both"]
     both = found["both"]
@@ -168,36 +165,30 @@ def test_a_window_of_stages_with_known_times(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_snapshot_far_from_the_window_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a snapshot between two groups of spans
     no_snapshots(monkeypatch)
     has_lived(monkeypatch, 1_000)
     spans("s", 3)
     service.history().add(_core.snapshot().pack())
     spans("s", 7)
 
-    # WHEN a window is requested that began long before the snapshot
     found = stagespan.stats(100)
 
-    # THEN the spans before the snapshot count too
     assert found["s"].count == 10
     assert not found.is_lifetime
 
 
 def test_a_window_from_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a snapshot between two groups of spans
     no_snapshots(monkeypatch)
     spans("s", 100)
     earlier = _core.snapshot()
     service.history().add(earlier.pack())
     time.sleep(0.2)
     spans("s", 7)
-    # WHEN a window is requested that begins near it
     before_s, after_s = 0.0, 1.0
     while after_s > 1.1 * before_s:  # if the machine paused here, the window began later
         before_s = (_core.now_ns() - earlier.time_ns) / 1e9
         found = stagespan.stats(1.1 * before_s)
         after_s = (_core.now_ns() - earlier.time_ns) / 1e9
-    # THEN it begins at the snapshot, and says so
     assert found["s"].count == 7
     assert found.window_s is not None
     assert before_s - 1e-3 <= found.window_s <= after_s + 1e-3
@@ -257,7 +248,6 @@ def printed_after_a_thousand_spans(code: str) -> list[Any]:
 
 
 def test_when_the_rings_have_wrapped_a_longer_window_is_used() -> None:
-    # GIVEN a process of 10,000 s, whose rings lost spans at the beginning of the window
     code = """
         has_lived(10_000)
         stats = stagespan.stats(1_000)
@@ -271,7 +261,6 @@ def test_when_the_rings_have_wrapped_a_longer_window_is_used() -> None:
 
 
 def test_when_the_rings_have_wrapped_the_nearer_beginning_is_taken() -> None:
-    # GIVEN a process with 1,000 spans before a snapshot and 1,000 after, which the rings lost
     code = """
         service.history().add(_core.snapshot().pack())
         spans(1000)
@@ -312,7 +301,6 @@ def test_the_first_request_for_a_window_starts_the_snapshots() -> None:
 
 
 def test_the_table_shows_work_and_waiting_if_there_is_any() -> None:
-    # GIVEN a stage that counted work, and one that waited
     @stagespan.span("generate")
     def generate() -> Iterator[int]:
         yield 1
@@ -325,7 +313,6 @@ def test_the_table_shows_work_and_waiting_if_there_is_any() -> None:
     time.sleep(0.01)
     items.close()
 
-    # WHEN the table is printed
     head, *rows = str(stagespan.stats()).splitlines()
 
     # THEN two more columns are in it, filled for the stages that have values
@@ -337,7 +324,6 @@ def test_the_table_shows_work_and_waiting_if_there_is_any() -> None:
 
 
 def test_a_table_of_known_figures() -> None:
-    # GIVEN a stage with device times and work, and one without, and two kinds of losses
     times: dict[str, Any] = {
         "mean_ns": 4e6,
         "min_ns": 1,
@@ -360,7 +346,6 @@ def test_a_table_of_known_figures() -> None:
     lost = {"threads": 0, "overwritten": 1_234}
     found = statistics.Stats({"a": first, "bb": second}, lost, 60.0, is_lifetime=False)
 
-    # WHEN it is printed
     # THEN columns without figures are left out
     head = "stage count total ms mean ms p50 ms p95 ms p99 ms max ms errors suspended ms"
     assert [" ".join(line.split()) for line in str(found).splitlines()] == [

@@ -83,7 +83,6 @@ def test_nothing_waits_without_debug_mode(device: Device) -> None:
 
 
 def test_a_capture_is_not_disturbed_but_flagged(device: Device) -> None:
-    # GIVEN a device graph that is being captured
     device.capturing = True
 
     with stagespan.ProfilingContext4Debug("captured"):

@@ -44,24 +44,20 @@ def fake_venv(folder: Path, answer: str, status: int = 0) -> Path:
 def test_venv_problems_are_named(
     answer: str, status: int, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a .venv whose interpreter gives this answer
     bootstrap = load("bootstrap", monkeypatch)
     venv = tmp_path / "venv"
     said = answer.format(own=platform.python_version(), venv=venv)
     monkeypatch.setattr(bootstrap, "VENV", venv)
     monkeypatch.setattr(bootstrap, "PYTHON", fake_venv(venv, said, status))
 
-    # WHEN it is checked
     found = bootstrap.venv_problem()
 
-    # THEN its problem is reported, and none for a good one
     assert (found is None) if problem is None else (problem in found)
 
 
 @pytest.mark.slow
 @pytest.mark.full
 def test_incomplete_venv_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a .venv of which only the folder was created
     bootstrap = load("bootstrap", monkeypatch)
     venv = tmp_path / "venv"
     (venv / "lib").mkdir(parents=True)
@@ -69,7 +65,6 @@ def test_incomplete_venv_is_created_again(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(bootstrap, "VENV", venv)
     monkeypatch.setattr(bootstrap, "PYTHON", venv / "bin" / "python")
 
-    # WHEN it is set up
     bootstrap.make_venv()
 
     # THEN it works, and nothing of the old one is left
@@ -80,12 +75,10 @@ def test_incomplete_venv_is_created_again(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_finished_step_counts_for_its_content_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a .venv in which a step was finished
     bootstrap = load("bootstrap", monkeypatch)
     monkeypatch.setattr(bootstrap, "VENV", tmp_path)
     (tmp_path / "package.done").write_text("abc")
 
-    # THEN it is done for the same content, and not for another one or another step
     assert bootstrap.is_done("package", "abc")
     assert not bootstrap.is_done("package", "abd")
     assert not bootstrap.is_done("requirements", "abc")
@@ -113,10 +106,8 @@ def test_fingerprint_follows_content(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_find_python_says_what_is_wrong_with_a_choice() -> None:
-    # GIVEN an invalid PYTHON
     environment = {**os.environ, "PYTHON": "/no/such/python"}
 
-    # WHEN the interpreter is searched
     done = subprocess.run(
         [str(TOOLS / "find_python.sh")], env=environment, capture_output=True, text=True
     )
@@ -128,15 +119,12 @@ def test_find_python_says_what_is_wrong_with_a_choice() -> None:
 
 
 def test_find_python_returns_the_given_one() -> None:
-    # GIVEN this interpreter as PYTHON
     environment = {**os.environ, "PYTHON": sys.executable}
 
-    # WHEN the interpreter is searched
     done = subprocess.run(
         [str(TOOLS / "find_python.sh")], env=environment, capture_output=True, text=True
     )
 
-    # THEN it is chosen
     assert done.stdout.strip() == sys.executable
 
 
@@ -158,7 +146,6 @@ def test_everything_but_torch_is_installed_without_a_version_of_torch(
     monkeypatch.setattr(bootstrap, "VENV", tmp_path)
     monkeypatch.setattr(bootstrap, "WITHOUT_TORCH", tmp_path / "without_torch")
 
-    # WHEN the development packages are installed
     bootstrap.install_requirements()
 
     # THEN all others are installed, and pip's own message about the missing one is kept
@@ -181,7 +168,6 @@ def test_the_build_gets_the_compilers_that_are_there(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # GIVEN a Python that was built with gcc, and a machine with these compilers
     bootstrap = load("bootstrap", monkeypatch)
     built_with = {"CC": "gcc -pthread", "CXX": "g++ -pthread"}
     monkeypatch.setattr(bootstrap.sysconfig, "get_config_var", built_with.get)
@@ -210,12 +196,10 @@ def test_an_index_that_cannot_be_reached_is_one_sentence(
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
 
-    # WHEN a package is installed
     elsewhere = ("--target", str(tmp_path))
     with pytest.raises(bootstrap.StepError) as raised:
         bootstrap.pip_install(*elsewhere, "--no-deps", "stagespan-has-no-such-dependency")
 
-    # THEN the message says so, and is one line
     assert str(raised.value).startswith("The package index cannot be reached")
     assert "\n" not in str(raised.value)
 
@@ -293,7 +277,6 @@ def test_what_is_not_ready_is_not_released(
 
 
 def test_a_tag_is_for_one_complete_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a commit that is ready, and has its tag, as in the workflow
     release = load("release", monkeypatch)
     folder = project(tmp_path)
     monkeypatch.setattr(release, "ROOT", folder)
@@ -305,7 +288,6 @@ def test_a_tag_is_for_one_complete_commit(tmp_path: Path, monkeypatch: pytest.Mo
     (problem,) = release.problems_of("v1.2.3")
     assert problem == "not committed: README.md"
 
-    # WHEN it is committed, THEN the tag is of another commit
     commit(folder)
     (problem,) = release.problems_of("v1.2.3")
     assert "the tag v1.2.3 exists at another commit" in problem

@@ -25,7 +25,6 @@ def test_all_cases(
     libraries: standin.Libraries, tmp_path: Path, name: str, with_ascend: bool
 ) -> None:
     # GIVEN a separate process, because torch cannot unregister a device
-    # WHEN the cases run there
     command = [*preloaded.python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header"]
     done = subprocess.run(
         [*command, "--basetemp", str(tmp_path / "cases"), str(standin.HERE / "cases")],
@@ -35,7 +34,6 @@ def test_all_cases(
         cwd=ROOT,
         env=standin.environment(libraries, name=name, with_ascend=with_ascend),
     )
-    # THEN all cases ran and passed
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout
     assert " passed" in done.stdout

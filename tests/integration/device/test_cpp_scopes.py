@@ -28,7 +28,6 @@ def test_scopes_of_cpp(
     command += [f"-I{stagespan.get_include()}", str(standin.HERE / "cpp_scopes.cpp"), "-o"]
     built = subprocess.run([*command, str(made)], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    # WHEN it runs on the device
     done = run(f"""
         import ctypes, json, sys, stagespan
         sys.path.insert(0, {str(tmp_path)!r})

@@ -48,7 +48,6 @@ def test_one_page(run: Run) -> None:
 
 
 def test_a_device_that_cannot_be_timed_is_a_failure(run: Run) -> None:
-    # GIVEN an accelerator, and a torch without events / WHEN the doctor looks
     done = run(DOCTOR.format(before="import torch; del torch.Event", arguments=["--json"]))
     # THEN a script can detect it, and the output says why
     found = findings(done)
@@ -65,7 +64,6 @@ def test_a_device_that_fails_in_use(run: Run) -> None:
 
 
 def test_a_device_while_recording_is_off(run: Run) -> None:
-    # GIVEN a recorder that was turned off / WHEN the doctor looks
     done = run(DOCTOR.format(before="", arguments=["--json"]), STAGESPAN_ENABLED="0")
     # THEN nothing could be timed, which is not a failure
     assert done.returncode == 0

@@ -92,7 +92,6 @@ def test_spans_have_what_their_queue_ran(run: Run, kind: str) -> None:
 
 
 def test_lines_are_written_if_a_hook_takes_longer_than_the_device(run: Run) -> None:
-    # GIVEN a hook that is still running when the device has long finished
     done = run(
         SET_UP.format(kind="cuda"),
         """
@@ -134,7 +133,6 @@ def test_lines_are_written_if_a_hook_takes_longer_than_the_device(run: Run) -> N
 
 
 def test_threads_streams_and_devices(run: Run) -> None:
-    # GIVEN threads on streams of two devices, and one that does not use a device
     done = run(
         SET_UP.format(kind="cuda"),
         """
@@ -184,7 +182,6 @@ def test_a_capture_stays_valid_while_the_service_thread_polls(run: Run) -> None:
 
 def test_a_driver_that_shuts_down_during_a_run(run: Run) -> None:
     # GIVEN a context whose kernel is running
-    # WHEN the driver reports that it has shut down
     done = run(
         SET_UP.format(kind="cuda"),
         """
@@ -203,7 +200,6 @@ def test_a_driver_that_shuts_down_during_a_run(run: Run) -> None:
         print(int(caught["end_ns"] - caught["begin_ns"]))
         """,
     )
-    # THEN nothing waits, the line contains the host's time, and there is one warning
     *rest, host_ns = printed(done)
     assert rest == [[True, 100, None, True], [False, 0]]
     (line,) = [x for x in done.stderr.splitlines() if x.startswith("[Profile] caught cost")]

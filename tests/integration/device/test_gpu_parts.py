@@ -51,14 +51,11 @@ def outcomes(result: dict[str, Any]) -> dict[str, tuple[str, str]]:
 def test_spans_run_on_the_stand_in(
     libraries: standin.Libraries, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a process for the stand-in
     for variable in (standin.LIBRARY, standin.ASCEND, standin.NAME):
         monkeypatch.setenv(variable, standin.environment(libraries)[variable])
 
-    # WHEN the part with device spans runs
     result = run("spans")
 
-    # THEN it has passed with what the stand-in can do, and skipped the rest for want of a GPU
     assert result["status"] == "passed", result["log_tail"]
     found = outcomes(result)
     passed = {name for name, (outcome, _) in found.items() if outcome == "passed"}
@@ -80,7 +77,6 @@ def test_the_cost_is_measured_on_the_stand_in(
 ) -> None:
     result = run("cost", "--stand-in", str(tmp_path / "stand-in"))
 
-    # THEN each figure is in the result, for one stream and for several
     assert result["status"] == "passed", result["log_tail"]
     for count in (1, cost.MANY_STREAMS):
         figures = result["figures"][f"streams_{count}"]
@@ -102,7 +98,6 @@ def test_a_span_that_costs_too_much_is_a_failed_part(
         "model_step_us": {"off": 700.0},
     }
 
-    # WHEN the part ends with what the benchmark says of it
     reason = cost.over_limit(figures)
     text = "" if reason is None else f"a table\nerror: {reason}\n"
     found = parts.judged(int(reason is not None), figures, text)

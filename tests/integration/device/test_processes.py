@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
 
 def test_it_starts_when_the_application_initialises_its_device(run: Run) -> None:
     # GIVEN stagespan before torch, and only spans
-    # WHEN the device is initialised between two spans
     done = run(
         """
         import json, stagespan
@@ -42,7 +41,6 @@ def test_it_starts_when_the_application_initialises_its_device(run: Run) -> None
     )
     # THEN the device is not touched before, and the second span is timed
     assert printed(done) == [[False, False, 0], [True, True, 1]]
-    # AND a variable of CUDA is not warned of for another device
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in done.stderr
 
 
@@ -108,8 +106,6 @@ def test_the_sampling_is_set_by_the_variable_or_before_the_device_exists(
 
 
 def test_a_torch_without_events_gives_one_warning(run: Run) -> None:
-    # GIVEN an older torch
-    # WHEN its device is initialised and used twice
     done = run("""
         import json, logging, stagespan
         logging.basicConfig(format="%(message)s")
@@ -125,14 +121,12 @@ def test_a_torch_without_events_gives_one_warning(run: Run) -> None:
             device.kernel(1)
         print(json.dumps([wiring.is_attached(), stagespan.stats()["stage"].count]))
     """)
-    # THEN host time is still measured, and one message says why there is no device time
     assert printed(done) == [[False, 1]]
     assert done.stderr.count("device time is not complete") == 1
     assert "torch.Event" in done.stderr
 
 
 def test_a_forked_child_has_host_time(run: Run) -> None:
-    # GIVEN a process with a device and a pending span / WHEN it forks
     done = run("""
         import json, os, stagespan
         from standin import Standin
@@ -168,7 +162,6 @@ def test_a_forked_child_has_host_time(run: Run) -> None:
 
 
 def test_the_end_waits_a_little_for_the_device(run: Run) -> None:
-    # GIVEN a context whose device work is not finished when the program ends
     done = run("""
         import logging, stagespan
         logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -25,17 +25,15 @@ def position_error_ns() -> float:
 def test_a_kernel_of_20_ms_reads_20_ms(device: Standin) -> None:
     # GIVEN a busy stream, so that the host is far ahead
     device.hold()
-    # WHEN a span queues a kernel of 20 ms
     with stagespan.span("kernel"):
         device.kernel(20)
     assert np.isnan(stagespan.spans()[-1]["device_elapsed_ns"]), "known before it can be"
     before_ns = time.time_ns()
     device.hold(False)
     after_ns = time.time_ns()
-    # THEN this is the device's time
     (span,) = spans_of("kernel")
     assert span["device_elapsed_ns"] == pytest.approx(20 * MS, rel=0.01)
-    # AND it began when the stream continued, and ended that much later than the host
+    # THEN it began when the stream continued, and ended that much later than the host
     slack = position_error_ns()
     began_ns = span["begin_ns"] + span["device_queue_ns"]
     assert before_ns - slack <= began_ns <= after_ns + slack
@@ -46,7 +44,6 @@ def test_a_kernel_of_20_ms_reads_20_ms(device: Standin) -> None:
 def test_the_hot_path_never_waits(device: Standin) -> None:
     before = device.counts()
     # GIVEN a blocked stream
-    # WHEN spans open and close
     device.hold()
     for _ in range(50):
         with stagespan.span("ahead"):
@@ -124,8 +121,6 @@ def test_a_second_device(device: Standin) -> None:
 
 
 def test_threads_have_separate_streams(device: Standin) -> None:
-    # GIVEN four threads, each with a stream
-    # WHEN they run spans at the same time
     barrier = threading.Barrier(4)
 
     def work(i: int) -> None:
@@ -172,7 +167,6 @@ def test_a_sample_bounds_the_cost(device: Standin) -> None:
     # GIVEN every fourth span of a stage is timed on the device
     stagespan.enable(device_every=4)
     records = device.counts()["records"]
-    # WHEN it runs 40 times
     for _ in range(40):
         with stagespan.span("sampled"):
             device.kernel(0.2)

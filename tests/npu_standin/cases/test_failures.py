@@ -21,7 +21,6 @@ def last_device_ns() -> float:
 
 def test_an_event_that_cannot_be_recorded(device: Standin) -> None:
     # GIVEN a device that refuses one event
-    # WHEN a span runs
     device.fail(records=1)
     with stagespan.span("unlucky"):
         device.kernel(1)
@@ -67,14 +66,11 @@ def test_one_warning_never_repeated(device: Standin, caplog: pytest.LogCaptureFi
 
 
 def test_captured_work_is_not_timed(device: Standin) -> None:
-    # GIVEN a graph capture
-    # WHEN a span runs inside
     queries = device.counts()["queries"]
     records = device.counts()["records"]
     device.capture(True)
     with stagespan.span("captured"):
         device.kernel(1)
-    # THEN nothing was recorded into the graph, and the span is flagged as captured
     assert device.counts()["records"] == records
     assert device.counts()["queries"] == queries
     device.capture(False)
@@ -85,7 +81,6 @@ def test_captured_work_is_not_timed(device: Standin) -> None:
 
 def test_a_span_that_ends_in_another_thread(device: Standin) -> None:
     # GIVEN a token that a thread opened
-    # WHEN another thread ends it
     device.hold()
     tokens: list[stagespan.Token] = []
     thread = threading.Thread(target=lambda: tokens.append(stagespan.begin("handed on")))
@@ -105,19 +100,16 @@ def test_a_span_that_ends_in_another_thread(device: Standin) -> None:
 
 def test_many_pending_spans_in_bounded_memory(device: Standin) -> None:
     # GIVEN a blocked device
-    # WHEN there are many more spans than events
     limit = _core.device_info()["event_pairs_limit"]
     device.hold()
     for _ in range(20_000):
         with stagespan.span("pending"):
             pass
-    # THEN the events are bounded, and spans without events are counted
     info = _core.device_info()
     assert info["event_pairs"] <= limit
     assert info["pending"] <= limit
     lost = stagespan.lost()["device_pool"]
     assert 0 < lost < 20_000
-    # AND when the device continues, each span is either timed or counted
     device.hold(False)
     assert stagespan.flush(60)
     elapsed = stagespan.stats()["pending"].device_elapsed_ns

@@ -102,7 +102,6 @@ def test_recorded_times_have_no_device_time(device: Standin) -> None:
 def test_the_log_line_contains_the_later_end(
     device: Standin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN a context that has ended on the host, and ends on the device 30 ms later
     with caplog.at_level(logging.INFO, "stagespan"):
         device.hold()
         with stagespan.ProfilingContext("later"):
@@ -119,7 +118,6 @@ def test_the_log_line_contains_the_later_end(
     host_ns = span["end_ns"] - span["begin_ns"]
     assert float(match[1]) >= 0.03
     assert float(match[1]) * 1e9 == pytest.approx(host_ns + span["device_tail_ns"], abs=2000)
-    # AND the memory line contains the device's peak
     assert "Rank 0 - Function 'later' Peak Memory: 3.00 GB" in caplog.messages
 
 

@@ -82,7 +82,6 @@ def options_of_all_verbs() -> list[tuple[str, click.Option]]:
 
 
 def test_an_option_that_is_given_twice_adds_up_or_is_refused() -> None:
-    # GIVEN all options of all verbs that take a value
     found = options_of_all_verbs()
     assert len(found) > 40
     for verb, option in found:
@@ -94,9 +93,7 @@ def test_an_option_that_is_given_twice_adds_up_or_is_refused() -> None:
 
 
 def test_flags_can_be_repeated_and_arguments_may_look_like_options(timing: Path) -> None:
-    # GIVEN a flag that is given twice
     assert run("doctor", "--json", "--no-device", "--json", "--no-device")[0] == 0
-    # AND two arguments with the name of an option
     status, _, error = run("report", "--", "--against", "--against")
     assert (status, "twice" in error) == (2, False)
 
@@ -114,9 +111,7 @@ def test_the_module_is_the_command() -> None:
     reason="this system has no /dev/full, which reports a full disk",
 )
 def test_a_full_disk_is_reported_in_one_sentence(timing: Path) -> None:
-    # GIVEN a file on a full disk
     with open("/dev/full", "w") as full:
-        # WHEN a table is written to it
         done = subprocess.run(
             [sys.executable, "-m", "stagespan", "report", timing],
             stdout=full,
@@ -153,7 +148,6 @@ def test_a_table_is_shown_in_any_encoding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("depth", [400, 900, 100_000])
 def test_deep_nesting_is_refused_in_one_sentence(depth: int, tmp_path: Path) -> None:
-    # GIVEN a signature file, and a report, that are nested deeply
     nested = "[" * depth + "]" * depth
     signature = tmp_path / "signatures.json"
     signature.write_text(
@@ -164,7 +158,6 @@ def test_deep_nesting_is_refused_in_one_sentence(depth: int, tmp_path: Path) -> 
     report = tmp_path / "report.json"
     report.write_text(f'{{"schema_version": 1, "stages": {{"a": {nested}}}}}')
     for arguments in (("stages", signature), ("report", report), ("compare", report, report)):
-        # WHEN a verb reads it
         status, _, error = run(*arguments)
         # THEN the answer is one sentence, or the file's levels do not matter
         assert status in (0, 2)
@@ -173,7 +166,6 @@ def test_deep_nesting_is_refused_in_one_sentence(depth: int, tmp_path: Path) -> 
 
 
 def test_too_little_memory_is_one_sentence(tmp_path: Path) -> None:
-    # GIVEN a small file of many events, and little memory
     resource = pytest.importorskip("resource")
     path = tmp_path / "many.json.gz"
     packer = zlib.compressobj(1, wbits=31)
@@ -190,9 +182,7 @@ def test_too_little_memory_is_one_sentence(tmp_path: Path) -> None:
         f"sys.argv = ['stagespan', 'analyze', {str(path)!r}]; main()"
     )
     assert resource is not None
-    # WHEN it is analysed
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    # THEN the answer is a sentence
     assert done.returncode == 2, done.stderr[-2000:]
     assert "more memory than there is" in done.stderr
     assert "Traceback" not in done.stderr
@@ -202,7 +192,6 @@ def test_an_error_of_a_script_stays_an_error_of_the_script(tmp_path: Path) -> No
     # GIVEN a script that recurses without an end
     path = tmp_path / "endless.py"
     path.write_text("def f():\n    return f()\nf()\n")
-    # WHEN it is run
     done = subprocess.run(
         [sys.executable, "-m", "stagespan", "run", str(path)],
         capture_output=True, text=True, timeout=120, cwd=tmp_path,

@@ -20,7 +20,6 @@ from stagespan.cli import command, examine
 def test_one_page_and_a_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # GIVEN a separate process, which has torch if it is installed
     python = preloaded.python() if importlib.util.find_spec("torch") else [sys.executable]
-    # WHEN the doctor runs
     monkeypatch.chdir(tmp_path)
     done = subprocess.run([*python, "-m", "stagespan", "doctor"], capture_output=True, text=True)
     # THEN the page fits on one screen, says what works, and changes nothing
@@ -73,10 +72,8 @@ def test_the_size_of_the_rings_is_the_actual_one(text: str, tmp_path: Path) -> N
 def test_no_color_turns_colours_off(
     value: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # GIVEN a terminal with colours
     monkeypatch.chdir(tmp_path)
     variables = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "NO_COLOR": value}
-    # WHEN a table is shown
     done = CliRunner(env=variables).invoke(command, ["doctor", "--no-device"])
     # THEN it has colours unless the variable is set
     assert bool(re.search("\x1b\\[[0-9;]*3[0-9]", done.output)) == (value is None)
@@ -88,9 +85,7 @@ def test_what_fails_gives_a_status_and_a_name(
     # GIVEN an output folder that cannot be created, because a file has its name
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STAGESPAN_OUTPUT_DIR", str(tmp_path / "file" / "traces"))
-    # WHEN the doctor runs
     done = CliRunner().invoke(command, ["doctor", "--no-device"])
-    # THEN a script can detect it
     assert done.exit_code == 1
     assert "Does not work: tools: output folder." in done.output
 

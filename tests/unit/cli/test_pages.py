@@ -158,11 +158,9 @@ def test_a_trace_as_timing_report_is_refused_with_the_right_command(
 
 
 def test_a_folder_can_be_given_for_the_only_report_in_it(folder: Path) -> None:
-    # GIVEN a folder with one report
     assert stagespan("report", "run", cwd=folder).stdout.startswith("Timing report, 1 stage")
     against = stagespan("report", "run", "--against", "run", cwd=folder).stdout
     assert against.startswith("run against run: 1 not known\n")
-    # WHEN there are several
     # THEN a comparison needs the path of one
     report = (folder / "run" / "timing.json").read_text()
     (folder / "run" / "timing.json").unlink()

@@ -193,10 +193,8 @@ def test_a_module_is_run_as_python_m_does(project: Path) -> None:
 )
 def test_status_and_output_are_those_of_the_script(project: Path, body: str) -> None:
     (project / "app" / "ends.py").write_text(body + "\n")
-    # WHEN it is run with and without stagespan
     done = run("app/ends.py", cwd=project)
     plain = run("app/ends.py", cwd=project, command=())
-    # THEN status, output and traceback are the same
     expected = 130 if "KeyboardInterrupt" in body else plain.returncode
     assert done.returncode == expected
     assert done.stdout == plain.stdout
@@ -235,7 +233,6 @@ def test_a_stage_that_the_script_does_not_define_is_reported_with_its_place(proj
             """
         )
     )
-    # WHEN they are named as stages of the script
     names = ("encode", "Own.step", "Own.run")
     done = run(
         *(part for name in names for part in ("--stage", f"__main__:{name}")),
@@ -289,12 +286,10 @@ TIMED = """
 def test_a_stage_that_the_program_times_itself_is_counted_once(
     module: str, debug: bool, tmp_path: Path
 ) -> None:
-    # GIVEN a program with its own stages, in the script or in a module
     (tmp_path / "timed.py").write_text(
         textwrap.dedent(TIMED) + "\nif __name__ == '__main__':\n    main()\n"
     )
     (tmp_path / "uses.py").write_text("import timed\ntimed.main()\n")
-    # WHEN all are named again, the last one by another name
     paths = ("encode", "decode", "Model.load", "Model.size", "Model.step")
     done = run(
         *(part for path in paths for part in ("--stage", f"{module}:{path}")),
@@ -302,14 +297,13 @@ def test_a_stage_that_the_program_times_itself_is_counted_once(
         *("--output", "out", "timed.py" if module == "__main__" else "uses.py"),
         cwd=tmp_path,
     )
-    # THEN each call is counted once
     assert done.returncode == 0, done.stderr
     counts = {name: s["count"] for name, s in stages_of(tmp_path / "out" / "timing.json").items()}
     decode = {"decode": 10}  # without debug mode its own context does nothing
     expected = {"encode": 10, "Model.load": 10, "Model.size": 10, "Model.step": 10, "step": 10}
     assert counts == expected | (decode if debug else {})
     assert "was not timed" not in done.stderr
-    # AND the output says what debug mode cannot capture
+    # THEN the output says what debug mode cannot capture
     assert ("without its inputs and outputs" in done.stderr) is debug
 
 
@@ -411,7 +405,6 @@ def test_a_stage_that_ran_only_in_compiled_code(
             """
         )
     )
-    # WHEN it runs in debug mode
     done = run("--debug", "--stage", f"__main__:{stage}", "compiled.py", cwd=project)
     # THEN the program's result is right, and a sentence says why the stage has no time
     assert done.stdout == "4.0\n", done.stderr

@@ -37,7 +37,6 @@ def test_calls_are_timed_and_results_pass_through(context: Callable[[str], _core
 
     timed = decorate(context(stage), function)
 
-    # WHEN it is called in every way
     results = [timed(1, 2, e=5), timed(1, b=2, e=5, z=9), timed(1, 2, 4, 7, 8, e=5, f=0)]
 
     # THEN every call returned what the function returns, and was timed once
@@ -58,16 +57,13 @@ def test_the_original_stays_untimed(context: Callable[[str], _core.Span]) -> Non
 
     timed = decorate(context(stage), function)
 
-    # WHEN the original is called through the other reference
     function()
 
-    # THEN nothing was timed
     assert timed is not function
     assert runs(stage) == 0
 
 
 def test_errors_pass_through_and_mark_the_span(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN a function that raises
     stage = f"raises {context.__name__}"
     error = KeyError("missing")
 
@@ -76,11 +72,9 @@ def test_errors_pass_through_and_mark_the_span(context: Callable[[str], _core.Sp
 
     timed = decorate(context(stage), function)
 
-    # WHEN it is called
     with pytest.raises(KeyError) as caught:
         timed()
 
-    # THEN the same error is raised without a context, and the span is marked
     assert caught.value is error
     assert error.__cause__ is None
     assert error.__context__ is None
@@ -90,13 +84,11 @@ def test_errors_pass_through_and_mark_the_span(context: Callable[[str], _core.Sp
 def test_wrong_arguments_raise_what_the_function_raises(
     context: Callable[[str], _core.Span],
 ) -> None:
-    # GIVEN a function of one argument
     def function(value: int) -> int:
         return value
 
     timed = decorate(context("wrong arguments"), function)
 
-    # WHEN it is called with none
     with pytest.raises(TypeError) as caught:
         timed()  # type: ignore[call-arg]
 
@@ -130,28 +122,23 @@ def test_debug_functions_stay_plain_functions(on: bool) -> None:
 
 
 def test_attributes_are_shared_with_the_original() -> None:
-    # GIVEN a function with an attribute, and its timed copy
     def function() -> None: ...
 
     function.before = 1  # type: ignore[attr-defined]
     timed = decorate(debug("attributes"), function)
 
-    # WHEN the original gets another one
     function.after = 2  # type: ignore[attr-defined]
 
-    # THEN both functions have both attributes
     assert (timed.before, timed.after) == (1, 2)  # type: ignore[attr-defined]
 
 
 def test_defaults_that_are_changed_later_are_used(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN a timed plain function with defaults
     def function(a: int = 1, *, b: int = 2) -> tuple[int, int]:
         return a, b
 
     timed = decorate(context("defaults"), function)
     timed()
 
-    # WHEN its defaults are changed
     timed.__defaults__ = (10,)
     timed.__kwdefaults__ = {"b": 20}
 
@@ -172,13 +159,11 @@ def test_closures_are_shared(context: Callable[[str], _core.Span]) -> None:
 
     timed = decorate(context("closure"), add)
 
-    # WHEN both it and the enclosing function change the variable
     timed(2)
     total += 5
     timed(1)
     add(1)
 
-    # THEN all of them use the same variable
     assert total == 9
 
 
@@ -237,7 +222,6 @@ class Methods(Base):
 
 @pytest.mark.parametrize("kind", [stagespan.span, always, debug])
 def test_a_getter_is_timed_each_time(kind: Any) -> None:
-    # GIVEN a getter
     class Thing:
         @property
         @kind("timed getter")
@@ -248,7 +232,6 @@ def test_a_getter_is_timed_each_time(kind: Any) -> None:
     thing, before = Thing(), runs("timed getter")
     assert sum(thing.size for _ in range(100)) == 300
 
-    # THEN each time counts
     assert runs("timed getter") == before + 100
 
 
@@ -262,7 +245,6 @@ def test_a_function_with_one_parameter_is_timed_by_each_way_to_call_it(stacked: 
     for _ in range(stacked):
         timed = stagespan.span("one parameter")(timed)
 
-    # WHEN it is called in each way, also after its defaults have changed
     before = runs("one parameter")
     results = [
         timed(1),
@@ -278,7 +260,6 @@ def test_a_function_with_one_parameter_is_timed_by_each_way_to_call_it(stacked: 
     assert results == [2, 3, 6, 4, 7, 8]
     assert runs("one parameter") == before + 6 * stacked
 
-    # AND wrong calls raise what they would
     timed.__defaults__ = None
     for arguments in ((), (1, 2)):
         with pytest.raises(TypeError, match="original"):
@@ -299,10 +280,8 @@ def test_a_recursive_function_with_one_parameter_is_freed() -> None:
 
     reference = made()
 
-    # WHEN nothing else refers to it
     gc.collect()
 
-    # THEN it is freed
     assert reference() is None
 
 
@@ -312,7 +291,6 @@ def test_methods_of_every_kind() -> None:
     stages = ["method", "mangled", "always method", "class method", "static method", "getter"]
     before = [runs(stage) for stage in stages]
 
-    # WHEN they are called
     results = [
         thing.who(),
         Methods.who(thing),
@@ -326,7 +304,6 @@ def test_methods_of_every_kind() -> None:
         thing.add_one(2),
     ]
 
-    # THEN they behave as before and are timed
     assert results == [
         "base of Methods", "base of Methods", 2, thing, Methods, Methods, 3, 3, 4, 3,
     ]  # fmt: skip
@@ -354,7 +331,6 @@ def test_other_callables() -> None:
         "partial": decorate(debug("partial"), functools.partial(function, b=1)),
     }
 
-    # WHEN they are called
     results = [
         timed["builtin"]([1, 2]),  # type: ignore[operator]
         timed["object"](1),  # type: ignore[operator]
@@ -362,7 +338,6 @@ def test_other_callables() -> None:
         timed["partial"](3),  # type: ignore[operator]
     ]
 
-    # THEN they are timed
     assert results == [2, 2, 3, 2]
     assert [runs(stage) for stage in timed] == [1, 1, 1, 1]
     assert isinstance(timed["bound"], types.MethodType)
@@ -379,9 +354,6 @@ def test_other_callables() -> None:
     ],
 )
 def test_decorating_other_objects_raises_an_error_with_advice(value: object, words: str) -> None:
-    # GIVEN an object that is not a function
-    # WHEN it is decorated
-    # THEN one sentence says what to do
     with pytest.raises(TypeError, match=words) as caught:
         decorate(debug("refused"), value)
     assert "decorat" in str(caught.value)
@@ -402,7 +374,6 @@ def test_below_and_above_other_decorators() -> None:
 
     timed = wrapper(decorate(debug("between others"), wrapper(process)))
 
-    # WHEN it is called, on and off
     results = [timed(None, 2, steps=3)]
     stagespan.set_debug(False)
     results.append(timed(None, latents=2))
@@ -416,7 +387,6 @@ def test_below_and_above_other_decorators() -> None:
 
 
 def test_contexts_that_are_stacked_on_a_method(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN a method under two contexts, the inner one always a span
     inner, outer = f"inner {context.__name__}", f"outer {context.__name__}"
 
     class Model:
@@ -425,11 +395,9 @@ def test_contexts_that_are_stacked_on_a_method(context: Callable[[str], _core.Sp
         def step(self, x: int) -> tuple[Any, int]:
             return self, x
 
-    # WHEN it is called through an instance, and through the class
     model = Model()
     assert model.step(1) == (model, 1)
     assert Model.step(model, x=2) == (model, 2)
-    # THEN both are timed
     assert (runs(inner), runs(outer)) == (2, 2)
 
 

@@ -40,7 +40,6 @@ def test_kinds_of_methods_partials_and_objects_are_kept() -> None:
     async def main() -> list[int]:
         return [await timed[0](1), await timed[1](), await timed[2](1)]
 
-    # WHEN / THEN they still are, and are timed
     assert inspect.iscoroutinefunction(timed[0])
     assert inspect.iscoroutinefunction(timed[1])
     assert inspect.iscoroutinefunction(timed[2])
@@ -49,7 +48,6 @@ def test_kinds_of_methods_partials_and_objects_are_kept() -> None:
 
 
 def test_coroutines_run_in_every_way(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN a decorated coroutine function
     stage = f"coroutine {context.__name__}"
     timed = decorate(context(stage), double)
 
@@ -68,7 +66,6 @@ def test_coroutines_run_in_every_way(context: Callable[[str], _core.Span]) -> No
 
 
 def test_cancelled_coroutines_are_marked(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN a coroutine that waits, and cleans up when it is cancelled
     stage = f"cancelled {context.__name__}"
     tidied: list[bool] = []
 
@@ -87,7 +84,6 @@ def test_cancelled_coroutines_are_marked(context: Callable[[str], _core.Span]) -
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    # WHEN it is cancelled
     asyncio.run(main())
 
     # THEN it cleaned up, and its span is an error
@@ -96,7 +92,6 @@ def test_cancelled_coroutines_are_marked(context: Callable[[str], _core.Span]) -
 
 
 def test_generator_based_coroutines_stay_awaitable() -> None:
-    # GIVEN a generator that types.coroutine made awaitable
     @types.coroutine
     def old_style() -> Generator[None, None, int]:
         yield
@@ -107,6 +102,5 @@ def test_generator_based_coroutines_stay_awaitable() -> None:
     async def main() -> int:
         return await timed()
 
-    # WHEN / THEN it is awaited as before
     assert asyncio.run(main()) == 8
     assert runs("old style") == 1

@@ -34,11 +34,9 @@ def test_functions_made_in_a_loop_are_freed() -> None:
     assert [function(1) for function in made] == list(range(20))
     watched = [weakref.ref(function) for function in made]
 
-    # WHEN they are dropped
     made.clear()
     gc.collect()
 
-    # THEN nothing references them
     assert [ref() for ref in watched if ref() is not None] == []
     assert runs("loop") == 40
 
@@ -56,14 +54,12 @@ def test_the_target_of_a_trampoline_is_traced_to_its_function() -> None:
 
     pairs = [make(number) for number in range(2)]
 
-    # WHEN only the code and the closure are known, as in a trampoline
     targets = [
         types.FunctionType(original.__code__, {}, "target", None, original.__closure__)
         for original, _ in pairs
     ]
     found = [decorators.decorated_function(target) for target in targets]
 
-    # THEN the right function is found, for its signature and its attributes
     if is_replaced:
         assert found == [timed for _, timed in pairs]
     assert [decorators.decorated_function(timed) for _, timed in pairs] == [
@@ -71,7 +67,6 @@ def test_the_target_of_a_trampoline_is_traced_to_its_function() -> None:
     ]
     assert decorators.decorated_function(len) is len
 
-    # AND it is forgotten with the function
     found.clear()
     known = len(decorators._by_parts)
     pairs.clear()
@@ -81,37 +76,31 @@ def test_the_target_of_a_trampoline_is_traced_to_its_function() -> None:
 
 
 def test_code_replaced_by_others_is_kept() -> None:
-    # GIVEN a timed function whose code a reloader replaces while it is on
     function = decorate(debug("reloaded"), lambda: "old")
     function()
     replacement = (lambda: "new").__code__
     function.__code__ = replacement
 
-    # WHEN debug mode is switched off and on
     stagespan.set_debug(False)
     while_off = function.__code__
     stagespan.set_debug(True)
 
-    # THEN the new code runs, timed
     assert while_off is replacement
     assert function() == "new"
     assert runs("reloaded") == 2
 
 
 def test_tracebacks_name_the_function() -> None:
-    # GIVEN a timed function that fails
     def failing(value: int) -> float:
         return 1 / value
 
     timed = decorate(debug("traceback"), failing)
 
-    # WHEN it fails
     try:
         timed(0)
     except ZeroDivisionError as error:
         frames = traceback.extract_tb(error.__traceback__)
 
-    # THEN the last line is the failing one, and all lines are in files that can be read
     assert frames[-1].line == "return 1 / value"
     assert {frame.name for frame in frames[1:]} == {"failing"}
     assert all(os.path.exists(frame.filename) for frame in frames)
@@ -147,8 +136,6 @@ def outer(run, _run, exhausted, caught):
     timed = decorate(debug("names"), function)
     timed_agen = decorate(debug("names"), agen)
 
-    # WHEN it is called
-    # THEN nothing is mixed up
     assert timed(1, 2, 3, 4, 5, 6, 7, 8, key=9) == (
         1, 2, 3, 4, 5, 6, 7, (8,), {"key": 9}, 21, 22,
     )  # fmt: skip
@@ -182,11 +169,9 @@ def test_parameters_may_have_names_that_source_text_cannot_use(
     async def coroutine(a: int, *, b: int) -> tuple[int, ...]:
         return a, b, x, y
 
-    # WHEN they are decorated
     stage = f"odd names {context.__name__} {first}"
     timed = [decorate(context(stage), replace(f)) for f in (function, generator, coroutine)]
 
-    # THEN they are called by these names
     assert [type(f) for f in timed] == [types.FunctionType] * 3
     assert timed[0](1, **{second: 2}) == (1, 2, 5, 6)
     assert list(timed[1](**{first: 1, second: 2})) == [(1, 2, 5, 6)]
@@ -260,5 +245,4 @@ print(function(2, factor=3), _core.snapshot().stages()["travelling"].count)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
-    # THEN it works there, with the same context
     assert done.stdout.splitlines() == ["6", "6 1"], done.stderr

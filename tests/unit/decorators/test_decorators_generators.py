@@ -45,14 +45,12 @@ async def generate_async(count: int) -> AsyncGenerator[Any, Any]:
 
 
 def test_kinds_are_kept(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN decorated functions of the three kinds
     for on in (True, False):
         stagespan.set_debug(on)
         coroutine = decorate(context("kinds"), double)
         generator = decorate(context("kinds"), generate)
         async_generator = decorate(context("kinds"), generate_async)
 
-        # WHEN / THEN inspect and asyncio take them for what they are
         assert inspect.iscoroutinefunction(coroutine)
         assert asyncio.iscoroutinefunction(coroutine)
         assert inspect.isgeneratorfunction(generator)
@@ -63,25 +61,21 @@ def test_kinds_are_kept(context: Callable[[str], _core.Span]) -> None:
 
 
 def test_generators_are_delegated_to(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN a generator that is sent values and errors
     stage = f"generator {context.__name__}"
     timed = decorate(context(stage), generate)
     error = KeyError("thrown")
 
-    # WHEN it runs to its end
     generator = timed(1)
     seen = [next(generator), generator.send(("a", 1)), generator.throw(error), next(generator)]
     with pytest.raises(StopIteration) as stopped:
         generator.send("stop")
 
-    # THEN it saw each of them and returned its value
     assert seen == [1, ("a", 1), error, None]
     assert stopped.value.value == "returned"
     assert runs(stage) == 1
 
 
 def test_generators_in_other_generators(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN a generator that delegates to a decorated one
     timed = decorate(context("delegate"), generate)
 
     def outer() -> Generator[Any, Any, tuple[str, str]]:
@@ -91,7 +85,6 @@ def test_generators_in_other_generators(context: Callable[[str], _core.Span]) ->
     generator = outer()
     assert [next(generator), generator.send(1)] == [0, 1]
 
-    # THEN values, errors and results pass through both
     with pytest.raises(ValueError, match="unknown"):
         generator.throw(ValueError("unknown"))
     generator = outer()
@@ -102,7 +95,6 @@ def test_generators_in_other_generators(context: Callable[[str], _core.Span]) ->
 
 
 def test_closing_a_generator_closes_the_function(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN generators that are closed, or dropped
     stage = f"closed {context.__name__}"
     closed: list[str] = []
 
@@ -126,7 +118,6 @@ def test_closing_a_generator_closes_the_function(context: Callable[[str], _core.
 
 
 def test_a_generator_that_refuses_to_close(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN a generator that yields when it should end
     def stubborn() -> Generator[int, None, None]:
         for _ in range(2):  # the second time it lets itself be closed
             with contextlib.suppress(GeneratorExit):
@@ -141,14 +132,12 @@ def test_a_generator_that_refuses_to_close(context: Callable[[str], _core.Span])
 
 
 def test_contextmanager_over_a_decorated_generator(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN a context manager that swallows one kind of error
     def manage() -> Generator[int, None, None]:
         with contextlib.suppress(KeyError):
             yield 5
 
     managed = contextlib.contextmanager(decorate(context("managed"), manage))
 
-    # WHEN / THEN it does so
     with managed() as value:
         raise KeyError(value)
     with pytest.raises(ValueError, match="other"), managed():
@@ -156,7 +145,6 @@ def test_contextmanager_over_a_decorated_generator(context: Callable[[str], _cor
 
 
 def test_async_generators_are_delegated_to(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN an async generator to which values and errors are sent
     stage = f"async generator {context.__name__}"
     timed = decorate(context(stage), generate_async)
     error = KeyError("thrown")
@@ -213,7 +201,6 @@ def test_async_for_break_and_aclose(context: Callable[[str], _core.Span]) -> Non
 
 
 def test_errors_of_async_generators(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN an async generator that catches an error and raises another one later
     async def recover() -> AsyncGenerator[str, None]:
         with contextlib.suppress(KeyError):
             yield "first"
@@ -230,14 +217,12 @@ def test_errors_of_async_generators(context: Callable[[str], _core.Span]) -> Non
             await generator.__anext__()
         return caught.value
 
-    # WHEN / THEN the earlier error is not the context of the later one
     error = asyncio.run(main())
     assert error.__context__ is None
     assert error.__cause__ is None
 
 
 def test_an_error_raised_while_another_is_thrown_in(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN an async generator that has handled an error, and raises another before it yields again
     async def replace() -> AsyncGenerator[int, None]:
         with contextlib.suppress(KeyError):
             yield 1
@@ -259,7 +244,6 @@ def test_an_error_raised_while_another_is_thrown_in(context: Callable[[str], _co
 def test_async_generators_left_open_are_closed_with_the_loop(
     context: Callable[[str], _core.Span],
 ) -> None:
-    # GIVEN an async generator that nobody closes
     closed: list[bool] = []
 
     async def wait() -> AsyncGenerator[int, None]:
@@ -278,16 +262,13 @@ def test_async_generators_left_open_are_closed_with_the_loop(
         kept.append(timed())
         await kept[0].__anext__()
 
-    # WHEN the loop ends
     asyncio.run(main())
 
-    # THEN it was closed without errors
     assert closed == [True]
     assert reported == []
 
 
 def test_switching_while_suspended() -> None:
-    # GIVEN a coroutine, a generator and an async generator that are suspended while debug is on
     timed = decorate(debug("suspended"), double)
     timed_generator = decorate(debug("suspended"), generate)
     timed_async_generator = decorate(debug("suspended"), generate_async)
@@ -298,10 +279,8 @@ def test_switching_while_suspended() -> None:
         async_generator = timed_async_generator(1)
         started = [next(generator), await async_generator.__anext__()]
 
-        # WHEN it is switched off
         stagespan.set_debug(False)
 
-        # THEN they continue unaffected
         return [*started, await task, generator.send(2), await async_generator.asend(3)]
 
     assert asyncio.run(main()) == [1, 1, 6, 2, 3]

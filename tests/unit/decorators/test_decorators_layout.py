@@ -49,7 +49,6 @@ def outcome(function: Any, args: list[int], kwargs: dict[str, int]) -> tuple[str
 def test_any_layout(
     definition: tuple[str, list[str]], free: list[str], args: list[int], data: st.DataObject
 ) -> None:
-    # GIVEN a function with any parameters and free variables
     text, by_keyword = definition
     namespace: dict[str, Any] = {}
     source = (
@@ -62,11 +61,9 @@ def test_any_layout(
     original = namespace["outer"](*free)
     timed = decorate(_core.ProfilingContext4Debug("layout"), original)
 
-    # WHEN it is called with any arguments, valid or not
     names = st.sampled_from([*by_keyword, "unknown", "self"])
     kwargs = data.draw(st.dictionaries(names, st.integers(), max_size=4))
 
-    # THEN it does what the original does, and looks the same
     assert outcome(timed, args, kwargs) == outcome(original, args, kwargs)
     assert inspect.signature(timed) == inspect.signature(original)
     assert timed.__code__.co_freevars == original.__code__.co_freevars

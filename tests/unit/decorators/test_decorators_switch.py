@@ -14,18 +14,15 @@ from stagespan.contexts.decorators import decorate
 
 
 def test_switching_times_and_stops_timing() -> None:
-    # GIVEN a function that was decorated while debug mode was off
     stagespan.set_debug(False)
     function = decorate(debug("switched"), lambda: 7)
     counts = []
 
-    # WHEN debug mode is switched on and off, twice
     for on in (False, True, False, True, False):
         stagespan.set_debug(on)
         assert function() == 7
         counts.append(runs("switched"))
 
-    # THEN it was timed while it was on, and only then
     assert counts == [0, 1, 1, 2, 2]
 
 
@@ -37,7 +34,6 @@ def test_off_means_the_original_code() -> None:
     function = decorate(debug("free when off"), original)
     function(1)
 
-    # WHEN it is off
     stagespan.set_debug(False)
 
     # THEN nothing is left in it that could cost time
@@ -45,13 +41,11 @@ def test_off_means_the_original_code() -> None:
 
 
 def test_turning_the_recorder_off_stops_all_timing() -> None:
-    # GIVEN functions of all kinds
     functions = {
         f"recorder {make.__name__}": decorate(make(f"recorder {make.__name__}"), lambda: 1)
         for make in (plain, always, debug)
     }
 
-    # WHEN the recorder is off, then on again
     stagespan.disable()
     try:
         assert [function() for function in functions.values()] == [1, 1, 1]
@@ -61,13 +55,11 @@ def test_turning_the_recorder_off_stops_all_timing() -> None:
     for function in functions.values():
         function()
 
-    # THEN nothing was timed while it was off
     assert before == [0, 0, 0]
     assert [runs(stage) for stage in functions] == [1, 1, 1]
 
 
 def test_stacked_contexts_are_all_timed() -> None:
-    # GIVEN a function under three contexts, one of them always on
     def function(value: int) -> int:
         return value + 1
 
@@ -75,17 +67,14 @@ def test_stacked_contexts_are_all_timed() -> None:
     for span in (debug("lowest"), plain("middle"), debug("highest")):
         timed = decorate(span, timed)
 
-    # WHEN it is called with debug mode on, off and on again
     for on in (True, False, True):
         stagespan.set_debug(on)
         assert timed(1) == 2
 
-    # THEN each is timed while it is active
     assert [runs(stage) for stage in ("lowest", "middle", "highest")] == [2, 3, 2]
 
 
 def test_threads_decorate_and_switch_at_once() -> None:
-    # GIVEN threads that decorate, call and drop functions while another thread switches
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -101,7 +90,6 @@ def test_threads_decorate_and_switch_at_once() -> None:
     for thread in threads:
         thread.start()
 
-    # WHEN debug mode is switched on and off
     for on in (True, False) * 50:
         stagespan.set_debug(on)
     stop.set()
@@ -114,7 +102,6 @@ def test_threads_decorate_and_switch_at_once() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_forked_child_can_decorate_and_switch() -> None:
-    # GIVEN a process in which another thread switches debug mode at the time of a fork
     functions = [decorate(debug("parent"), lambda: 1) for _ in range(200)]
     stop = threading.Event()
 
@@ -125,7 +112,6 @@ def test_a_forked_child_can_decorate_and_switch() -> None:
     holder = threading.Thread(target=switch)
     holder.start()
 
-    # WHEN the child decorates and switches
     child = os.fork()
     if child == 0:
         status = 1

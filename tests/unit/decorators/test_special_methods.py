@@ -268,10 +268,8 @@ def test_each_call_is_counted(context: Callable[[str], _core.Span], is_warm: boo
         return decorate(context(made[name]), function)
 
     decorate_all(scope, timed)
-    # WHEN each is called in each way
     for loop in loops:
         loop()
-    # THEN each call is a run
     expected = expected_counts()
     assert len(expected) > 40
     assert min(expected.values()) >= CALLS

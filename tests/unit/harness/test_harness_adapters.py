@@ -85,7 +85,6 @@ def test_process_comes_before_forward_and_call() -> None:
 
 
 def test_a_module_is_called_with_its_hooks() -> None:
-    # GIVEN a module with a hook
     module = torch.nn.Linear(3, 2)
     seen = []
     module.register_forward_hook(lambda *args: seen.append(1))
@@ -120,7 +119,6 @@ def test_coroutines_and_generators_run_to_their_end() -> None:
 
 
 def test_a_stage_without_a_step_is_reported_in_one_sentence() -> None:
-    # GIVEN an object that cannot be run
     with pytest.raises(HarnessError) as caught:
         adapter_for(SimpleNamespace(model=1), {}, "denoise")
 
@@ -142,14 +140,12 @@ def test_adapters_for_other_stages_can_be_registered() -> None:
     adapter = Custom()
     stage = SimpleNamespace(engine=lambda x: x + 1, process=len)
 
-    # WHEN it is registered
     register_adapter(adapter)
     try:
         name, result = name_of(stage, {}), adapter.build(stage, {"x": 1}, None)()
     finally:
         unregister_adapter(adapter)
 
-    # THEN it comes before the others, until it is removed
     assert (name, result) == ("custom", 2)
     assert name_of(stage, {}) == "call"
 
@@ -162,21 +158,18 @@ def apply_times(net: Any, x: Any, times: int, scale: float = 1.0) -> Any:
 
 @pytest.mark.parametrize("by_name", [False, True])
 def test_arguments_bound_by_a_partial_are_not_created(tmp_path: Path, by_name: bool) -> None:
-    # GIVEN a partial that binds a module, captured with the arguments of its function
     net = torch.nn.Linear(32, 32)
     stage = functools.partial(apply_times, **({"net": net} if by_name else {"scale": 1.0}))
     stage = stage if by_name else functools.partial(stage, net)
     signature = signature_of("s", net=net, x=torch.randn(2, 32), times=3, scale=2.0)
 
-    # WHEN it is profiled
     result = harness(stage, signature, tmp_path).profile()
 
-    # THEN the harness and the script run it, with the other arguments as captured
     counts = {row["name"]: row["count"] for row in result.breakdown["top_kernels"]}
     assert (counts["aten::addmm"], counts["aten::mul"]) == (3, 3)
     assert result.iteration == "one whole call of apply_times"
     script = runpy.run_path(str(result.script_path))["profile_stage"]
     assert script(stage, timing_steps=2, output_dir=tmp_path)["timing_ms"]["iterations"] == 2
-    # AND without the partial, the module has to be passed in
+    # THEN without the partial, the module has to be passed in
     with pytest.raises(HarnessError, match="'net'"):
         harness(apply_times, signature, tmp_path).setup()

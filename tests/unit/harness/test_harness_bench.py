@@ -53,7 +53,6 @@ def test_products_that_the_processor_cannot_compute_have_no_rate(
 
     monkeypatch.setattr(torch, "mm", without_bf16)
 
-    # THEN the other rates are measured
     assert measured_peaks().keys() == {"fp32", "memory_tb_s"}
 
 
@@ -66,7 +65,6 @@ def one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN a signature file and a loaded stage
     path = tmp_path / "timing_io_signature.json"
     stage = signature_of(x=torch.zeros(8, 32), scale=0.5)
     SignatureFile({"mlp": stage}).write(path)
@@ -126,7 +124,6 @@ def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
 
 
 def test_the_result_file_describes_the_measurement_and_the_machine(tmp_path: Path) -> None:
-    # GIVEN a signature with two variants, of which the second is requested
     path = tmp_path / "timing_io_signature.json"
     stage = signature_of(x=torch.zeros(8, 32), scale=0.5)
     stage.key = "aa"
@@ -159,7 +156,6 @@ def test_the_result_file_describes_the_measurement_and_the_machine(tmp_path: Pat
 
 
 def test_files_can_be_named(tmp_path: Path) -> None:
-    # GIVEN names for all files, and none for the result
     names = {"trace": "t.json.gz", "breakdown": "b.json", "script": "my script.py", "bench": None}
     config = {"file_names": names}
 
@@ -201,7 +197,6 @@ def test_the_profiler_is_not_attached_while_times_are_taken(tmp_path: Path) -> N
 
     harness(None, signature_of(x=1), tmp_path, step_fn=step, warmup=2, profile_steps=2).profile()
 
-    # THEN it was running only in the last two runs
     assert watched == [False] * (2 + 3) + [True] * 2
 
 
@@ -223,11 +218,9 @@ def test_the_overhead_of_the_profiler_is_reported(
     for name in ("replay", "machine"):
         monkeypatch.setattr(f"stagespan.harness.standalone.{name}.time", clocks)
 
-    # WHEN two iterations are profiled
     signature = signature_of(x=1)
     result = harness(None, signature, tmp_path, step_fn=step, profile_steps=2).profile()
 
-    # THEN the time of one of them is reported, and its ratio to the median
     content = json.loads(result.breakdown_path.read_text())
     assert (content["profiled_ms"], content["profiled_ratio"]) == (5.0, 1.25)
     assert "1.25 x" in str(profiled_line(content))
@@ -272,7 +265,6 @@ def test_a_disturbed_profiled_run_is_repeated_and_the_nearest_is_kept(
     for name in ("replay", "machine"):
         monkeypatch.setattr(f"stagespan.harness.standalone.{name}.time", clocks)
 
-    # WHEN it is profiled
     with caplog.at_level("INFO"):
         result = harness(None, signature_of(x=1), tmp_path, step_fn=step).profile()
 
@@ -281,7 +273,6 @@ def test_a_disturbed_profiled_run_is_repeated_and_the_nearest_is_kept(
     content = json.loads(result.breakdown_path.read_text())
     assert content["profiled_runs_ms"] == pytest.approx(profiled_ms)
     assert (content["profiled_run"], content["profiled_ratio"]) == (kept, pytest.approx(ratio))
-    # AND the trace is that of the nearest, and contains the ratio
     from stagespan.trace import read_trace
     from stagespan.trace.analysis import analyze
 
@@ -301,7 +292,6 @@ def test_a_disturbed_profiled_run_is_repeated_and_the_nearest_is_kept(
 
 @pytest.mark.parametrize("kind", range(7))
 def test_every_iteration_has_the_same_inputs(tmp_path: Path, kind: int) -> None:
-    # GIVEN a stage that draws random numbers and writes to its inputs, one kind at a time
     seen = []
     writes: list[Callable[..., Any]] = [
         lambda latents, extra, own, array: latents.add_(1),
@@ -330,7 +320,6 @@ def test_every_iteration_has_the_same_inputs(tmp_path: Path, kind: int) -> None:
 
     harness(Stage(), signature, tmp_path, profile_steps=2).profile()
 
-    # THEN all runs had the same ones
     assert len(seen) == 1 + 3 + 2
     assert len(set(seen)) == 1
 
@@ -345,14 +334,12 @@ def test_a_short_step_also_runs_directly_before_a_measured_run(
     def step(stage: Any, inputs: dict[str, Any]) -> None:
         drawn.append((torch.rand(1).item(), random.random(), np.random.rand()))
 
-    # WHEN it is measured, with and without a given number of runs
     config = {"warmup": timing_steps, "timing_steps": timing_steps}
     result = harness(None, signature_of(x=1), tmp_path, step_fn=step, **config).profile()
 
-    # THEN it has run more often than that only if the number was not given
     runs = result.timing_ms["iterations"] + result.warmup["iterations"] + 1
     assert (len(drawn) > runs) == (timing_steps is None)
-    # AND all runs drew the same numbers
+    # THEN all runs drew the same numbers
     assert len(set(drawn)) == 1
 
 
@@ -373,7 +360,6 @@ def test_a_short_step_that_writes_to_its_inputs_runs_with_new_ones_each_time(
 
 
 def test_the_programs_random_state_and_own_inputs_are_kept(tmp_path: Path) -> None:
-    # GIVEN a program with random state, and its own tensor that the stage writes to
     mine = torch.zeros(4)
     torch.manual_seed(7)
     random.seed(7)
@@ -390,7 +376,6 @@ def test_the_programs_random_state_and_own_inputs_are_kept(tmp_path: Path) -> No
 def test_the_random_state_of_every_accelerator_in_use_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # GIVEN a program that uses two devices of an accelerator other than CUDA
     states = {0: torch.tensor([3]), 1: torch.tensor([4])}
     xpu = torch.xpu
     monkeypatch.setattr(xpu, "is_initialized", lambda: True)
@@ -403,7 +388,6 @@ def test_the_random_state_of_every_accelerator_in_use_is_kept(
         lambda seed: states.update(dict.fromkeys((0, 1), torch.tensor(seed))),
     )
 
-    # WHEN a replay seeds it
     with random_state_kept():
         seed_in_use(9)
         during = [int(state) for state in states.values()]
@@ -458,10 +442,8 @@ def test_replays_do_not_enter_the_figures_of_the_pipeline(tmp_path: Path) -> Non
     stage = Stage()
     stage.process(1)
 
-    # WHEN it is replayed
     harness(stage, signature_of(x=1), tmp_path).profile()
 
-    # THEN its figures are those of the one run, and the recorder is on again
     assert len(seen) == 1 + 5
     assert stagespan.stats()["harness_own_stage"].count == 1
     assert stagespan.stats()["harness_inner"].count == 1
@@ -469,7 +451,6 @@ def test_replays_do_not_enter_the_figures_of_the_pipeline(tmp_path: Path) -> Non
 
 
 def test_one_step_of_wans_pipeline_is_replayed(tmp_path: Path) -> None:
-    # GIVEN the captured denoising stage of a pipeline with transformer and scheduler
     diffusers = pytest.importorskip("diffusers")
     transformer = diffusers.WanTransformer3DModel(
         num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=4, text_dim=8,
@@ -559,7 +540,6 @@ def test_progress_is_logged(tmp_path: Path) -> None:
 
 
 def test_ranks_write_separate_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN rank 1 of 2
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
 
@@ -632,7 +612,6 @@ def test_a_coroutine_is_run_to_its_end(tmp_path: Path) -> None:
 
 
 def test_the_result_of_a_coroutine_is_not_formatted(tmp_path: Path) -> None:
-    # GIVEN a coroutine that returns a tensor, whose repr() runs more operators than the coroutine
     class Stage:
         async def process(self, x: Any) -> Any:
             await asyncio.sleep(0)
@@ -644,7 +623,6 @@ def test_the_result_of_a_coroutine_is_not_formatted(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_waits_for_another_thread_is_reported(tmp_path: Path, capsys: Any) -> None:
-    # GIVEN a stage that waits most of the time
     class Stage:
         def process(self, x: int) -> None:
             thread = threading.Thread(target=time.sleep, args=(0.05,))
@@ -656,7 +634,6 @@ def test_a_stage_that_waits_for_another_thread_is_reported(tmp_path: Path, capsy
     if result.timing_ms["waited_ms"] is None:
         pytest.skip("this kernel does not say how long a thread waits for a core")
 
-    # THEN the harness and the script say that the thread was idle
     assert "idle" in str(idle(result.timing_ms))
     capsys.readouterr()
     runpy.run_path(str(result.script_path))["profile_stage"](stage, timing_steps=3)
@@ -665,11 +642,9 @@ def test_a_stage_that_waits_for_another_thread_is_reported(tmp_path: Path, capsy
 
 @pytest.mark.full
 def test_a_thread_waits_for_a_core_for_a_part_of_its_runs_only(tmp_path: Path) -> None:
-    # GIVEN a stage of some microseconds
     config: dict[str, Any] = {"warmup": 1, "timing_steps": 2000}
     bench = harness(None, signature_of(x=1), tmp_path, step_fn=lambda *_: sum(range(100)), **config)
 
-    # WHEN it is replayed on a core that it shares with another program
     timing = on_a_shared_core(bench.profile).timing_ms
 
     if timing["waited_ms"] is None:
@@ -712,7 +687,6 @@ def test_the_number_of_threads_is_that_of_the_live_runs_if_wanted(
     omp: str | None,
     used: int,
 ) -> None:
-    # GIVEN a process in which torch has one thread, and a signature of a run with more
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if omp is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", omp)
@@ -741,7 +715,6 @@ def test_the_number_of_threads_is_that_of_the_live_runs_if_wanted(
 def test_a_stage_that_does_not_end_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a stage that only ends after the advice has been logged
     monkeypatch.setattr("stagespan.harness.bench.ADVICE_AFTER_S", 0.01)
 
     def advice() -> list[str]:

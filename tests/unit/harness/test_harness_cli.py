@@ -117,18 +117,15 @@ def test_bench_writes_the_files_and_prints_the_breakdown(folder: Path, factory: 
 
 
 def test_the_files_of_a_replay_are_beside_its_signature(folder: Path) -> None:
-    # GIVEN the folder of a run, and none that is named for the files
     run_folder = folder / "runs" / "20270115_0800"
     SignatureFile.read("signatures.json").write(run_folder / "timing_io_signature.json")
     chosen = ("--stage", "denoise", "--factory", "my_pipeline:get_stage")
     fast = ("--warmup", "1", "--timing-steps", "2")
 
-    # WHEN a stage of it is replayed twice, by the name of the file and by that of the folder
     first = run("bench", "runs/20270115_0800/timing_io_signature.json", *chosen, *fast)
     written = {path.name: path.read_bytes() for path in run_folder.iterdir()}
     second = run("bench", "runs/20270115_0800", *chosen, *fast, "--json")
 
-    # THEN all files are there, and the second replay has left those of the first one alone
     assert (first.exit_code, second.exit_code) == (0, 0), first.output + second.output
     kinds = ("{}_trace.json.gz", "{}_breakdown.json", "{}_bench.json", "profile_{}.py")
     assert {name.format("denoise") for name in kinds} < written.keys()
@@ -139,7 +136,6 @@ def test_the_files_of_a_replay_are_beside_its_signature(folder: Path) -> None:
     result = json.loads(second.stdout)
     assert result["script_path"] == "runs/20270115_0800/profile_denoise_2.py"
 
-    # AND a folder with several signature files, or with none, is refused
     (run_folder / "timing_2_io_signature.json").write_bytes(b"{}")
     for path, says in (("runs/20270115_0800", "pass one of 'timing_2_io_"), ("runs", "no signatu")):
         done = run("bench", path, *chosen)
@@ -148,17 +144,14 @@ def test_the_files_of_a_replay_are_beside_its_signature(folder: Path) -> None:
 
 
 def test_a_signature_in_a_folder_that_cannot_be_written(folder: Path) -> None:
-    # GIVEN a signature file whose folder takes no new files
     with open("signatures.json") as file:
         path = f"/proc/self/fd/{file.fileno()}"
-        # WHEN a stage of it is replayed, and no folder is named
         harness = StageBenchHarness.from_signature_file(path, "denoise")
         # THEN the files go to the folder of this run
         assert harness.output_dir == stagespan.get_profiler_output_dir()
 
 
 def test_two_results_of_bench_are_compared(folder: Path) -> None:
-    # GIVEN two runs of the same stage
     for output in ("before", "after"):
         done = bench("--warmup", "1", "--timing-steps", "5", "--output", output)
         assert done.exit_code == 0, done.output
@@ -174,7 +167,6 @@ def test_two_results_of_bench_are_compared(folder: Path) -> None:
         content["timing_ms"].update(busy=None, fixed_ns=150_000)
         path.write_text(json.dumps({**content, "times_ms": times, **more}))
 
-    # WHEN their times are the same
     with_times(before, 1.0)
     with_times(after, 1.01)
     status, found = compare()
@@ -182,13 +174,11 @@ def test_two_results_of_bench_are_compared(folder: Path) -> None:
     assert (status, found["kind"], found["summary"]) == (0, "bench", "1 unchanged")
     assert (found["warnings"], found["notes"]) == ([], [])
 
-    # WHEN the second took longer
     with_times(after, 1.1)
     status, found = compare()
     assert (status, found["summary"]) == (1, "1 slower")
     assert [change["name"] for change in found["changes"]] == ["denoise"]
 
-    # WHEN the machine was busy during the second
     with_times(after, 1.1, timing_ms={"busy": "The machine was busy."})
     status, found = compare()
     assert (status, found["changes"][0]["statistic"]) == (1, "fastest")
@@ -230,7 +220,6 @@ def test_results_of_different_replays_are_not_reported_as_a_change(folder: Path)
 def test_bench_shows_which_adapters_were_tried(folder: Path) -> None:
     done = bench("--explain", "--timing-steps", "1", "--warmup", "1")
 
-    # THEN the table has the adapters that were tried, and the page says what one iteration is
     assert done.exit_code == 0, done.output
     for text in ("How the step was found", "has no scheduler", "the stage can be called"):
         assert text in done.stdout
@@ -241,7 +230,6 @@ def test_bench_shows_which_adapters_were_tried(folder: Path) -> None:
 def test_a_long_name_does_not_widen_the_table(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a stage with an operator whose name is as long as that of a compiled graph
     name = "graph_" + "f3" * 50
     operator = torch.library.custom_op(f"bench::{name}", torch.sin, mutates_args=(), schema=SINE)
     module = types.ModuleType("long_names")
@@ -249,7 +237,6 @@ def test_a_long_name_does_not_widen_the_table(
     monkeypatch.setitem(sys.modules, "long_names", module)
     done = bench("--any-callable", "--timing-steps", "1", factory="long_names:get_stage")
 
-    # THEN the table shows both ends of the name
     assert done.exit_code == 0, done.output
     (row,) = (line for line in done.stdout.splitlines() if "bench::graph" in line)
     assert "..." in row
@@ -257,7 +244,6 @@ def test_a_long_name_does_not_widen_the_table(
 
 
 def test_bench_takes_the_step_of_a_loop(folder: Path) -> None:
-    # GIVEN a stage without a loop / WHEN / THEN
     assert bench("--step", "whole", "--timing-steps", "1", "--warmup", "1").exit_code == 0
     done = bench("--step", "third")
     assert done.exit_code == 2
@@ -312,7 +298,6 @@ def test_bench_takes_seed_device_dtype_threads_and_step(folder: Path) -> None:
 def test_mistakes_are_reported_in_one_sentence(
     folder: Path, arguments: list[str], given: dict[str, str], says: str
 ) -> None:
-    # GIVEN one mistake
     done = bench(*arguments, **given)
 
     # THEN one sentence says what to do, and nothing was written
@@ -361,7 +346,6 @@ def test_a_terminal_shows_the_progress(folder: Path) -> None:
 def test_missing_or_invalid_files_are_reported(
     folder: Path, verb: str, content: str | None
 ) -> None:
-    # GIVEN no file, or a file with other content
     if content is not None:
         Path("broken.json").write_text(content)
     more = ["--stage", "a", "--factory", "my_pipeline:get_stage"] if verb == "bench" else []
@@ -391,7 +375,6 @@ def test_hostile_names_do_nothing_to_the_terminal(folder: Path) -> None:
 
     done = run("stages", "hostile.json")
 
-    # THEN they are shown as text
     assert done.exit_code == 0
     assert "\x1b" not in done.output
     assert "\x07" not in done.output

@@ -49,19 +49,16 @@ class Compiled:
 def test_the_first_call_of_a_compiled_stage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN a compiled stage that the pipeline has already called
     stage = Compiled()
     stage.process(torch.ones(4))
-    # WHEN it is replayed with its first call
     with caplog.at_level(logging.INFO, logger="stagespan"):
         bench = harness(stage, signature_of(x=torch.zeros(4)), tmp_path, profile_compile=True)
         found = bench.profile().compile
-    # THEN it was compiled again, under the profiler
     assert found is not None
     assert (found["frames"], found["recompilations"], found["graph_breaks"]) == (2, 0, 1)
     assert 0 < found["compile_ms"] <= found["first_call_ms"]
     assert sum(found["phases_ms"].values()) == pytest.approx(found["compile_ms"])
-    # AND the trace has only the stage's frames, not those of the trivial function before it
+    # THEN the trace has only the stage's frames, not those of the trivial function before it
     names = read_trace(found["trace_path"]).names
     assert len({name for name in names if name.startswith("Torch-Compiled Region")}) == 2
     assert not any("aten::relu" in name for name in names)
@@ -84,9 +81,7 @@ def test_the_stage_s_own_trace_contains_no_compilation(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_is_not_compiled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # GIVEN a stage without torch.compile
     bench = harness(Mlp(), signature_of(x=torch.zeros(8, 32)), tmp_path, profile_compile=True)
-    # WHEN its first call is requested
     results = bench.profile()
     # THEN a message says so, and no file for it is left
     assert results.compile is None
@@ -110,7 +105,6 @@ def test_a_failing_pre_compilation_gives_a_warning(
         {"cpp.cxx": ("/no/compiler",), "force_disable_caches": True}
     )
     with broken:
-        # WHEN a stage with another backend is replayed with its first call
         bench = harness(Compiled(), signature_of(x=torch.zeros(4)), tmp_path, profile_compile=True)
         results = bench.profile()
     # THEN there is one warning, and the first call is profiled nevertheless
@@ -126,7 +120,6 @@ def test_a_torch_without_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a program with a compiled stage, and its signature
     (tmp_path / "compiled_program.py").write_text(
         "import torch\n"
         "class Stage:\n"
@@ -138,7 +131,6 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.syspath_prepend(str(tmp_path))
     path = tmp_path / "timing_io_signature.json"
     SignatureFile({"mlp": signature_of(x=torch.zeros(4))}).write(path)
-    # WHEN it is benched with its first call
     result = CliRunner().invoke(
         command,
         [str(path), "--factory", "compiled_program:Stage", "--output", str(tmp_path),

@@ -61,7 +61,6 @@ def test_a_stage_with_dit_runs_as_telefuser_says(stage: Any) -> None:
     # GIVEN the inputs of TeleFuser's page
     given = inputs()
 
-    # WHEN one step is run
     step = DenoiseStep(stage, given)
     result = step()
 
@@ -118,7 +117,6 @@ def test_prompts_joined_into_one_batch_are_split(stage: Any) -> None:
 
 
 def test_the_stages_own_prediction_is_used_if_it_has_one(stage: Any) -> None:
-    # GIVEN a stage with a method for the guided prediction
     seen = {}
 
     def predict_noise_with_cfg(
@@ -147,7 +145,6 @@ def test_the_stages_scheduler_is_not_changed(stage: Any) -> None:
 
 
 def test_an_input_that_the_model_needs_is_named(stage: Any) -> None:
-    # GIVEN no prompt
     given = {"latents": torch.randn(1, 6), "num_inference_steps": 3}
 
     with pytest.raises(ReplayError) as caught:
@@ -190,7 +187,6 @@ def wan() -> Any:
     ],
 )
 def test_diffusers_schedulers_run_and_every_iteration_is_the_same(wan: Any, name: str) -> None:
-    # GIVEN Wan's transformer with a scheduler of diffusers
     import diffusers
 
     holder = SimpleNamespace(transformer=wan, scheduler=getattr(diffusers, name)())
@@ -202,14 +198,12 @@ def test_diffusers_schedulers_run_and_every_iteration_is_the_same(wan: Any, name
     }
     step = DenoiseStep(holder, given)
 
-    # WHEN it runs twice
     results = []
     for _ in range(2):
         torch.manual_seed(0)
         step.reset()
         results.append(step())
 
-    # THEN both runs return the same latents, different from the input
     assert results[0].shape == given["latents"].shape
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], given["latents"])
@@ -217,7 +211,6 @@ def test_diffusers_schedulers_run_and_every_iteration_is_the_same(wan: Any, name
 
 
 def test_one_step_equals_the_first_of_wans_own_pipeline(wan: Any) -> None:
-    # GIVEN WanPipeline's own loop of two steps, stopped after the first
     import diffusers
 
     pipeline = diffusers.WanPipeline(
@@ -251,15 +244,12 @@ def test_one_step_equals_the_first_of_wans_own_pipeline(wan: Any) -> None:
         callback_on_step_end=keep,
     )
 
-    # WHEN the harness's step runs on the same inputs
     result = DenoiseStep(pipeline, given)()
 
-    # THEN both have the same latents
     torch.testing.assert_close(result, after_first[0])
 
 
 def test_unet_pipelines_run_too() -> None:
-    # GIVEN Stable Diffusion's UNet, tiny
     diffusers = pytest.importorskip("diffusers")
     unet = diffusers.UNet2DConditionModel(
         sample_size=8,

@@ -51,7 +51,6 @@ def test_the_cache_is_overwritten_before_each_run(
 
     monkeypatch.setattr(replay.DeviceCache, "flush", noted)
 
-    # WHEN it runs three times, and twice under the profiler
     run.measure(3)
     run.run_between(2, lambda: None, lambda: None)
 
@@ -120,7 +119,6 @@ def run_of(fixed_ns: int, waited_ms: float = 0.0) -> Run:
 def test_a_processor_that_is_slowed_down_is_reported(
     times_ns: list[int], slowdown: float, is_busy: bool
 ) -> None:
-    # GIVEN runs during which a fixed computation took these times, and 100 ns before
     timing = summary([run_of(time_ns) for time_ns in times_ns], fastest_fixed_ns=100)
 
     assert timing["slowdown"] == pytest.approx(slowdown, abs=0.05)
@@ -128,7 +126,6 @@ def test_a_processor_that_is_slowed_down_is_reported(
 
 
 def test_a_processor_that_was_faster_in_an_earlier_replay_is_reported() -> None:
-    # GIVEN a replay at one speed, and a faster one before
     timing = summary([run_of(150)] * 9, fastest_fixed_ns=149, fastest_in_process_ns=100)
 
     # THEN it is compared with the fastest of both, and the file has its own

@@ -78,7 +78,6 @@ def bench(factory: str) -> Any:
     "factory", ["get_one", "get_one.held.stages.all.0", "get_two.held.stages.all.1"]
 )
 def test_the_stage_is_found_by_its_class_or_named(folder: Path, factory: str) -> None:
-    # WHEN it is replayed, and then its script, by the same factory and without stagespan
     done = bench(factory)
     assert done.exit_code == 0, done.output
     blocked = "import runpy, sys; sys.modules['stagespan'] = None; sys.path.append('.'); "
@@ -91,14 +90,12 @@ def test_the_stage_is_found_by_its_class_or_named(folder: Path, factory: str) ->
         timeout=300,
     )
 
-    # THEN both have run the method that was captured
     assert json.loads(done.stdout)["iteration"].startswith("one whole call of Refine.process")
     assert script.returncode == 0, script.stderr
     assert "Refine.process" in script.stdout
 
 
 def test_several_stages_of_the_class_are_listed(folder: Path) -> None:
-    # GIVEN a pipeline with two stages of the captured class
     done = bench("get_two")
 
     # THEN the sentence names both, as --factory takes them

@@ -81,13 +81,11 @@ def launched(result: Any, name: str) -> int:
 
 
 def test_the_method_that_was_captured_is_replayed(run_live: Any) -> None:
-    # GIVEN a method of a model, and a factory that returns the model
     model = Model()
     path = run_live(model.produce, (torch.zeros(2, 8),))
 
     result = bench(path, model).profile()
 
-    # THEN it runs, and not forward
     assert launched(result, "aten::addmm") == 4
     assert "Model.produce" in result.iteration
     kept = json.loads(path.read_text())["stages"]["stage"]["callable"]
@@ -96,7 +94,6 @@ def test_the_method_that_was_captured_is_replayed(run_live: Any) -> None:
 
 
 def test_another_callable_is_refused_unless_it_is_allowed(run_live: Any) -> None:
-    # GIVEN a captured method, and another one
     model = Model()
     path = run_live(model.produce, (torch.zeros(2, 8),))
 
@@ -128,32 +125,27 @@ class Derived(Model):
 
 
 def test_the_same_method_of_another_class_is_refused(run_live: Any) -> None:
-    # GIVEN a captured method, and an unrelated class with a method of the same name
     path = run_live(Model().produce, (torch.zeros(2, 8),))
 
-    # WHEN / THEN it is refused
     with pytest.raises(HarnessError) as caught:
         bench(path, Other()).setup()
     for name in ("'Model.produce'", "'Other.produce'", "--any-callable"):
         assert name in str(caught.value)
     bench(path, Other(), any_callable=True).setup()
-    # AND a subclass, and the class from which a captured subclass has the method, are replayed
+    # THEN a subclass, and the class from which a captured subclass has the method, are replayed
     bench(path, Derived()).setup()
     bench(run_live(Derived().produce, (torch.zeros(2, 8),)), Model()).setup()
 
 
 def test_a_wrapped_module_is_the_captured_one(run_live: Any) -> None:
-    # GIVEN the forward of a module
     model = Model()
     path = run_live(model.forward, (torch.zeros(2, 8),))
 
-    # WHEN / THEN the module may be wrapped, as by torch.compile
     bench(path, torch.compile(model, backend="eager")).setup()
     bench(path, torch.nn.DataParallel(model)).setup()
 
 
 def test_versions_and_machine_are_in_the_signature_file(run_live: Any, tmp_path: Path) -> None:
-    # GIVEN a signature file of another machine, without a timing report
     path = run_live(len, ("abc",))
     (tmp_path / "timing.json").unlink()
     content = json.loads(path.read_text())
@@ -161,11 +153,9 @@ def test_versions_and_machine_are_in_the_signature_file(run_live: Any, tmp_path:
     content["environment"]["torch"] = "1.0"
     path.write_text(json.dumps(content))
 
-    # WHEN it is replayed
     signature = SignatureFile.read(path)
     live = live_runs(path, signature.stage("stage"))
 
-    # THEN the differences are reported
     assert signature.environment["cpu"] == content["environment"]["cpu"]
     assert live_differences(live, {}) == [
         (0, f"the live runs used torch 1.0, this one uses {torch.__version__}")
@@ -249,10 +239,8 @@ def test_a_replay_that_differs_from_live_has_a_reason(p50: float | None, has_rea
     # GIVEN a live median of 10 ms, and an undisturbed replay in the same environment
     timing = {"p50": p50, "p25": p50, "p75": p50, "busy": None}
 
-    # WHEN they are compared
     found = fidelity({"p50_ms": 10.0, "count": 9}, timing)
 
-    # THEN a reason is given
     assert bool(likely_reasons(found, timing, [])) is has_reasons
 
 
@@ -283,42 +271,35 @@ def test_cpu_times_are_compared_on_a_host() -> None:
     # AND those of a thread that waits for other threads do, because its CPU time lacks their work
     found, _ = compared(1.04, timing={**timing, "waited_ms": 0.0})
     assert found["compared"] == "wall"
-    # AND a device is waited for
     device = fidelity({"p50_ms": 10.0, "cpu_p50_ms": 1.0}, {"p50": 12.0, "cpu": {"p50": 9.0}})
     assert (device["compared"], device["ratio"]) == ("wall", 1.2)
 
 
 @pytest.mark.parametrize("ratio", [0.5, 2.0])
 def test_equal_launches_strike_out_other_work(ratio: float) -> None:
-    # GIVEN iterations that vary, and launches that are not known, equal, or different
     spread = {"p50": 10.0, "p25": 6.0, "p75": 14.0, "mean": 10.0}
     unknown, equal, different = (
         compared(ratio, (live, 10), timing={"cpu": spread})[1] for live in (None, 10, 20)
     )
-    # THEN other work is a reason only if the launches are not equal
     sign = SLOWER if ratio > 1 else FASTER
     assert [each.startswith(sign) for each in unknown] == [True, True]
     assert ["vary" in unknown[0], "STAGESPAN_LAUNCHES" in unknown[1]] == [True, True]
     assert equal == []
-    # AND the different launches come first, with their own sign
     assert different[0] == f"{FASTER}it makes 10 launches, a live run 20: other branches or shapes"
     assert len(different) == 1
 
 
 @pytest.mark.parametrize("ratio", [0.5, 2.0])
 def test_there_are_at_most_two_reasons_that_explain_the_direction(ratio: float) -> None:
-    # GIVEN everything that can be a reason
     sign = SLOWER if ratio > 1 else FASTER
     threads = differences({}, {}, (4, 1)), differences({}, {}, (1, 4))
     timing = {"slowdown": 1.5, "busy": "The machine was busy."}
     for count in (1, 9):
         for differing in (*threads, differences({"cpu": "A"}, {"cpu": "B"})):
             _, reasons = compared(ratio, timing=timing, count=count, differences=differing)
-            # THEN at most two are given, each for the direction of the difference
             assert 1 <= len(reasons) <= 2
             assert all(reason.startswith(sign) for reason in reasons)
             text = " ".join(reasons)
-            # AND fewer threads, a slow processor and a first run explain one direction only
             assert ("used 4 threads" in text) <= (ratio > 1)
             assert ("used 1 thread " in text) <= (ratio < 1)
             assert ("1.50 x its fastest time" in text) <= (ratio > 1)
@@ -330,20 +311,17 @@ def test_a_step_of_a_loop_is_named_as_a_reason(ratio: float) -> None:
     # GIVEN a loop of eight steps, of which some may take their result from a cache
     step = {"number": 3, "of": 8, "before_ms": 8.0, "before_cpu_ms": 8.0, "run_with": {}}
     _, reasons = compared(ratio, step=step)
-    # THEN the estimate is a reason, with the option for another step
     assert "8 steps is estimated from step 3" in reasons[0]
     assert "--step" in reasons[0]
 
 
 @pytest.mark.parametrize("p50", [0.05, 0.6])
 def test_the_usual_ratio_of_a_short_run_is_stated(p50: float) -> None:
-    # GIVEN a replay below 1 ms
     one = {"p50": p50, "p25": p50, "p75": p50, "mean": p50}
     timing = {**one, "cpu": one, "busy": None}
     for ratio, is_usual in ((1.3, True), (2.0, False), (0.7, False)):
         found = fidelity({"p50_ms": p50 / ratio, "count": 9}, timing)
         reasons = likely_reasons(found, timing, [])
-        # THEN the line says what is usual, which needs no other reason
         assert "(below 1 ms: +10 to 40 % is usual)" in fidelity_line(found, reasons, timing)
         assert (reasons == []) == is_usual
     found, reasons = compared(1.3)
@@ -399,11 +377,10 @@ def test_debug_mode_counts_the_launches_of_a_warm_run(
     sizes = (4, 4, 4, 8, 8, 8, 8)
     path = run_live(stage, *((torch.zeros(n, n),) for n in sizes))
 
-    # THEN the second run of each was counted, and its time left out
     rows = json.loads((tmp_path / "timing.json").read_text())["stages"]["stage"]["signatures"]
     assert [(row["count"], row["percentile_runs"]) for row in rows] == [(4, 3), (3, 2)]
     assert rows[0]["launches"] > rows[1]["launches"] > 0
-    # AND the replay compares them
+    # THEN the replay compares them
     found = bench(path, stage).profile().fidelity
     assert found["live_launches"] == found["launches"] == rows[0]["launches"]
     assert f"launches {found['launches']} of {found['launches']}" in found["line"]
@@ -418,7 +395,6 @@ def test_a_stage_inside_another_one_is_counted_too(
     stages = json.loads((tmp_path / "timing.json").read_text())["stages"]
     (outer,), (row,) = stages["stage"]["signatures"], stages["inner"]["signatures"]
     assert 0 < 2 * row["launches"] < outer["launches"]
-    # AND the runs inside the counted run of the other are left out of the figures
     assert (row["count"], row["percentile_runs"]) == (8, 5)
 
 
@@ -599,7 +575,6 @@ def test_a_function_creates_the_inputs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_tensor", [True, False])
 def test_a_function_may_empty_one_cache_for_each_iteration(tmp_path: Path, is_tensor: bool) -> None:
-    # GIVEN a function for inputs that always returns the same cache, emptied
     cache = {"filled": torch.zeros(4) if is_tensor else [0]}
     found = []
 
@@ -614,7 +589,6 @@ def test_a_function_may_empty_one_cache_for_each_iteration(tmp_path: Path, is_te
 
     harness(stage, signature_of("s"), tmp_path, inputs=make, timing_steps=9).profile()
 
-    # THEN each run began with the emptied cache
     assert len(found) > 9
     assert set(found) == {0}
 
@@ -622,7 +596,6 @@ def test_a_function_may_empty_one_cache_for_each_iteration(tmp_path: Path, is_te
 def test_small_inputs_that_a_stage_modifies_are_created_for_several_runs_at_once(
     tmp_path: Path,
 ) -> None:
-    # GIVEN a stage that modifies its inputs, and a function that creates them again
     order: list[str] = []
 
     def make() -> dict[str, Any]:
@@ -645,7 +618,6 @@ def test_small_inputs_that_a_stage_modifies_are_created_for_several_runs_at_once
 def test_the_command_takes_inputs_a_variant_and_prints_json(
     tmp_path: Path, run_live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a stage with an object among its inputs
     (tmp_path / "cli_inputs.py").write_text(
         "class Engine:\n    rows = 3\n\n"
         "def stage(engine, x):\n    return x + engine.rows\n\n"

@@ -50,7 +50,6 @@ def test_generate_is_run_one_token_at_a_time(
         function, signature_of("generate", x=torch.zeros(1, 4)), tmp_path, step=step
     ).profile()
 
-    # THEN one forward was profiled
     counts = {row["name"]: row["count"] for row in result.breakdown["top_kernels"]}
     assert result.adapter == "generate"
     assert counts["aten::addmm"] == (2 if step == "first" and "Engine" in result.iteration else 1)
@@ -60,7 +59,6 @@ def test_generate_is_run_one_token_at_a_time(
 
 
 def test_transformers_generate_is_run_one_token_at_a_time(tmp_path: Path) -> None:
-    # GIVEN a language model of two layers
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
@@ -74,7 +72,6 @@ def test_transformers_generate_is_run_one_token_at_a_time(tmp_path: Path) -> Non
     prefill = harness(model.generate, signature, tmp_path, step="first").profile()
     decode = harness(model.generate, signature, tmp_path).profile()
 
-    # THEN both run each layer's attention once
     for result in (prefill, decode):
         counts = {row["name"]: row["count"] for row in result.breakdown["top_kernels"]}
         assert counts["aten::scaled_dot_product_attention"] == 2
@@ -158,13 +155,10 @@ class Captioner(torch.nn.Module):
 def test_the_model_of_the_loop_is_the_one_with_the_most_calls(
     tmp_path: Path, steps: int, step: Any
 ) -> None:
-    # GIVEN an encoder that is also called twice
     signature = signature_of("image", x=torch.zeros(1, 4), num_steps=steps)
 
-    # WHEN a step is run
     result = harness(Guided().generate_image, signature, tmp_path, step=step).profile()
 
-    # THEN it has one call of the model, and is not a decode step
     counts = {row["name"]: row["count"] for row in result.breakdown["top_kernels"]}
     assert (counts["aten::addmm"], counts["aten::sigmoid"]) == (1, 1)
     assert result.step["number"] == {None: 2, 3: 3, "last": 5}[step]
@@ -207,7 +201,6 @@ def test_scripted_and_traced_models_are_replayed(tmp_path: Path, kind: Any, adap
     # GIVEN modules of torch.jit, which do not support hooks of Python
     signature = signature_of("s", x=torch.ones(2))
 
-    # WHEN they are replayed
     result = harness(kind().generate, signature, tmp_path, timing_steps=2).profile()
 
     # THEN the loop is that of the plain module, if there is one

@@ -127,10 +127,8 @@ def numbers_of(*texts: str) -> list[int]:
 def test_the_loop_that_ran_is_shown(
     stages: ModuleType, tmp_path: Path, name: str, where: str, header: str, body: tuple[str, ...]
 ) -> None:
-    # WHEN a stage is replayed whose loop is somewhere in it
     title, blank, *rows = comment_of(getattr(stages, name)(), tmp_path / "out")
 
-    # THEN its script has the lines of that loop, and those of its body are marked
     first, *others = numbers_of(header, *body)
     assert f"{where} in loops_of_stages.py, lines {first} to {others[-1]}:" in title
     assert blank == "#"
@@ -147,7 +145,6 @@ def test_the_loop_that_ran_is_shown(
 def test_a_long_line_is_shown_whole(stages: ModuleType, tmp_path: Path) -> None:
     (number,) = numbers_of("timestep.to(torch.float32)")
     _, _, _, *rows = comment_of(stages.Long(), tmp_path)
-    # THEN it takes several lines of the comment, of which the first has its number
     assert rows[0].startswith(f"# > {number}  ")
     assert len(rows) > 1
     assert all(len(row) <= 100 and row.startswith("# >") for row in rows)

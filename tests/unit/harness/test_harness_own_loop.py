@@ -43,21 +43,18 @@ class Wrapped:
 def test_the_chosen_step_is_timed_and_profiled(
     tmp_path: Path, step: Any, number: int, of: int
 ) -> None:
-    # GIVEN a stage whose steps run different operators
     stage = Denoiser()
     signature = signature_of("denoise", latents=LATENTS, num_inference_steps=8)
 
     result = harness(stage, signature, tmp_path, step=step).profile()
 
-    # THEN the profile contains exactly this step, and the loop was left after it
     assert products(result) == number
     assert result.adapter == "loop"
     assert (result.step["number"], result.step["of"]) == (number, of)
     assert stage.last_begun == number
     assert f"step {number} of {of} of Denoiser.process" in result.iteration
-    # AND the first run is reported separately, even if the warm-up came after it
+    # THEN the first run is reported separately, even if the warm-up came after it
     assert result.warmup["first_ms"] > 0
-    # AND a late step was run with fewer steps, as the result says
     assert result.step["run_with"] == ({} if of == 8 else {"num_inference_steps": 5})
     assert ("num_inference_steps=5" in result.iteration) == (of == 5)
 
@@ -68,7 +65,6 @@ def test_following_steps_are_profiled_together(tmp_path: Path) -> None:
     two = harness(stage, signature, tmp_path, profile_steps=2).profile()
     five = harness(stage, signature, tmp_path, profile_steps=5).profile()
 
-    # THEN steps 2 and 3 are profiled, or as many as there are
     assert (products(two), two.breakdown["profile_steps"]) == (2 + 3, 2)
     assert (products(five), five.breakdown["profile_steps"]) == (1 + 2 + 3, 3)
 
@@ -132,7 +128,6 @@ def test_a_stage_that_never_calls_its_scheduler_is_called_as_a_whole(tmp_path: P
 
     result = harness(Pipe().decode, signature_of("decode", latents=LATENTS), tmp_path).profile()
 
-    # THEN the whole call is run, as the result says
     assert result.adapter == "call"
     assert products(result) == 1
     assert result.step is None
@@ -171,7 +166,6 @@ def test_the_whole_call_can_be_requested(tmp_path: Path) -> None:
 def test_the_script_runs_the_same_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a script of a step of a loop
     (tmp_path / "loop_stage.py").write_text(
         f"import torch\nfrom typing import Any\n{_source(Scheduler)}\n{_source(Denoiser)}"
     )
@@ -180,7 +174,6 @@ def test_the_script_runs_the_same_step(
     path = harness(Denoiser(), signature_of("s", latents=LATENTS), tmp_path, step=3).profile()
     capsys.readouterr()
 
-    # WHEN it runs as it is, and with another step
     for arguments, number, of in (((), 3, 8), (("--step", "last"), 8, 8)):
         argv = [str(path.script_path), "--factory", "loop_stage:Denoiser", "--timing-steps", "2"]
         monkeypatch.setattr(sys, "argv", [*argv, *arguments])
@@ -327,11 +320,9 @@ def test_the_step_names_the_scheduler_that_ended_it(tmp_path: Path, scheduler: A
     title = f"{type(scheduler).__name__}.step"
     signature = signature_of("s", latents=LATENTS)
 
-    # WHEN a step is run
     second = harness(Slots(scheduler), signature, tmp_path).profile()
     later = harness(Slots(scheduler), signature, tmp_path, step=5).profile()
 
-    # THEN the result names the scheduler that was called
     assert (products(second), products(later)) == (1, 1)
     assert second.iteration.endswith(f"between two returns of {title}")
     assert "step 2 of 3 of" in second.iteration
@@ -367,11 +358,9 @@ def test_the_steps_of_a_loop_are_counted_before_those_that_are_measured(tmp_path
     stage = Stage()
     stage.scheduler = Slow()
 
-    # WHEN its fourth step is replayed
     signature = signature_of(latents=torch.eye(4), num_inference_steps=6)
     result = harness(stage, signature, tmp_path, step=4).profile()
 
-    # THEN the replay reads them at the end of the first step only
     assert result.step is not None
     assert result.step["of"] == 6
     assert set(read_in_step) == {0, 1}

@@ -56,16 +56,13 @@ def test_every_run_begins_with_the_original_state_of_the_stage(
     stage.process(LATENTS)
     table = stage.table
 
-    # WHEN runs are left in the middle of a request
     signature = signature_of("denoise", latents=LATENTS)
     result = harness(stage, signature, tmp_path, step=step, timing_steps=timing_steps).profile()
 
-    # THEN each has run what a complete request runs in this step, and the stage is unchanged
     assert products(result) == expected
     assert stage.model.features == {}
     assert stage.requests == [7]
     assert stage.table is table
-    # AND the script does the same
     script = runpy.run_path(str(result.script_path))["profile_stage"]
     script(stage, timing_steps=timing_steps, output_dir=tmp_path)
     assert stage.model.features == {}
@@ -96,14 +93,11 @@ def test_a_long_list_of_a_stage_is_restored_by_harness_and_script(tmp_path: Path
 
 
 def test_objects_that_a_stage_creates_once_are_not_created_in_each_run(tmp_path: Path) -> None:
-    # GIVEN a stage that has not run before, and creates a table in its first run
     stage = CachedDenoiser()
 
-    # WHEN a step is profiled
     signature = signature_of("denoise", latents=LATENTS)
     result = harness(stage, signature, tmp_path, step="first").profile()
 
-    # THEN the table is not part of it
     assert stage.table is not None
     assert products(result) == 1
 
@@ -148,12 +142,10 @@ def test_objects_that_cannot_be_examined_or_restored_do_not_matter(tmp_path: Pat
 
 
 def test_an_object_that_is_changed_and_then_replaced_is_restored(tmp_path: Path) -> None:
-    # GIVEN a stage that changes an object of its own, and then replaces it by another one
     stage = Service()
     seen = []
     signature = signature_of("s", latents=LATENTS)
 
-    # WHEN it runs often
     made = harness(stage, signature, tmp_path, step=3, timing_steps=1)
     made.config.progress = lambda *_: seen.append(stage.counters.count)
     made.profile()
@@ -162,5 +154,4 @@ def test_an_object_that_is_changed_and_then_replaced_is_restored(tmp_path: Path)
     again.config.progress = made.config.progress
     again.profile()
 
-    # THEN the object has the same count after each run, once that is known to change
     assert len(set(seen[later + 3 :])) == 1

@@ -26,12 +26,10 @@ from harness_stages import Mlp, harness, signature_of  # noqa: E402
     "name", ["../../evil", "a/b", "a\\b", "..", "", "x\ny", 'q"""', "'; import os; '", "\0", "名"]
 )
 def test_no_stage_name_leads_outside_the_folder(tmp_path: Path, name: str) -> None:
-    # GIVEN a stage with any name
     folder = tmp_path / "out"
 
     results = harness(lambda x: x, signature_of(name, x=1), folder).profile()
 
-    # THEN all files are in the folder, and the script is Python that contains the name
     assert all(p.parent == folder for p in (results.trace_path, results.script_path))
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert runpy.run_path(str(results.script_path))["STAGE"] == name
@@ -42,7 +40,6 @@ def test_a_stage_that_exits_does_not_end_the_harness(tmp_path: Path) -> None:
     def stage(x: Any) -> None:
         sys.exit(3)
 
-    # WHEN / THEN the harness continues and says so
     with pytest.raises(HarnessError) as caught:
         harness(stage, signature_of("s", x=1), tmp_path).profile()
     assert isinstance(caught.value.__cause__, SystemExit)
@@ -77,17 +74,14 @@ def test_a_block_has_no_inputs_to_replay(tmp_path: Path) -> None:
     environment = {**os.environ, "STAGESPAN_OUTPUT_DIR": "out"}
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
 
-    # WHEN the block is replayed, with the object that contains it
     found = StageBenchHarness.from_signature_file(tmp_path, "tokenize", Mlp())
     with pytest.raises(HarnessError) as caught:
         found.setup()
 
-    # THEN the sentence says what it is
     assert "Stage 'tokenize' is a `with` block, which has no inputs to replay" in str(caught.value)
 
 
 def test_arguments_that_do_not_fit_are_reported(tmp_path: Path) -> None:
-    # GIVEN a stage with another parameter
     with pytest.raises(HarnessError) as caught:
         harness(lambda y: y, signature_of("s", x=1), tmp_path).setup()
 
@@ -96,14 +90,12 @@ def test_arguments_that_do_not_fit_are_reported(tmp_path: Path) -> None:
 
 
 def test_an_output_folder_that_cannot_be_written_is_reported_first(tmp_path: Path) -> None:
-    # GIVEN a file where the folder should be
     (tmp_path / "file").write_text("")
     runs = []
 
     with pytest.raises(HarnessError, match=r"output folder .* cannot be written"):
         harness(runs.append, signature_of(x=1), tmp_path / "file" / "out").profile()
 
-    # THEN nothing ran
     assert runs == []
 
 
@@ -128,7 +120,6 @@ def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path, room: int) 
 
 
 def test_missing_arguments_are_reported(tmp_path: Path) -> None:
-    # GIVEN a missing stage, a wrong path, and an unknown stage
     with pytest.raises(HarnessError, match="has no instance to run"):
         harness(None, signature_of(x=1), tmp_path).setup()
     with pytest.raises(SignatureError, match="no signature file"):
@@ -172,11 +163,9 @@ def raise_(error: BaseException) -> None:
     ids=["torch", "python", "cuda"],
 )
 def test_a_replay_that_runs_out_of_memory_says_what_to_do(tmp_path: Path, allocate: Any) -> None:
-    # GIVEN a stage that allocates more memory than exists
     def stage(x: Any) -> Any:
         return allocate()
 
-    # WHEN it is replayed
     with pytest.raises(HarnessError) as caught:
         harness(stage, signature_of("s", x=1), tmp_path).profile()
 
@@ -192,7 +181,6 @@ def test_a_replay_that_runs_out_of_memory_says_what_to_do(tmp_path: Path, alloca
 def test_inputs_that_exhaust_memory_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN an input that is too large, on a machine that does not say how much memory is free
     monkeypatch.setattr("stagespan.signature.resources.free_bytes", lambda device: None)
     node = {"shape": [TOO_MANY_BYTES // 4], "dtype": "float32", "device": "cpu"}
     signature = StageSignature("s", {"latents": node})
@@ -215,7 +203,6 @@ def test_memory_that_is_needed_only_while_inputs_are_created_is_estimated(
 
 
 def test_a_profiler_of_the_application_is_reported(tmp_path: Path) -> None:
-    # GIVEN a profiler that is running
     bench = harness(lambda x: x, signature_of("s", x=1), tmp_path)
 
     with torch.profiler.profile(), pytest.raises(HarnessError, match="not profiled"):
@@ -228,7 +215,6 @@ def test_a_large_trace_and_missing_kernels_give_warnings(
     # GIVEN a limit that every trace exceeds
     monkeypatch.setattr("stagespan.harness.bench.LARGEST_TRACE", 10)
 
-    # WHEN a stage is profiled, and its trace is analysed as one of a device
     results = harness(Mlp(), signature_of(x=torch.zeros(2, 32)), tmp_path).profile()
     write_breakdown(results.trace_path, tmp_path / "b.json", "mlp", 1, "cuda:0")
 
@@ -239,7 +225,6 @@ def test_a_large_trace_and_missing_kernels_give_warnings(
 
 
 def test_without_torch_one_sentence_says_so(tmp_path: Path) -> None:
-    # GIVEN a process in which torch cannot be imported
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from stagespan import HarnessConfig, StageBenchHarness\n"

@@ -169,8 +169,6 @@ def test_both_ways_pass_the_harnesss_inputs_to_the_stage(
     given = set(stages.seen)
     assert len(given) == 1
 
-    # WHEN, in a process without stagespan, it is run with a factory, and imported and called with a
-    # loaded stage, with the harness's seed and with another
     program = WATCH.format(script=f"profile_{name}", factory=f"stages:{factory}")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
@@ -181,7 +179,6 @@ def test_both_ways_pass_the_harnesss_inputs_to_the_stage(
         text=True,
     )
 
-    # THEN the stage got the same tensors, different ones for another seed, and a trace was written
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert set(told["by_factory"]) == set(told["by_import"]) == given
@@ -207,8 +204,6 @@ def run_script(path: Path, *arguments: str) -> int:
 
 
 def test_modules_of_scripts_do_not_define_the_same_name() -> None:
-    # GIVEN the module beside a script, which has the source of several modules
-    # WHEN its constants, functions and classes are listed
     names: list[str] = []
     for part in ast.parse(replay_module().text).body:
         if isinstance(part, (ast.FunctionDef, ast.ClassDef)):
@@ -216,7 +211,6 @@ def test_modules_of_scripts_do_not_define_the_same_name() -> None:
         elif isinstance(part, ast.Assign):
             names += [each.id for each in ast.walk(part.targets[0]) if isinstance(each, ast.Name)]
 
-    # THEN none has replaced another one
     assert len(names) > 20
     assert sorted(names) == sorted(set(names))
 
@@ -248,7 +242,6 @@ def test_without_profiled_steps_no_profiler_runs(
     given = list(stages.seen)
     stages.seen.clear()
     capsys.readouterr()
-    # WHEN it runs one iteration after a warm-up, and none under the profiler
     status = run_script(
         tmp_path / "profile_denoise.py", "--factory", "stages:get_denoiser",
         "--warmup", "1", "--timing-steps", "1", "--steps", "0",
@@ -264,18 +257,15 @@ def test_without_profiled_steps_no_profiler_runs(
 def test_the_script_knows_the_environment_in_which_it_was_written(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # GIVEN a script that was written with another version of torch
     made_in = runpy.run_path(str(script))["MADE_IN"]
     assert made_in == machine()
     version = f'"torch": "{torch.__version__}"'
     script.write_text(script.read_text().replace(version, '"torch": "1.0"'))
 
-    # WHEN it runs
     status = run_script(
         script, "--factory", "stages:get_denoiser", "--warmup=0", "--timing-steps=1", "--no-profile"
     )
 
-    # THEN it prints both versions
     assert status == 0
     (line,) = (row for row in capsys.readouterr().out.splitlines() if "made with" in row)
     assert "torch 1.0" in line
@@ -287,7 +277,6 @@ def test_too_few_iterations_are_refused(
     option: str, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # GIVEN a script
-    # WHEN it is run with fewer iterations than are possible
     # THEN a sentence says which number is valid
     assert run_script(script, "--factory", "stages:get_denoiser", option) == 2
     assert "is too few: give" in capsys.readouterr().err
@@ -296,16 +285,13 @@ def test_too_few_iterations_are_refused(
 def test_the_script_counts_what_the_breakdown_counts(
     stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # GIVEN a profiled stage
     result = harness_of(stages, "denoise", tmp_path).profile()
     capsys.readouterr()
 
-    # WHEN its script runs
     status = run_script(
         result.script_path, "--factory", "stages:get_denoiser", "--timing-steps", "2"
     )
 
-    # THEN its table has the same operators and counts, and its figures are printed
     out = capsys.readouterr().out
     table = [line.split() for line in out.splitlines() if "aten::" in line]
     counts = {row[3]: int(row[2]) for row in table}
@@ -319,18 +305,15 @@ def test_the_script_counts_what_the_breakdown_counts(
 def test_arguments_that_cannot_be_replayed_have_to_be_passed_in(
     stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # GIVEN a stage one of whose captured arguments was passed to the harness by hand
     bench = harness_of(stages, "encode", tmp_path, inputs={"pair": object()})
     bench.signature.inputs["pair"] = {"unreplayable": "pkg.Engine"}
     path = bench.profile().script_path
 
-    # WHEN the script runs without it, and with it
     without = run_script(path, "--factory", "stages:get_encoder")
     told = capsys.readouterr().err
     profile_stage = runpy.run_path(str(path))["profile_stage"]
     result = profile_stage(stages.get_encoder(), timing_steps=1, inputs={"pair": 3})
 
-    # THEN without it, one sentence says how to pass it
     assert without == 2
     assert "input 'pair' is a object" in told
     assert "profile_stage(stage, inputs={'pair': ...})" in told
@@ -340,12 +323,10 @@ def test_arguments_that_cannot_be_replayed_have_to_be_passed_in(
 def test_a_users_step_is_required(
     stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # GIVEN a harness with a step function
     path = harness_of(stages, "encode", tmp_path, step_fn=stages.step).profile().script_path
     given = set(stages.seen)
     stages.seen.clear()
 
-    # WHEN the script runs without it, with it by name, and with the function itself
     factory = ("--factory", "stages:get_encoder")
     without = run_script(path, *factory)
     told = capsys.readouterr().err
@@ -371,7 +352,6 @@ def test_a_wrong_factory_is_reported_in_one_sentence(
     script: Path, capsys: pytest.CaptureFixture[str], factory: str, says: str
 ) -> None:
     # GIVEN a script
-    # WHEN it is run with a factory that is not valid
     status = run_script(script, "--factory", factory)
 
     told = capsys.readouterr().err
@@ -395,7 +375,6 @@ def test_a_stage_that_runs_out_of_memory_is_reported_in_one_sentence(tmp_path: P
     )
     script = script_of_a_number(tmp_path)
 
-    # WHEN it is run
     done = subprocess.run(
         [*preloaded.python(), script.name, "--factory", "large:Stage"],
         cwd=tmp_path,
@@ -410,7 +389,6 @@ def test_a_stage_that_runs_out_of_memory_is_reported_in_one_sentence(tmp_path: P
 
 
 def test_a_stage_with_its_own_profiler_is_reported_in_one_sentence(tmp_path: Path) -> None:
-    # GIVEN a script of a stage that profiles itself
     (tmp_path / "profiled.py").write_text(
         "import torch\n\n\nclass Stage:\n    def process(self, x):\n"
         "        with torch.profiler.profile():\n            return torch.zeros(4) + x\n"
@@ -419,13 +397,11 @@ def test_a_stage_with_its_own_profiler_is_reported_in_one_sentence(tmp_path: Pat
     options = ["--factory", "profiled:Stage", "--timing-steps", "2"]
     command = [*preloaded.python(), script.name, *options]
 
-    # WHEN it is run with the script's profiler, and without it
     done, without = (
         subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True, timeout=300)
         for more in ((), ("--no-profile",))
     )
 
-    # THEN only the profiler of the stage is reported
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if "profiler" in line]
     assert errors[-1].endswith("or measure with --no-profile.")
@@ -433,14 +409,12 @@ def test_a_stage_with_its_own_profiler_is_reported_in_one_sentence(tmp_path: Pat
 
 
 def test_the_script_is_formatted(stages: Any, tmp_path: Path) -> None:
-    # GIVEN scripts of each kind, with the inputs of each stage
     pytest.importorskip("ruff", reason="ruff is not installed")
     for name in ("denoise", "encode"):
         harness_of(stages, name, tmp_path).profile()
     paths = sorted({*tmp_path.glob("*.py")} - {tmp_path / "stages.py"})
     assert len(paths) == 4  # each script has a module of its own
 
-    # WHEN they are checked
     options = ["--isolated", "--line-length", "100", "--target-version", "py310"]
     ruff = [sys.executable, "-m", "ruff"]
     formatted = subprocess.run(
@@ -450,7 +424,6 @@ def test_the_script_is_formatted(stages: Any, tmp_path: Path) -> None:
         [*ruff, "check", *options, "--select", "E,F,I,B,UP", *paths], capture_output=True, text=True
     )
 
-    # THEN nothing would be changed
     assert formatted.returncode == 0, formatted.stdout + formatted.stderr
     assert linted.returncode == 0, linted.stdout
 
@@ -466,10 +439,8 @@ def test_the_script_is_formatted(stages: Any, tmp_path: Path) -> None:
 def test_nothing_of_a_signature_becomes_code(
     name: str, argument: str, value: Any, seed: int, kind: str
 ) -> None:
-    # GIVEN a stage with any name, argument and value
     stage = StageSignature(name, {argument: capture(value)}, context={"grad": value})
 
-    # WHEN a script of any kind is written
     steps = {"denoise": DenoiseAdapter().script(None, {}), "call": CallAdapter().script(len, {})}
     text = script_text(stage, steps.get(kind), HarnessConfig(seed=seed), stem="s")
 
@@ -485,7 +456,6 @@ def test_nothing_of_a_signature_becomes_code(
 def test_the_script_takes_a_variant_compiles_and_prints_json(
     stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # GIVEN a stage with a smaller variant
     bench = harness_of(stages, "denoise", tmp_path)
     bench.signature.key = "aaaa"
     bench.signature.variants = [
@@ -499,13 +469,11 @@ def test_the_script_takes_a_variant_compiles_and_prints_json(
     stages.seen.clear()
     capsys.readouterr()
 
-    # WHEN the script runs it without a profiler
     arguments = ("--factory", "stages:get_denoiser", "--timing-steps", "1", "--warmup", "0")
     status = run_script(path, *arguments, "--variant", "bbbb", "--no-profile", "--json")
     done = capsys.readouterr()
     result = json.loads(done.out)
 
-    # THEN only its result is printed on stdout
     assert status == 0
     assert result["timing_ms"]["iterations"] == 1
     assert result["trace_path"] is None
@@ -517,7 +485,6 @@ def test_the_script_takes_a_variant_compiles_and_prints_json(
     assert run_script(path, *arguments, "--variant", "cccc") == 2
     capsys.readouterr()
 
-    # AND with a profiler it prints how much slower the profiled run was
     assert run_script(path, *arguments, "--json") == 0
     done = capsys.readouterr()
     result = json.loads(done.out)
@@ -528,7 +495,6 @@ def test_the_script_takes_a_variant_compiles_and_prints_json(
 
 
 def test_the_script_compiles_the_modules_of_a_stage(tmp_path: Path) -> None:
-    # GIVEN a script, and a stage that records whether its module is compiled
     seen = []
 
     class Stage:
@@ -565,11 +531,9 @@ class FailsLater:
 
 
 def test_a_script_whose_stage_fails_ends_its_profiler(tmp_path: Path) -> None:
-    # GIVEN the script of a stage that fails in the profiled run
     signature = StageSignature("s", {"x": capture(torch.zeros(4, 4))})
     text = script_text(signature, CallAdapter().script(None, {}), HarnessConfig(), stem="s")
     profile_stage = names_of(text)["profile_stage"]
-    # WHEN a program calls it
     with pytest.raises(ValueError, match="the device is lost"):
         profile_stage(FailsLater(), warmup=1, timing_steps=2, output_dir=tmp_path)
     # THEN no profiler records the rest of the program
@@ -609,7 +573,6 @@ def run_elsewhere(script: Path, stages: Path, folder: Path) -> subprocess.Comple
 
 
 def test_both_files_run_in_another_folder(script: Path, tmp_path: Path) -> None:
-    # GIVEN both files, moved to an empty folder
     moved, working = tmp_path / "moved", tmp_path / "working"
     moved.mkdir()
     working.mkdir()
@@ -617,7 +580,6 @@ def test_both_files_run_in_another_folder(script: Path, tmp_path: Path) -> None:
     for path in (script, module):
         path.rename(moved / path.name)
 
-    # WHEN the script runs without stagespan, in a third folder
     done = run_elsewhere(moved / script.name, tmp_path, working)
 
     # THEN it measures, and its trace is beside it
@@ -631,19 +593,16 @@ def test_both_files_run_in_another_folder(script: Path, tmp_path: Path) -> None:
 def test_a_missing_module_is_reported_in_one_sentence(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a script without the module that it imports
     file_name = module_name_of(script)
     monkeypatch.delitem(sys.modules, file_name.removesuffix(".py"), raising=False)
     script.with_name(file_name).unlink()
     sentence = f"{file_name} is missing in {tmp_path}: copy it from"
     before = list(sys.path)
 
-    # WHEN it is run as a program, and imported
     done = run_elsewhere(script, tmp_path, tmp_path)
     with pytest.raises(ModuleNotFoundError) as caught:
         runpy.run_path(str(script))
 
-    # THEN both say what to do
     assert done.returncode == 2
     assert done.stderr.startswith(sentence)
     assert len(done.stderr.splitlines()) == 1
@@ -672,14 +631,12 @@ def test_scripts_of_two_versions_run_in_one_process(
     modules = [*tmp_path.glob("_stagespan_replay_*.py")]
     assert len(modules) == 2
 
-    # WHEN both are loaded before both run
     loaded = {stem: runpy.run_path(str(tmp_path / f"profile_{stem}.py")) for stem in steps}
     results = {
         stem: names["profile_stage"](lambda x: x, warmup=0, timing_steps=1, steps=0)
         for stem, names in loaded.items()
     }
 
-    # THEN each has its own module
     assert {names["Replay"].__module__ for names in loaded.values()} == {p.stem for p in modules}
     assert [result["timing_ms"]["iterations"] for result in results.values()] == [1, 1]
     made = loaded["two"]["make_step"](lambda x: x, {"x": 1})
@@ -693,7 +650,6 @@ def test_the_module_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path.write_text(module.text[:500])
 
     with path.open() as reader:
-        # WHEN it is written again
         write_replay_module(tmp_path, module)
 
         # THEN the reader never gets a mixture, and the file is complete
@@ -730,30 +686,25 @@ def test_the_module_has_only_what_its_script_needs(stages: Any, tmp_path: Path, 
     text = script.with_name(module_name_of(script)).read_text()
     defined = {part.name for part in ast.parse(text).body if hasattr(part, "name")}
 
-    # THEN each module lacks what only the other one needs, or neither
     needed = {"denoise": {"DenoiseStep"}, "encode": {"CallStep", "instance", "make_content"}}
     others = set().union(*(names for key, names in needed.items() if key != name))
     assert needed[name] <= defined
     assert not defined & (others | {"LoopStep", "sparse_tensor", "jagged_tensor"})
-    # AND nothing in it is unused
+    # THEN nothing in it is unused
     used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
     assert defined <= used | set(re.findall(r"\w+", script.read_text()))
-    # AND it is small
     assert len(text.encode()) <= 60_000
 
 
 @pytest.mark.parametrize("kind", ["loop", "generate"])
 def test_the_module_of_a_step_of_a_loop_has_only_what_its_script_needs(kind: str) -> None:
-    # GIVEN the script of a step of a stage's own loop, whose inputs are of several kinds
     arguments = {"latents": torch.randn(2, 64), "mask": torch.rand(2, 9) > 0.5, "prompt": "a dog"}
     signature = StageSignature("s", capture_arguments(arguments))
     step = ScriptStep(f"{kind}_step(stage, inputs, step, OPTIONAL)")
     script = script_text(signature, step, HarnessConfig(), stem="s")
 
-    # WHEN its module is made
     module = replay_module(script)
 
-    # THEN it has neither the steps nor the values of other scripts, nor what this one never reads
     others = {"DenoiseStep", "CallStep", "sparse_tensor", "Missing", "load_stage_of", "with_method"}
     assert f"{kind}_step" in module.defined
     assert not module.defined & others

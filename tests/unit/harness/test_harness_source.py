@@ -98,14 +98,11 @@ trees = st.recursive(
 @settings(max_examples=examples(200))
 @given(value=trees, name=st.text(min_size=1, max_size=6), seed=st.integers(0, 9))
 def test_the_source_creates_what_the_harness_creates(value: Any, name: str, seed: int) -> None:
-    # GIVEN any value, captured
     node = capture(value)
 
-    # WHEN it is created by the harness, and by the source
     made = mocks.make_inputs(StageSignature("s", {name: node}), seed=seed)[name]
     written = evaluate(source_of(node, name), seed)
 
-    # THEN both are the same, bit for bit
     assert checksum(written) == checksum(made)
 
 
@@ -118,7 +115,6 @@ def test_the_source_creates_what_the_harness_creates(value: Any, name: str, seed
     )
 )
 def test_literals_evaluate_to_their_value(value: Any) -> None:
-    # GIVEN any plain value
     assert evaluate(literal(value)) == value
 
 
@@ -158,7 +154,6 @@ def test_the_script_creates_structures_and_contents_like_the_harness() -> None:
     }  # fmt: skip
     signature = StageSignature("s", capture_arguments(arguments))
 
-    # WHEN both create them
     ours = make_inputs(signature, seed=3)
     names = names_of(script_text(signature, None, HarnessConfig(seed=3), stem="s"))
     theirs = names["create_inputs"]()

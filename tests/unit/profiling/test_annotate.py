@@ -42,7 +42,6 @@ def decode() -> None:
 
 
 def test_contexts_are_ranges_in_a_profiler_of_the_application_after_annotate() -> None:
-    # WHEN a profiler of the application runs, before and after annotate() is called
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as before:
         run()
     annotate()
@@ -179,12 +178,10 @@ def test_annotated_spans_stay_spans(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_named_spans_run_without_a_profiler_of_stagespan(tmp_path: Path) -> None:
-    # GIVEN a span whose stage is both annotated and named for stagespan's own profiler
     annotate("both")
     stagespan.set_profiler_output_dir(tmp_path)
     stagespan.enable_profiler_for_names("both")
 
-    # WHEN it runs
     with stagespan.span("both"):
         torch.ones(4).sum()
 

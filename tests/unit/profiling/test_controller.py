@@ -37,10 +37,8 @@ def products(path: Path) -> int:
 
 
 def test_a_window_is_exported_as_a_trace(work: Work, tmp_path: Path) -> None:
-    # GIVEN work under a window
     with profile_window("denoise") as window:
         work()
-    # WHEN it is exported
     assert window.recorded
     written = window.export(tmp_path / "deep" / "denoise_trace.json.gz")
     # THEN the file is gzipped JSON that contains the work, and the folder has no other files
@@ -52,17 +50,14 @@ def test_a_window_is_exported_as_a_trace(work: Work, tmp_path: Path) -> None:
 def test_spans_are_a_separate_process(work: Work, tmp_path: Path) -> None:
     import stagespan
 
-    # GIVEN spans with names of every kind in a window, one of them open beyond its end
     names = ["re", 'quote" \\ and\nline', "ünï", "Pi"]
     still_open = stagespan.begin("still open")
     with profile_window("s") as window:
         for name in names:
             with stagespan.span(name):
                 work()
-    # WHEN the trace is exported
     path = window.export(tmp_path / "t.json.gz")
     stagespan.end(still_open)
-    # THEN they are there on the trace's own clock, separate from torch's processes
     recorded = {
         stagespan.stage_names()[row["stage"]]: row
         for row in stagespan.spans()
@@ -79,14 +74,12 @@ def test_spans_are_a_separate_process(work: Work, tmp_path: Path) -> None:
         assert abs(trace.events.end_ns[drawn[name]] - recorded[name]["end_ns"]) < 100_000
         assert trace.events.tid[drawn[name]] == threading.get_native_id()
     assert {trace.categories[c] for c in trace.events.category[rows]} == {"user_annotation"}
-    # AND the open one is drawn up to the window's end, and marked
     assert trace.events.end_ns[drawn["still open"]] == window.end_ns
     entries = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     arguments = {e["name"]: e["args"] for e in entries if e.get("cat") == "user_annotation"}
     assert arguments["still open"]["unfinished"] is True
     assert "unfinished" not in arguments["re"]
     assert arguments["re"]["id"] == recorded["re"]["id"]
-    # AND spans are not operators
     assert {row.name for row in breakdown(trace, "s").rows}.isdisjoint(drawn)
 
 
@@ -103,9 +96,7 @@ def test_the_spans_fit_every_layout(tmp_path: Path, text: str, base: int) -> Non
     # GIVEN a trace with the layout of torch or torch_npu
     path = tmp_path / "t.json"
     path.write_text(text)
-    # WHEN a span is merged in
     packed = compressed_with_spans(path, [TimelineSpan("s", 5_001, 6_002, 0, 1, 0, 0)])
-    # THEN it is valid JSON, and the span is where it was
     (tmp_path / "m.json").write_bytes(packed)
     json.loads(gzip.decompress(packed))
     trace = read_trace(tmp_path / "m.json")
@@ -117,11 +108,8 @@ def test_the_spans_fit_every_layout(tmp_path: Path, text: str, base: int) -> Non
 
 @pytest.mark.parametrize("text", ["", '{"traceEvents": [', '{"a": 1}', '[{"ph":"X"},'])
 def test_a_truncated_trace_is_refused(tmp_path: Path, text: str) -> None:
-    # GIVEN a trace that a full disk has truncated
     path = tmp_path / "t.json"
     path.write_text(text)
-    # WHEN it is compressed
-    # THEN that fails
     with pytest.raises(ValueError, match="completely"):
         compressed_with_spans(path, [])
 
@@ -129,9 +117,7 @@ def test_a_truncated_trace_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_nested_window_is_skipped_with_one_warning(
     work: Work, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN an open window
     with profile_window("outer") as outer:
-        # WHEN others are opened inside it, here and in another thread
         for name in ("inner", "another"):
             with profile_window(name) as inner:
                 work()
@@ -141,12 +127,10 @@ def test_a_nested_window_is_skipped_with_one_warning(
         thread = threading.Thread(target=profile_window("third").start)
         thread.start()
         thread.join()
-    # THEN the outer one records everything, the others nothing, and one warning was logged
     assert products(outer.export(tmp_path / "o.json.gz")) == 20
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     with pytest.raises(StagespanError, match="already running"):
         inner.export(tmp_path / "i.json.gz")
-    # AND the next window opens
     with profile_window("next") as following:
         work()
     assert following.recorded
@@ -157,7 +141,6 @@ def test_the_applications_profiler_is_not_affected(
 ) -> None:
     from torch.profiler import ProfilerActivity, profile, schedule
 
-    # GIVEN a scheduled profiler of the application
     kept: list[Any] = []
 
     def keep(profiler: Any) -> None:
@@ -171,7 +154,6 @@ def test_the_applications_profiler_is_not_affected(
         on_trace_ready=keep,
     ) as profiler:
         for _ in range(6):
-            # WHEN a window is opened in each of its phases
             with profile_window("stage") as window:
                 work()
             recorded.append(window.recorded)
@@ -198,13 +180,10 @@ def test_the_older_profiler_of_torch_is_detected_too(work: Work) -> None:
 def test_a_window_leaves_no_trace_in_torch(work: Work) -> None:
     from torch.autograd.profiler import KinetoStepTracker
 
-    # GIVEN torch's count of steps, and its level of logs in the environment
     before = dict(KinetoStepTracker._step_dict)
     level = os.environ.get("KINETO_LOG_LEVEL")
-    # WHEN a window was open
     with profile_window("s"):
         work()
-    # THEN both are unchanged
     assert KinetoStepTracker._step_dict == before
     assert os.environ.get("KINETO_LOG_LEVEL") == level
 
@@ -223,7 +202,6 @@ with profile_window("s"):
     environment.pop("KINETO_LOG_LEVEL", None)
     if level is not None:
         environment["KINETO_LOG_LEVEL"] = level
-    # WHEN it runs
     done = subprocess.run(
         [*preloaded.python(), "-c", code],
         env=environment,
@@ -231,7 +209,6 @@ with profile_window("s"):
         text=True,
         timeout=120,
     )
-    # THEN Kineto writes its messages only if the level asks for them
     assert done.returncode == 0, done.stderr
     assert ("Completed Stage" in done.stderr) == (level is not None)
 
@@ -247,7 +224,6 @@ def test_the_pipelines_exception_passes(work: Work, tmp_path: Path) -> None:
 
     with pytest.raises(KeyError, match="the stage's own"):
         stage()
-    # WHEN the window is exported
     # THEN it contains the work until the error, and the next window opens
     assert products(window.export(tmp_path / "t.json.gz")) == 10
     with profile_window("s") as following:
@@ -258,14 +234,12 @@ def test_the_pipelines_exception_passes(work: Work, tmp_path: Path) -> None:
 def test_a_profiler_that_does_not_start_does_not_raise(
     work: Work, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN torch with a profiler that fails to start
     from torch.profiler import profile
 
     def fail(self: Any) -> None:
         raise RuntimeError("no permission for counters")
 
     monkeypatch.setattr(profile, "start", fail)
-    # WHEN a window is opened
     with profile_window("s") as window:
         work()
     # THEN the work ran, and one sentence says why there is no trace
@@ -281,7 +255,6 @@ def test_a_missing_activity_is_named(work: Work, caplog: pytest.LogCaptureFixtur
     # GIVEN a window with the activity of a device, and torch without support for it
     with profile_window("s", ["CPU", "XPU", "MTIA"]) as window:
         work()
-    # THEN the CPU is recorded, and the missing activity is named
     assert window.recorded
     assert "XPU, MTIA" in caplog.text
 
@@ -289,14 +262,11 @@ def test_a_missing_activity_is_named(work: Work, caplog: pytest.LogCaptureFixtur
 def test_a_window_ends_by_itself_on_the_main_thread(
     work: Work, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN a window of a tenth of a second
     with profile_window("long", max_seconds=0.1) as window:
-        # WHEN the stage runs until it sees that the window is closed
         until = time.monotonic() + 60
         while not window.recorded and time.monotonic() < until:
             work()
             time.sleep(0.001)  # so that it does not end by its number of events
-    # THEN the trace ends early, and a sentence says so
     assert window.recorded
     assert window.ended_early
     assert "0.1 seconds" in caplog.text
@@ -332,7 +302,6 @@ def test_a_window_whose_bound_cannot_be_watched_is_given_up(
     # GIVEN a process in which no thread can start, because its stack is larger than its memory
     before = threading.stack_size(1 << 46)
     try:
-        # WHEN a window is opened that a thread must watch
         with profile_window("unwatched", max_seconds=60) as window:
             work()
     finally:
@@ -349,7 +318,6 @@ def test_a_window_whose_bound_cannot_be_watched_is_given_up(
 def test_a_deadline_that_is_not_reached_does_nothing(
     work: Work, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN windows that end before their deadline, here and in another thread
     for _ in range(3):
         with profile_window("short", max_seconds=60) as window:
             work()
@@ -370,18 +338,15 @@ def test_a_window_ends_after_a_number_of_events(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # GIVEN a window of 2,000 events, on the main thread or on another one
     window = profile_window("large", max_events=2_000, **options)
 
     def stage() -> None:
         with window:
-            # WHEN the stage runs until it sees that the window is closed
             until = time.monotonic() + 60
             while not window.recorded and time.monotonic() < until:
                 work()
 
     call(stage)
-    # THEN the trace ends early but contains so many, and a sentence says so
     trace = read_trace(window.export(tmp_path / "t.json.gz"))
     operators = int(trace.rows_of(["cpu_op"]).sum())
     assert operators >= 1_000
@@ -389,7 +354,6 @@ def test_a_window_ends_after_a_number_of_events(
     assert "'large' is incomplete: it ends after" in message
     assert "max_events is 2,000" in message
     assert window.ended_early is not None
-    # AND the next window is not affected
     with profile_window("next") as window:
         work()
     assert window.recorded
@@ -400,7 +364,6 @@ def test_a_window_ends_after_a_number_of_events(
 def test_the_environment_limits_the_number_of_events(
     setting: str, ends: bool, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a limit in the environment
     monkeypatch.setenv("STAGESPAN_PROFILER_MAX_EVENTS", setting)
     # WHEN a block runs that records about 10,000 events
     with profile_window("s") as window:
@@ -409,7 +372,6 @@ def test_the_environment_limits_the_number_of_events(
             work()
             while ends and number == 199 and not window.recorded and time.monotonic() < until:
                 work()
-    # THEN the window ends early only if they are more than the limit
     assert (window.ended_early is not None) == ends
 
 
@@ -421,10 +383,8 @@ def test_a_limit_that_the_profiler_cannot_keep_is_logged(
     # GIVEN a build of torch that does not show how many operators were recorded
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(counting, "_blocks", lambda: None)
-    # WHEN a window has a limit
     with profile_window("s", max_events=10) as window:
         work()
-    # THEN it records everything, and a line says that there is no limit
     assert window.recorded
     assert window.ended_early is None
     assert any("max_events does not limit" in message for message in caplog.messages)
@@ -440,12 +400,10 @@ def in_a_pool(work: Work) -> None:
 def test_operators_of_other_threads_are_recorded_on_request(
     all_threads: bool, work: Work, tmp_path: Path
 ) -> None:
-    # GIVEN work in another thread than that of the window
     with profile_window("s", all_threads=all_threads, trace_only=True) as window:
         in_a_pool(work)
         if not all_threads:
             work()
-    # THEN the trace contains it if all threads were wanted
     trace = read_trace(window.export(tmp_path / "t.json.gz"))
     threads = set(trace.events.tid[trace.rows_of(["cpu_op"])].tolist())
     assert products(tmp_path / "t.json.gz") == 10
@@ -456,7 +414,6 @@ def test_operators_of_other_threads_are_recorded_on_request(
 def test_a_window_of_all_threads_is_paused_from_any_thread(work: Work, tmp_path: Path) -> None:
     import torch
 
-    # GIVEN a window of all threads with a limit, in a thread that waits for another one
     def work_until_paused() -> None:
         until = time.monotonic() + 60
         while window.ended_early is None and time.monotonic() < until:
@@ -468,7 +425,6 @@ def test_a_window_of_all_threads_is_paused_from_any_thread(work: Work, tmp_path:
 
     with profile_window("s", all_threads=True, max_events=1_000) as window:
         in_a_pool(work_until_paused)
-    # THEN the trace contains what ran before the pause, and not what ran after it
     trace = read_trace(window.export(tmp_path / "t.json.gz"))
     assert int(trace.rows_of(["cpu_op"]).sum()) > 500
     assert "aten::cumprod" not in trace.names
@@ -478,7 +434,6 @@ def test_a_window_of_all_threads_is_paused_from_any_thread(work: Work, tmp_path:
 def test_a_profiler_that_another_thread_starts_takes_over(all_threads: bool, work: Work) -> None:
     import torch
 
-    # GIVEN a window in which another thread runs a profiler of its own
     def profiled() -> None:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
             work()
@@ -493,7 +448,6 @@ def test_a_profiler_that_another_thread_starts_takes_over(all_threads: bool, wor
     window = profile_window("s", all_threads=all_threads)
     # In a thread, because torch refuses further profilers there.
     in_a_pool(stage)
-    # THEN that one has its events, nothing crashes, and the next window records
     assert "aten::mm" in found
     assert "another torch.profiler" in str(window.skipped)
     with profile_window("next") as window:
@@ -505,10 +459,8 @@ def test_a_trace_that_is_too_large_is_refused(work: Work, tmp_path: Path) -> Non
     # GIVEN a limit of a thousand bytes
     with profile_window("s", max_bytes=1000) as window:
         work()
-    # WHEN the window is exported
     with pytest.raises(StagespanError, match=r"takes 0\.\d+ MB, more than 0\.001 MB"):
         window.export(tmp_path / "t.json.gz")
-    # THEN nothing was written
     assert list(tmp_path.iterdir()) == []
 
 
@@ -516,15 +468,12 @@ def test_a_trace_that_is_too_large_is_refused(work: Work, tmp_path: Path) -> Non
 def test_a_folder_that_cannot_be_written(
     work: Work, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a target, or a scratch folder, that is a file
     with profile_window("s") as window:
         work()
     (tmp_path / "file").write_text("")
     target = tmp_path / "file" / "t.json.gz" if where == "target" else tmp_path / "t.json.gz"
     if where == "scratch":
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    # WHEN the window is exported
-    # THEN it raises OSError, and leaves nothing behind
     with pytest.raises(OSError, match=r"\w"):
         window.export(target)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -547,11 +496,9 @@ else:
     os._exit(0)
 """
     for kind in ("window", "steps"):
-        # WHEN the child leaves it
         done = subprocess.run(
             [*preloaded.python(), "-c", code, kind], capture_output=True, text=True, timeout=120
         )
-        # THEN the child says that the process was forked, and nothing else
         said = next(line for line in done.stdout.splitlines() if line.startswith("child"))
         assert "forked" in said, done.stderr
         assert "thread" not in said
@@ -562,27 +509,22 @@ else:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_is_free_to_profile(work: Work) -> None:
-    # GIVEN a child that is forked while a window is open
     with profile_window("parent"):
         child = os.fork()
         if child == 0:
             # The child must not run torch after a fork, so it opens no window itself.
             os._exit(open_window() is not None)
         _, status = os.waitpid(child, 0)
-    # THEN no window is open in it
     assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_the_package_does_not_import_torch() -> None:
-    # GIVEN a new interpreter
     import subprocess
 
     code = (
         "import sys, stagespan.profiling, stagespan.profiling.profiled, stagespan.trace;"
         "sys.exit('torch' in sys.modules)"
     )
-    # WHEN it imports the two packages
-    # THEN torch is not imported
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -598,10 +540,8 @@ def test_logging_goes_to_one_logger(work: Work, caplog: pytest.LogCaptureFixture
 def test_a_profiler_that_the_stage_starts_takes_over(ends_inside: bool, tmp_path: Path) -> None:
     import torch
 
-    # GIVEN a stage that runs its own profiler, which may outlast the window
     theirs = torch.profiler.profile()
 
-    # WHEN it runs in a window
     with profile_window("outer") as window:
         theirs.start()
         torch.ones(4).sum()
@@ -612,13 +552,11 @@ def test_a_profiler_that_the_stage_starts_takes_over(ends_inside: bool, tmp_path
         theirs.stop()
         assert "aten::cumsum" in {event.key for event in theirs.key_averages()}
 
-    # THEN its profiler has its events, the window has none and says why, and nothing crashes
     assert "aten::sum" in {event.key for event in theirs.key_averages()}
     assert not window.recorded
     assert "another torch.profiler" in str(window.skipped)
     with pytest.raises(StagespanError, match="another torch"):
         window.export(tmp_path / "trace.json.gz")
-    # AND the next window records
     with profile_window("next") as window:
         torch.ones(4).sum()
     assert window.export(tmp_path / "next.json.gz").exists()

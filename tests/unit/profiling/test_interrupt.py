@@ -37,12 +37,10 @@ class Worker(threading.Thread):
 
 
 def test_a_thread_is_interrupted_where_it_is() -> None:
-    # GIVEN two threads that run
     workers = [Worker(), Worker()]
     for worker in workers:
         worker.start()
         worker.is_ready.wait(60)
-    # WHEN one is interrupted from here, more than once
     workers[1].interrupt.send()
     workers[1].join(60)
     # THEN it has called the function, in itself, once; the other has not
@@ -66,17 +64,14 @@ def test_the_main_thread_is_interrupted_too() -> None:
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="tools do not share one function there")
 def test_a_profile_function_of_the_thread_stays() -> None:
-    # GIVEN a thread with a profile function
     worker = Worker(profiles=True)
     worker.start()
     worker.is_ready.wait(60)
-    # WHEN it is interrupted
     worker.interrupt.send()
     before = worker.profiled
     while worker.profiled < before + 1000 and worker.is_alive():
         time.sleep(0.001)
     worker.is_over.set()
     worker.join(60)
-    # THEN its function is called as before, and the other is not
     assert worker.called_in == []
     assert worker.profiled >= before + 1000

@@ -17,9 +17,7 @@ from stagespan.profiling.names import enable_profiler_for_names, is_profiled, pr
 
 
 def test_names_of_the_environment_and_of_calls_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN names in the environment
     monkeypatch.setenv("ENABLE_PROFILER_NAMES", "denoise, vae_decode")
-    # WHEN others are added, with commas and as a list
     enable_profiler_for_names("text_encoding, denoise,")
     enable_profiler_for_names(["a, b", "re"])
     # THEN all are profiled, each once, and those of a list unchanged
@@ -125,7 +123,6 @@ def test_a_named_stage_that_ran_without_a_profiler_is_logged(
 def test_a_named_debug_context_without_debug_mode_is_logged(
     way: str, ran: str, tmp_path: Path
 ) -> None:
-    # GIVEN debug contexts, of which one is named for the profiler
     variables = {"ENABLE_PROFILER_NAMES": "decode", "RUN": ran, way: "decode,other"}
     # WHEN debug mode is off, the line at the end says so; when it is on, the stage is profiled
     (line,) = warnings_of(tmp_path, **variables)

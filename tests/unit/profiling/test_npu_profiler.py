@@ -108,16 +108,13 @@ def test_the_level_can_be_chosen(
 def test_the_result_folder_is_kept_on_request(
     monkeypatch: pytest.MonkeyPatch, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN a run for which the NPU results are to be kept
     monkeypatch.setenv("STAGESPAN_NPU_RESULT", "true")
 
-    # WHEN a stage is profiled
     with profile_window("vae/decode", ("PrivateUse1",)) as window:
         pass
     with caplog.at_level(logging.INFO, "stagespan"):
         trace = window.export(folder / "trace.json.gz")
 
-    # THEN the result folder is in the output folder, its trace is the window's, and the log says so
     (result,) = (folder / "npu").glob("*/*_ascend_pt")
     assert str(result) in caplog.text
     assert trace.exists()
@@ -150,11 +147,9 @@ def test_a_trace_that_was_not_written_gives_a_warning(
 def test_without_torch_npu_torchs_own_profiler_is_used_with_private_use(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN a machine without torch_npu
     monkeypatch.setitem(sys.modules, "torch_npu", None)
     monkeypatch.setitem(sys.modules, "torch_npu.profiler", None)
 
-    # WHEN a profiler is requested for the NPU
     with caplog.at_level(logging.INFO, "stagespan"):
         backend = make_backend(NPU, Options(("CPU", "PrivateUse1")))
 

@@ -35,14 +35,12 @@ def steps_of(path: Path) -> list[str]:
 
 
 def test_the_active_steps_of_each_cycle_are_recorded(work: Work, folder: Path) -> None:
-    # WHEN a loop of ten steps runs under two cycles of four
     with profile_steps(wait=1, warmup=1, active=2, repeat=2, name="engine") as steps:
         for _ in range(10):
             with stagespan.span("work"):
                 work()
             steps.step()
 
-    # THEN each cycle has a trace of its two steps, with the spans in them
     names = ["engine_trace.json.gz", "engine_cycle2_trace.json.gz"]
     assert [path.name for path in steps.traces] == names
     assert steps_of(folder / names[0]) == ["ProfilerStep#2", "ProfilerStep#3"]
@@ -115,7 +113,6 @@ def test_a_running_profiler_is_not_affected(
     assert "profiler of the application" in str(steps.skipped)
     # AND the log has the same sentence
     assert f"[Profiler] {steps.skipped}" in caplog.messages
-    # AND the advice is for profile_steps, not for stages in ENABLE_PROFILER_NAMES
     assert str(steps.skipped).endswith("Stop it, or remove profile_steps.")
     assert "stage" not in str(steps.skipped)
     assert steps.traces == []
@@ -188,7 +185,6 @@ def test_a_trace_that_ends_early_is_named(call: Call, work: Work, folder: Path) 
 
     call(loop)
 
-    # THEN its trace lacks the last step, and a sentence says so
     (steps,) = found
     assert "ProfilerStep#2" not in steps_of(steps.traces[0])
     assert "0.05 seconds" in str(steps.skipped)
@@ -199,7 +195,6 @@ def test_a_step_with_more_events_than_the_limit_is_cut(
 ) -> None:
     found: list[profile_steps] = []
 
-    # GIVEN a loop whose second step has more events than are wanted
     def loop() -> None:
         with profile_steps(wait=0, warmup=0, active=3, max_events=1_000) as steps:
             work()
@@ -221,7 +216,6 @@ def test_a_step_with_more_events_than_the_limit_is_cut(
 def test_a_warm_up_may_end_early(
     work: Work, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN a loop whose first step, the warm-up, has more events than are wanted
     with profile_steps(wait=0, warmup=1, active=1, max_events=1_000) as steps:
         until = time.monotonic() + 60
         while open_window() is not None and time.monotonic() < until:
@@ -246,7 +240,6 @@ def test_a_warm_up_may_end_early(
 def test_work_in_other_threads(
     options: dict[str, Any], advice: str | None, work: Work, folder: Path
 ) -> None:
-    # GIVEN a loop whose work runs in another thread
     with profile_steps(wait=0, warmup=1, active=2, **options) as steps:
         for _ in range(3):
             thread = threading.Thread(target=work)

@@ -74,10 +74,8 @@ run()
 
 
 def test_workers_do_not_write_each_others_files(tmp_path: Path) -> None:
-    # GIVEN a program that runs a named stage in a worker process, and itself
     environment = {"ENABLE_PROFILER_NAMES": "denoise", "STAGESPAN_OUTPUT_DIR": str(tmp_path)}
 
-    # WHEN it runs
     done = subprocess.run(
         [*preloaded.python(), "-c", _WORKER],
         env={**os.environ, **environment},
@@ -97,14 +95,11 @@ def test_a_named_stage_writes_its_files(
     work: Work, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "stagespan")
-    # GIVEN a stage that is named for the profiler, and one that is not
     enable_profiler_for_names("denoise")
-    # WHEN both run
     with ProfilingContext("denoise"):
         work()
     with ProfilingContext("other"):
         work()
-    # THEN the first has a trace with its own span in it, and a breakdown, named in the log
     assert files(folder) == ["denoise_breakdown.json", "denoise_trace.json.gz"]
     table = json.loads((folder / "denoise_breakdown.json").read_text())
     assert table["name"] == "denoise"
@@ -121,11 +116,9 @@ def test_a_named_stage_writes_its_files(
 def test_variables_choose_what_a_trace_contains(
     work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch, option: str | None
 ) -> None:
-    # GIVEN a named stage, and one of the variables or none
     if option is not None:
         monkeypatch.setenv(f"STAGESPAN_PROFILER_{option}", "1")
     enable_profiler_for_names("denoise")
-    # WHEN it runs
     with ProfilingContext("denoise"):
         work()
     # THEN the trace contains what was chosen, and nothing else of the three
@@ -139,16 +132,13 @@ def test_variables_choose_what_a_trace_contains(
 
 
 def test_the_stages_span_covers_its_operators(work: Work, folder: Path) -> None:
-    # GIVEN a profiled stage with a stage inside
     enable_profiler_for_names(["outer"])
     with ProfilingContext("outer"), stagespan.span("inner"):
         work()
-    # WHEN its trace is read
     trace = read_trace(folder / "outer_trace.json.gz")
     events = trace.events
     row = {trace.names[code]: at for at, code in enumerate(events.name)}
     products = [at for at, code in enumerate(events.name) if trace.names[code] == "aten::mm"]
-    # THEN the operators are within the inner span, and this one within the outer one
     assert events.begin_ns[row["outer"]] <= events.begin_ns[row["inner"]]
     assert events.begin_ns[row["inner"]] <= events.begin_ns[products].min()
     assert events.end_ns[products].max() <= events.end_ns[row["inner"]]
@@ -165,15 +155,12 @@ def test_open_stages_in_a_trace_belong_to_their_request(work: Work, folder: Path
     enable_profiler_for_names(["profiled"])
     with stagespan.request() as one, ProfilingContext("around"), ProfilingContext("profiled"):
         work()
-    # WHEN its trace is read
     page = json.loads(gzip.decompress((folder / "profiled_trace.json.gz").read_bytes()))
     ours = {e["name"]: e["args"] for e in page["traceEvents"] if e.get("pid") == "stagespan"}
-    # THEN they have the number of the request
     assert ours["around"]["request"] == ours["profiled"]["request"] == one.number
 
 
 def test_decorated_functions_and_coroutines(work: Work, folder: Path) -> None:
-    # GIVEN a decorated function and a coroutine function, both named
     enable_profiler_for_names("*")
 
     @ProfilingContext("plain")
@@ -187,7 +174,6 @@ def test_decorated_functions_and_coroutines(work: Work, folder: Path) -> None:
         work()
         return x + 1
 
-    # WHEN they run
     # THEN they return what they return, and have their files
     assert plain(1) == 2
     assert asyncio.run(awaited(2)) == 3
@@ -196,20 +182,16 @@ def test_decorated_functions_and_coroutines(work: Work, folder: Path) -> None:
 
 
 def test_debug_contexts_are_profiled_too(work: Work, folder: Path) -> None:
-    # GIVEN debug mode and a named stage
     stagespan.set_debug(True)
     enable_profiler_for_names("stage")
-    # WHEN it runs under a debug context
     with ProfilingContext4Debug("stage"):
         work()
-    # THEN it has its files
     assert {"stage_breakdown.json", "stage_trace.json.gz"} <= set(files(folder))
 
 
 def test_only_the_first_runs_are_profiled(
     work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a stage that runs three times, of which two are to be profiled
     monkeypatch.setenv("STAGESPAN_PROFILER_RUNS", "2")
     enable_profiler_for_names("loop")
     written: list[bytes] = []
@@ -225,21 +207,18 @@ def test_only_the_first_runs_are_profiled(
 def test_a_nested_stage_is_skipped_and_keeps_its_run(
     work: Work, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN two named stages, one inside the other
     enable_profiler_for_names(["outer", "inner"])
     for _ in range(3):
         with ProfilingContext("outer"):
             for _ in range(2):
                 with ProfilingContext("inner"):
                     work()
-    # THEN the outer is profiled in its first two runs, and the inner one after that
     assert {"inner_trace.json.gz", "outer_trace.json.gz"} <= set(files(folder))
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len([line for line in warnings if "not profiled" in line]) == 1
 
 
 def test_several_threads_never_profile_at_once(work: Work, folder: Path) -> None:
-    # GIVEN stages on eight threads, all named
     enable_profiler_for_names("*")
     errors: list[BaseException] = []
 
@@ -252,12 +231,10 @@ def test_several_threads_never_profile_at_once(work: Work, folder: Path) -> None
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
-    # WHEN they run together
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    # THEN none fails, and every trace that was written can be read
     assert errors == []
     for path in folder.glob("*_trace.json.gz"):
         assert read_trace(path).incomplete is None
@@ -266,25 +243,19 @@ def test_several_threads_never_profile_at_once(work: Work, folder: Path) -> None
 def test_ranks_have_separate_files(
     work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN rank 3 of 4
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     enable_profiler_for_names("denoise")
-    # WHEN a named stage runs
     with ProfilingContext("denoise"):
         work()
-    # THEN the names of its files contain the rank
     assert files(folder) == ["denoise_rank3_breakdown.json", "denoise_rank3_trace.json.gz"]
 
 
 @pytest.mark.parametrize("stage", ["re", "Pi", "a/../../b", 'q"uote\nline', "ü", "."])
 def test_any_name_of_a_stage(work: Work, folder: Path, stage: str) -> None:
-    # GIVEN a stage with an unusual name
     enable_profiler_for_names([stage])
-    # WHEN it runs
     with ProfilingContext(stage):
         work()
-    # THEN its files are in the folder, and contain the name unchanged
     assert len(files(folder)) == 2
     table = json.loads(next(folder.glob("*_breakdown.json")).read_text())
     assert table["name"] == stage
@@ -294,7 +265,6 @@ def test_any_name_of_a_stage(work: Work, folder: Path, stage: str) -> None:
 
 
 def test_a_stage_that_raises_is_profiled_and_raises(work: Work, folder: Path) -> None:
-    # GIVEN a named stage that fails
     enable_profiler_for_names("broken")
 
     @ProfilingContext("broken")
@@ -302,8 +272,6 @@ def test_a_stage_that_raises_is_profiled_and_raises(work: Work, folder: Path) ->
         work()
         raise ZeroDivisionError("mine")
 
-    # WHEN it runs
-    # THEN the exception is its own, and the files are there
     with pytest.raises(ZeroDivisionError, match="mine"):
         broken()
     assert len(files(folder)) == 2
@@ -312,11 +280,9 @@ def test_a_stage_that_raises_is_profiled_and_raises(work: Work, folder: Path) ->
 def test_a_folder_that_cannot_be_written_gives_one_warning(
     work: Work, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN an output folder below a file
     (tmp_path / "file").write_text("")
     stagespan.set_profiler_output_dir(tmp_path / "file" / "out")
     enable_profiler_for_names("stage")
-    # WHEN a named stage runs
     with ProfilingContext("stage"):
         work()
     stagespan.set_profiler_output_dir(None)
@@ -344,7 +310,6 @@ print(result.sum().item())
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     # GIVEN a process with a limit on the size of files
     environment: dict[str, Any] = {"STAGESPAN_OUTPUT_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
-    # WHEN a named stage runs in it
     done = subprocess.run(
         [*preloaded.python(), "-c", _FULL_DISK],
         env={**os.environ, **environment},
@@ -365,7 +330,6 @@ def test_names_from_the_environment(tmp_path: Path) -> None:
         "import torch, stagespan\nwith stagespan.ProfilingContext('denoise'): torch.ones(4) + 1\n"
     )
     environment = {"ENABLE_PROFILER_NAMES": "denoise", "STAGESPAN_OUTPUT_DIR": str(tmp_path)}
-    # WHEN a program runs with it
     done = subprocess.run(
         [*preloaded.python(), "-c", code],
         env={**os.environ, **environment},
@@ -402,10 +366,8 @@ def test_one_trace_can_hold_several_runs(
     monkeypatch.setenv("STAGESPAN_PROFILER_ONE_TRACE", "true")
     enable_profiler_for_names("loop")
 
-    # WHEN they run
     runs_of("loop", 6, work)
 
-    # THEN the files are of the second to the fourth run
     assert products(folder, "loop") == 20 + 30 + 40
     trace = read_trace(folder / "loop_trace.json.gz")
     assert [trace.names[code] for code in trace.events.name].count("loop") == 3
@@ -447,17 +409,14 @@ def test_a_stage_that_is_named_again_is_profiled_again(work: Work, folder: Path)
 def test_a_stage_that_is_named_again_ends_its_trace_of_several_runs(
     work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a trace that lacks one of its runs
     monkeypatch.setenv("STAGESPAN_PROFILER_RUNS", "2")
     monkeypatch.setenv("STAGESPAN_PROFILER_ONE_TRACE", "true")
     enable_profiler_for_names("loop")
     runs_of("loop", 1, work)
 
-    # WHEN the stage is named again, and runs
     enable_profiler_for_names("loop")
     runs_of("loop", 3, work)
 
-    # THEN the files are of the next two runs
     assert products(folder, "loop") == 10 + 20
 
 
@@ -478,7 +437,6 @@ def test_a_trace_of_several_runs_contains_none_after_its_end(
         table = json.loads((folder / "loop_breakdown.json").read_text())
         found.append((products(folder, "loop"), table["runs"]))
 
-    # WHEN the second run begins after its end
     call(loop)
 
     # THEN the files are of one run; on a busy machine, of its beginning
@@ -535,20 +493,16 @@ def run_in_threads(work: str, folder: Path, **settings: str) -> str:
 
 
 def test_a_trace_of_several_runs_ends_with_its_thread(tmp_path: Path) -> None:
-    # GIVEN one trace for five runs, of which each thread runs two
     run_in_threads("(loop, loop)", tmp_path, ONE_TRACE="true", RUNS="5")
 
-    # THEN the trace is of the last thread, other stages are profiled after it, and the program ends
     assert json.loads((tmp_path / "loop_breakdown.json").read_text())["runs"] == 2
     assert products(tmp_path, "loop") == 2
     assert products(tmp_path, "after") == 1
 
 
 def test_a_stage_that_outlasts_its_thread_is_profiled_up_to_its_end(tmp_path: Path) -> None:
-    # GIVEN a generator that a second thread ends
     said = run_in_threads("(lambda: next(numbers), lambda: list(numbers))", tmp_path)
 
-    # THEN the trace is of the first thread, and other stages are profiled after it
     assert products(tmp_path, "stream") == 1
     assert "'stream' is incomplete: it ends with the thread" in said
     assert products(tmp_path, "after") == 1
@@ -567,12 +521,10 @@ def test_a_stage_that_ends_in_another_thread_than_it_began_is_not_profiled(
     numbers = stream()
     next(numbers)
 
-    # WHEN another thread ends it
     thread = threading.Thread(target=lambda: list(numbers))
     thread.start()
     thread.join()
 
-    # THEN a sentence says so, and the next stage is profiled
     (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert "it was closed in a thread other than the one that opened it" in said
     with ProfilingContext("after"):

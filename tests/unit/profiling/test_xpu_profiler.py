@@ -52,11 +52,9 @@ def test_the_activity_of_the_xpu_is_chosen_if_torch_can_record_it(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # GIVEN a torch that can record these activities
     members = {getattr(ProfilerActivity, name) for name in supported}
     monkeypatch.setattr(torch.profiler, "supported_activities", lambda: members)
 
-    # WHEN a stage is profiled without a choice of activities
     with caplog.at_level(logging.INFO, "stagespan"), profile_window("denoise") as window:
         pass
 
@@ -66,7 +64,6 @@ def test_the_activity_of_the_xpu_is_chosen_if_torch_can_record_it(
     profiler: Any = window.profiler
     assert [activity.name for activity in profiler.activities] == recorded
     assert f"[Profiler] torch.profiler records {', '.join(recorded)}" in caplog.messages
-    # AND if the XPU is not recorded, a warning says what to do
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert [XPU.advice in record.getMessage() for record in warnings] == [True] * (
         len(recorded) < 2

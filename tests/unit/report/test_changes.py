@@ -87,9 +87,7 @@ def test_a_machine_of_another_speed_is_warned_of(
         write(tmp_path / "a.json", measured(kind, 1.0, before)),
         write(tmp_path / "b.json", measured(kind, 1.2, after)),
     )
-    # THEN it counts as slower, however fast the machine was
     assert found.is_slower
-    # AND a warning says if the machine was slower
     if sentence is None:
         assert found.warnings == []
     else:
@@ -241,7 +239,6 @@ def test_a_stage_with_several_signatures_is_compared_by_signature(tmp_path: Path
 
 
 def test_the_noise_of_a_signature_comes_from_its_quartiles(tmp_path: Path) -> None:
-    # GIVEN two signatures, both 20 % slower, one of which varies by more than that
     def rows(slowdown: float) -> list[dict[str, Any]]:
         return [
             {"key": key, "p50_ms": 10 * slowdown, "count": 20}
@@ -352,7 +349,6 @@ def test_files_that_cannot_be_compared_are_refused(
 def test_a_damaged_file_is_refused_in_a_sentence(
     damage: str, sentence: str, tmp_path: Path
 ) -> None:
-    # GIVEN a file whose compressed data is damaged, or that was not written completely
     whole = json.dumps(report(a=stage(1))).encode()
     packed = gzip.compress(whole)
     content = {
@@ -371,7 +367,6 @@ def test_a_damaged_file_is_refused_in_a_sentence(
 
 
 def test_compressed_reports_and_pipes_can_be_compared(tmp_path: Path) -> None:
-    # GIVEN a compressed report, and the same one in a pipe, which can be read only once
     content = json.dumps(report(a=stage(10))).encode()
     packed = tmp_path / "a.json.gz"
     packed.write_bytes(gzip.compress(content))
@@ -431,8 +426,6 @@ def test_an_empty_baseline_is_refused_in_a_sentence(content: bytes, tmp_path: Pa
     empty.write_bytes(content)
     write(full, {"kind": "stagespan baseline", "stages": {"a": {"samples_ms": samples(1)}}})
 
-    # WHEN they are compared
-    # THEN the sentence names the empty one, in either order
     for pair in ((empty, full), (full, empty)):
         done = CliRunner().invoke(command, ["compare", *map(str, pair)])
         assert done.exit_code == 2
@@ -489,7 +482,6 @@ def test_the_exit_status_says_whether_anything_is_slower(tmp_path: Path) -> None
 
 
 def test_noise_that_hides_the_tolerance_can_fail_the_comparison(tmp_path: Path) -> None:
-    # GIVEN a stage that varies by more than the tolerance, and one whose noise is not known
     before, after = (
         write(tmp_path / f"{n}.json", report(a=stage(10), b=stage(p50, spread=1.0), c=one_run))
         for n, p50, one_run in ((1, 10, {"duration_ms": 5.0}), (2, 13, {"duration_ms": 5.1}))
@@ -498,7 +490,6 @@ def test_noise_that_hides_the_tolerance_can_fail_the_comparison(tmp_path: Path) 
     def run(*options: str) -> Any:
         return CliRunner().invoke(command, ["compare", str(before), str(after), *options])
 
-    # THEN it is not known whether they have changed
     done = run()
     assert done.exit_code == 0
     assert "1 unchanged, 2 not known" in done.output
@@ -510,7 +501,6 @@ def test_noise_that_hides_the_tolerance_can_fail_the_comparison(tmp_path: Path) 
     assert found["unknown"] is True
     noise = {change["name"]: change["noise"] for change in found["changes"]}
     assert (noise["a"] <= 0.05, noise["b"] > 0.2, noise["c"]) == (True, True, None)
-    # AND the command fails if there is a limit for the noise
     done = run("--noise-limit", "20%")
     assert done.exit_code == 2
     assert re.search(r"the noise of 'b', 'c' is up to [\d.]+ % of the time before", done.output)
@@ -579,13 +569,10 @@ def test_computing_stages_are_compared_at_one_speed(
 ) -> None:
     before = computed(kind, 1.0, 1.0)
 
-    # WHEN the processor had another speed after
     same = verdicts(before, computed(kind, 1.0, speed), tmp_path)
     slower = verdicts(before, computed(kind, 1.1, speed), tmp_path)
-    # THEN only the slower stage is slower
     assert (list(same.values()), list(slower.values())) == (["same"], ["slower"])
 
-    # AND a stage that waits is compared by its times
     waiting = verdicts(computed(kind, 1.0, 1.0, 0.5), computed(kind, 1.0, speed, 0.5), tmp_path)
     assert list(waiting.values()) == [{0.8: "slower", 1.0: "same", 1.25: "faster"}[speed]]
 
@@ -600,7 +587,6 @@ def test_a_baseline_contains_1000_runs_from_the_whole_measurement(tmp_path: Path
     assert len(times.samples_ms) == len(times.relative) == 1000
     assert times.samples_ms[:3] == (1, 3, 6)
     assert times.relative[-2:] == (2 * 2496, 2 * 2498)
-    # AND fewer runs are all there
     write_baseline(path, {"stage": Times.of(runs[:999])}, replace=True)
     assert read_baseline(path).times["stage", None].samples_ms == tuple(runs[:999])
 
@@ -616,6 +602,5 @@ def test_writing_another_stage_does_not_change_the_entries_of_a_baseline(tmp_pat
     stages = json.loads(path.read_text())["stages"]
     assert stages["stage"] == before
     assert stages["other"]["count"] == 50
-    # AND the count and the median are those of the runs in the file
     assert before["count"] == len(before["samples_ms"]) == 1000
     assert before["median_ms"] == pytest.approx(statistics.median(before["samples_ms"]), abs=1e-6)

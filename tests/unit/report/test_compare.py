@@ -168,7 +168,6 @@ def test_all_ways_to_compare_two_reports_agree(
         for name, times in (("before", before), ("after", after))
     ]
 
-    # WHEN two reports are compared in each way
     function = compare_timing_reports(files[0], files[1])
     page, against, command_markdown = (
         CliRunner().invoke(command, arguments, env={"COLUMNS": "200"})
@@ -179,7 +178,6 @@ def test_all_ways_to_compare_two_reports_agree(
         )
     )
 
-    # THEN all of them have the same figures and verdicts
     assert page.output == against.output
     assert function == command_markdown.output
     is_slower = any(verdict == "slower" for _, verdict, _ in verdicts.values())
@@ -189,7 +187,7 @@ def test_all_ways_to_compare_two_reports_agree(
     for stage, (change, verdict, mean_change) in verdicts.items():
         cells = found[stage]
         assert (cells[5], cells[7]) == (verdict, mean_change)
-        # AND the medians are those of the runs, within the error of the histogram
+        # THEN the medians are those of the runs, within the error of the histogram
         assert float(cells[2].removesuffix(" %")) == pytest.approx(change, abs=3)
         for shown, times in zip(cells, (before, after), strict=False):
             assert float(shown) == pytest.approx(statistics.median(times[stage]), rel=0.03)
@@ -208,7 +206,6 @@ def test_a_stage_with_several_signatures_keeps_its_total_and_mean(tmp_path: Path
     assert found["s (small)"][:3] == found["s (large)"][:3] == ["10.000", "20.000", "+100.0 %"]
     assert found["total of s"] == ["200.000", "400.000", "+200.000", "+100.0 %"]
     assert found["mean of s"] == ["10.000", "20.000", "+10.000", "+100.0 %"]
-    # AND the JSON contains the same
     done = CliRunner().invoke(command, ["compare", *map(str, paths), "--json", "-"])
     totals = {total["name"]: total["change_ms"] for total in json.loads(done.output)["totals"]}
     assert totals["total of s"] == 200.0

@@ -42,13 +42,11 @@ def verdict_of(before: Times, now: Times, fresh: Times) -> str:
 
 @pytest.mark.full
 def test_on_calm_and_busy_machines_there_are_few_false_alarms() -> None:
-    # GIVEN recorded series of two stages, on calm and on busy machines
     series = json.loads(gzip.decompress(RECORDED.read_bytes()))["series"]
     assert {"calm", "busy"} <= series.keys()
     random = np.random.default_rng(22)
     unchanged, slower = [], []
     for number in range(ROUNDS):
-        # WHEN a baseline of one to three sessions and two later sessions are drawn from one of them
         recorded = series[random.choice(list(series))]
         stage = random.choice(["tokenize", "encode"])
         drawn = [
@@ -60,22 +58,19 @@ def test_on_calm_and_busy_machines_there_are_few_false_alarms() -> None:
         if number % 4 == 0:
             slower.append(verdict_of(baseline, *(times_of(each, 1.1) for each in drawn[:2])))
 
-    # THEN at most one unchanged stage in 60 fails
     assert unchanged.count("slower") <= ROUNDS / 60
-    # AND a stage that is 10 % slower never counts as unchanged, and fails more often
+    # THEN a stage that is 10 % slower never counts as unchanged, and fails more often
     assert "same" not in slower
     assert slower.count("slower") / len(slower) > 5 * unchanged.count("slower") / ROUNDS
 
 
 def test_a_stage_that_varies_little_is_found_unchanged_or_slower() -> None:
-    # GIVEN five sessions of a stage whose runs vary by 1 %
     def session(seed: int, slowdown: float = 1.0) -> Times:
         random = np.random.default_rng(seed)
         process = random.normal(1, 0.005)
         return Times.of(list(10 * slowdown * process * random.normal(1, 0.01, 200)), False)
 
     baseline = Times.of_sessions([session(seed) for seed in range(5)])
-    # THEN later sessions have the right verdict
     found = [judge("s", baseline, session(seed), TOLERANCE).verdict for seed in range(100, 150)]
     assert found == ["same"] * 50
     slow = [judge("s", baseline, session(seed, 1.1), TOLERANCE).verdict for seed in range(200, 250)]
@@ -83,7 +78,6 @@ def test_a_stage_that_varies_little_is_found_unchanged_or_slower() -> None:
 
 
 def test_sessions_that_differ_widen_the_noise() -> None:
-    # GIVEN sessions whose runs vary by 1 % each, and their medians by 1 % or 8 %
     def baseline(spread: float) -> Times:
         random = np.random.default_rng(5)
         return Times.of_sessions(
@@ -93,11 +87,9 @@ def test_sessions_that_differ_widen_the_noise() -> None:
             ]
         )
 
-    # WHEN the same stage is measured again
     now = Times.of(list(10 * np.random.default_rng(6).normal(1, 0.01, 100)))
     steady, varying = (judge("s", baseline(spread), now, TOLERANCE) for spread in (0.01, 0.08))
 
-    # THEN the verdict is only known of the sessions that agree
     assert (steady.verdict, varying.verdict) == ("same", "unknown")
     assert (varying.noise or 0) > 3 * (steady.noise or 1)
     assert varying.reason.endswith(" %, too wide for the tolerance of 5 %")
@@ -106,13 +98,11 @@ def test_sessions_that_differ_widen_the_noise() -> None:
 def test_a_slow_process_is_not_confirmed_by_a_fast_one() -> None:
     baseline = Times.of([10.0 + 0.01 * (n % 5) for n in range(60)])
     slow, fast = (Times.of([f * sample for sample in baseline.samples_ms]) for f in (1.09, 1.045))
-    # WHEN a stage was slower in one process
     assert judge("s", baseline, slow, TOLERANCE).verdict == "slower"
     again = [
         judge_repeated("s", baseline, Times.of_sessions([slow, fresh]), TOLERANCE)
         for fresh in (fast, slow)
     ]
-    # THEN it counts only if a new process shows it, too
     assert [each.verdict for each in again] == ["unknown", "slower"]
     assert again[0].reason == "+9.0 % in one process, but +4.5 % in a new one"
     assert again[1].reason.endswith("also in a new process")
@@ -152,7 +142,6 @@ def test_a_baseline_adds_up_over_sessions(tmp_path: Path) -> None:
     assert [session.fixed_ns for session in times.each_session] == [100.0, 90.0, None]
     entry = json.loads(path.read_text())["stages"]["stage"]
     assert (entry["count"], entry["disturbed"], entry["fixed_ns"]) == (696, True, 90.0)
-    # AND they can be replaced
     write_baseline(path, {"stage": sessions[0]}, replace=True)
     (times,) = read_baseline(path).times.values()
     assert (times.sessions, times.count) == ((), 30)
@@ -169,7 +158,6 @@ def test_a_baseline_keeps_its_latest_sessions(tmp_path: Path) -> None:
 
 
 def test_processes_that_write_one_baseline_lose_no_session(tmp_path: Path) -> None:
-    # GIVEN several processes that add sessions to one file at the same time
     path, writers, sessions = tmp_path / "shared" / "baseline.json", 4, 10
     code = (
         "import sys\n"
@@ -194,17 +182,15 @@ def test_processes_that_write_one_baseline_lose_no_session(tmp_path: Path) -> No
         process.communicate("\n", timeout=300)
     assert [process.returncode for process in processes] == [0] * writers
 
-    # THEN the file has all of them
     times = read_baseline(path).times
     names = {f"{writer} {number}" for writer in range(writers) for number in range(sessions)}
     assert times.keys() == {(name, None) for name in (*names, "all")}
     assert len(times["all", None].each_session) == 20
-    # AND nothing is left beside it
+    # THEN nothing is left beside it
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_writer_that_has_been_killed_does_not_stop_others(tmp_path: Path) -> None:
-    # GIVEN the lock of a writer that was killed
     path = tmp_path / "baseline.json"
     (tmp_path / ".baseline.json.lock").touch()
     write_baseline(path, {"stage": Times.of([1.0] * 9)})

@@ -35,13 +35,11 @@ def test_runs_next_to_a_slow_fixed_computation_are_left_out(
     # GIVEN a processor that is slowed down occasionally
     used = times_from(monkeypatch, itertools.cycle([100, 105, 100, 170]))
 
-    # WHEN runs are selected
     times = measure(lambda: sum(range(100)), most_seconds=0.2)
 
-    # THEN only runs between two fast computations count
     fast = [before < 110 and after < 110 for before, after in itertools.pairwise(used)]
     assert times.count == sum(fast) < len(fast)
-    # AND the time of the fastest computation shows how fast the processor was
+    # THEN the time of the fastest computation shows how fast the processor was
     assert times.fixed_ns == 100
 
 
@@ -61,14 +59,12 @@ def test_a_function_without_noise_is_measured_for_a_minimum_time(
     # not show
     for name in ("WARMUP_SECONDS", "LEAST_SECONDS"):
         monkeypatch.setattr(module, name, 0.3 if name == longer else 0.1)
-    # AND neither noise nor other programs that continue the measurement
     monkeypatch.setattr(module, "PRECISE_ENOUGH", 100.0)
     monkeypatch.setattr(module, "DISTURBED", 100.0)
     before = time.monotonic()
 
     measure(lambda: time.sleep(0.01))
 
-    # THEN both are spent
     assert time.monotonic() - before >= 0.4
 
 
@@ -84,7 +80,6 @@ def test_times_of_a_computing_function_are_relative_to_the_speed_of_the_processo
     at_speed = computes.at_speed(2_000_000)
     assert at_speed is not None
     assert at_speed.median_ms == pytest.approx(statistics.median(computes.relative_whole) * 2)
-    # AND a function that waits is not compared by the speed of the processor
     assert waits.at_speed(2_000_000) is None
 
 

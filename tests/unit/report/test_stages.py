@@ -45,7 +45,6 @@ def test_the_rows_below_a_row_add_up_to_it(runs: list[Run]) -> None:
     report = report_of(figures_of(runs))
 
     rows = tree.rows(report)
-    # THEN each stage is opened exactly once
     opened = [row for row in rows if row.stage is not None]
     assert sorted(row.label for row in opened) == sorted(report["stages"])
     # and the rows directly below a row add up to it
@@ -130,7 +129,6 @@ def test_concurrent_children_do_not_exceed_their_parent() -> None:
 
 
 def test_parents_beyond_the_fourth_are_listed_elsewhere() -> None:
-    # GIVEN a child of a parent that the recorder has no own figures for
     figures = {
         "outer": a_stage(count=1, total_ns=100, children_ns=60, parents={None: (1, 100)}),
         "named": a_stage(count=1, total_ns=20, parents={"outer": (1, 20)}),

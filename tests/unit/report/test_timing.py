@@ -160,7 +160,6 @@ def test_the_rank_of_a_launcher_is_included(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_reset_starts_a_new_report() -> None:
-    # GIVEN something of every kind before it
     with stagespan.request("old"):
         some_pipeline()
     stagespan.memory_snapshot("old")
@@ -168,7 +167,6 @@ def test_a_reset_starts_a_new_report() -> None:
     _core.lost_add("unmatched", 3)
 
     stagespan.reset_timing_registry("req-9", {"seed": 7})
-    # THEN nothing of it is left
     empty = stagespan.timing_report()
     assert (empty["request_id"], empty["metadata"]) == ("req-9", {"seed": 7})
     assert (empty["stages"], empty["requests"], empty["memory_snapshots"]) == ({}, [], [])
@@ -225,7 +223,6 @@ def test_a_folder_that_cannot_be_written_is_reported_in_one_sentence(tmp_path: P
     reason="this system has no /dev/full, which reports a full disk",
 )
 def test_a_full_disk_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a file of an earlier run, and a disk on which every write fails
     target = tmp_path / "timing.json"
     target.write_text("earlier")
     real = os.fdopen

@@ -65,7 +65,6 @@ def test_a_stage_that_is_slower_in_either_part_is_slower(
     change = judged(run_times(1), run_times(2, computing_ms, waiting_ms))
     assert change.verdict == verdict, change.reason
     assert told in change.reason
-    # AND the parts add up to the time that is compared
     assert change.after_ms == pytest.approx(computing_ms + waiting_ms, rel=0.02)
 
 
@@ -97,7 +96,6 @@ def test_only_computing_depends_on_the_speed_of_the_processor(speed: float) -> N
 
 
 def test_a_little_computing_of_a_stage_that_waits_is_not_judged_alone() -> None:
-    # GIVEN a stage that computes for 1 % of its runs
     before = run_times(1, 0.2, 20.0)
     # THEN half as much more is 0.5 % of a run, but four times as much is 3 %
     assert judged(before, run_times(2, 0.3, 20.0)).verdict == "same"
@@ -153,7 +151,6 @@ def test_bench_results_are_compared_by_computing_and_waiting(tmp_path: Path) -> 
     assert status == 1
     assert "'s' is slower: computing takes 13." in output
     assert "±" not in output
-    # AND it is unchanged however long its thread waited for a core
     status, output = compared(tmp_path, bench(run_times(1)), bench(run_times(2)))
     assert (status, "1 unchanged" in output) == (0, True)
     several = {"timing_ms": {"one_thread": False}}
@@ -234,7 +231,6 @@ def test_errors_work_and_totals_are_part_of_a_verdict(
     files = [{"stages": {"s": each}} for each in (before, after)]
     found, output = compared(tmp_path, *files)
     assert (found, sentence in output) == (status, True), output
-    # AND all pages have the same verdict
     data = json.loads(compared(tmp_path, *files, "--json", "-")[1])
     assert data["worse"] == (status == 1)
     assert compared(tmp_path, *files, "--markdown", "-")[0] == status

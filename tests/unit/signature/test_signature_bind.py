@@ -61,11 +61,9 @@ def test_star_arguments_are_kept_in_a_replayable_form() -> None:
     # GIVEN a call with surplus arguments of both kinds
     bound = bind_arguments(Stage.process, (Stage(), 1, 2, 3, 4), {"scale": 0.5, "mode": "x"})
 
-    # WHEN they are bound, and converted back to a call
     assert bound == {"latents": 1, "steps": 2, "*extra": [3, 4], "scale": 0.5, "mode": "x"}
     args, kwargs = fit(Stage().process, bound)
 
-    # THEN the call has the same arguments
     assert Stage().process(*args, **kwargs) == (1, 2, (3, 4), 0.5, {"mode": "x"})
 
 
@@ -77,7 +75,6 @@ def test_calls_that_do_not_fit_are_bound_nevertheless() -> None:
 
 
 def test_wrapped_and_partial_functions_have_their_own_names() -> None:
-    # GIVEN a decorated function and a partial
     @functools.wraps(plain)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return plain(*args, **kwargs)
@@ -87,7 +84,6 @@ def test_wrapped_and_partial_functions_have_their_own_names() -> None:
 
 
 def test_a_module_is_bound_by_its_forward() -> None:
-    # GIVEN a torch module, whose __call__ takes anything
     torch = pytest.importorskip("torch")
 
     class Block(torch.nn.Module):  # type: ignore[misc]
@@ -98,7 +94,6 @@ def test_a_module_is_bound_by_its_forward() -> None:
 
 
 def test_binding_keeps_no_function_alive() -> None:
-    # GIVEN a function with a closure
     def make() -> Any:
         big = [0] * 1000
 
@@ -110,12 +105,10 @@ def test_binding_keeps_no_function_alive() -> None:
     function = make()
     gone = weakref.ref(function)
 
-    # WHEN it was bound and released
     bind_arguments(function, (1,), {})
     del function
     gc.collect()
 
-    # THEN it has been freed
     assert gone() is None
 
 
@@ -130,7 +123,6 @@ def test_inputs_that_do_not_fit_are_reported_in_one_sentence() -> None:
     with pytest.raises(ReplayError) as caught:
         fit(plain, {"a": 1, "z": 2})
 
-    # THEN both are named
     assert "it needs 'b'" in str(caught.value)
     assert "no parameter 'z'" in str(caught.value)
     assert "\n" not in str(caught.value)

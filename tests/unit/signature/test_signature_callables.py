@@ -164,7 +164,6 @@ def test_methods_of_parts_of_the_stage_belong_to_the_replayed_stage(which: str) 
         if isinstance(made, functools.partial):
             made, expected = made.func, getattr(expected, "func", expected)
         assert made == expected
-    # AND without the stage, or with one that has no such part, a sentence says so
     for other in (None, types.SimpleNamespace(scaled=3)):
         with pytest.raises(
             HarnessError, match=r"^Input 'f(.func)?' cannot be created: .*(stage|method)"
@@ -173,7 +172,6 @@ def test_methods_of_parts_of_the_stage_belong_to_the_replayed_stage(which: str) 
 
 
 def test_a_stage_is_replayed_with_its_own_methods(tmp_path: Path) -> None:
-    # GIVEN a stage that was called with a method of its module
     stagespan.reset_timing_registry()
     stagespan.set_debug()
     try:
@@ -183,14 +181,12 @@ def test_a_stage_is_replayed_with_its_own_methods(tmp_path: Path) -> None:
         stagespan.set_debug(False)
     path = stagespan.dump_io_signatures(tmp_path / "timing_io_signature.json")
 
-    # WHEN another object of the class is replayed
     stage = Stage()
     harness = stagespan.StageBenchHarness.from_signature_file(
         path, "by method", stage, HarnessConfig(output_dir=tmp_path, warmup=0, timing_steps=1)
     )
     harness.profile()
 
-    # THEN it ran with its own method, and so does the script
     assert harness.inputs["velocity"] == stage.net.velocity
     script: dict[str, Any] = {"__name__": "script", "__file__": str(tmp_path / "script.py")}
     exec(next(tmp_path.glob("profile_*.py")).read_text(), script)
@@ -323,6 +319,5 @@ def test_functions_of_the_program_itself_are_found_in_its_module(tmp_path: Path)
             text=True,
             timeout=300,
         )
-        # THEN the function and the class are found
         assert done.returncode == 0, done.stderr
     assert "my_program:on_step_end" in (tmp_path / "out" / "profile_stage.py").read_text()

@@ -40,21 +40,16 @@ def test_tensors_are_kept_as_the_files_of_telefuser_have_them() -> None:
     # GIVEN a contiguous tensor of the usual kind
     latents = torch.randn(1, 16, 21, 6, 10, dtype=torch.bfloat16)
 
-    # WHEN it is captured
     node = capture(latents)
 
-    # THEN the node has only the three keys of the file's format
     assert node == {"shape": [1, 16, 21, 6, 10], "dtype": "bfloat16", "device": "cpu"}
 
 
 def test_gradient_and_strides_are_kept_only_when_not_the_default() -> None:
-    # GIVEN a transposed tensor that needs a gradient
     tensor = torch.randn(40, 30).t().requires_grad_()
 
-    # WHEN it is captured
     node = capture(tensor)
 
-    # THEN both are in the node
     assert node["strides"] == [1, 30]
     assert node["requires_grad"] is True
 
@@ -76,7 +71,6 @@ def test_small_tensors_keep_their_values() -> None:
 
 
 def test_large_masks_keep_the_part_that_is_true() -> None:
-    # GIVEN a padding mask
     mask = torch.zeros(4, 100, dtype=torch.bool)
     mask[:, :25] = True
 
@@ -102,11 +96,9 @@ def test_values_are_not_read_under_a_dispatch_mode() -> None:
 
     ids = torch.arange(100)
 
-    # WHEN a tensor is captured under it
     with Watch():
         node = capture(ids)
 
-    # THEN no operator ran
     assert seen == []
     assert node == {"shape": [100], "dtype": "int64", "device": "cpu"}
 
@@ -117,7 +109,6 @@ def test_plain_values_are_kept_as_they_are(value: Any) -> None:
 
 
 def test_structures_keep_their_kind() -> None:
-    # GIVEN nested structures of all kinds
     tensor = torch.randn(20, 20)
     options = Options(3, tensor)
 
@@ -135,7 +126,6 @@ def test_structures_keep_their_kind() -> None:
 
 
 def test_dictionaries_that_look_like_nodes_are_distinguished() -> None:
-    # GIVEN a user's dictionaries with the keys of nodes
     # WHEN / THEN none of them is mistaken for a tensor or a mark
     for value in ({"shape": [1], "dtype": "x"}, {"$type": "tuple"}, {"unreplayable": "x"}):
         assert capture(value)["$type"] == "dict"
@@ -154,7 +144,6 @@ def test_constants_of_torch_and_python_are_kept_by_name() -> None:
 
 
 def test_unreplayable_values_are_named_with_their_type() -> None:
-    # GIVEN an object, a function, a sparse tensor, an array of objects
     assert capture(object()) == {"unreplayable": "object"}
     assert capture(torch.nn.Linear(1, 1)) == {"unreplayable": "torch.nn.modules.linear.Linear"}
     assert capture(lambda: 1) == {"unreplayable": "function", "reason": "a lambda"}
@@ -163,10 +152,8 @@ def test_unreplayable_values_are_named_with_their_type() -> None:
 
 
 def test_generators_and_iterators_are_not_advanced() -> None:
-    # GIVEN a generator and an iterator
     generator, iterator = (i for i in range(3)), iter([1, 2])
 
-    # WHEN they are captured
     nodes = capture([generator, iterator])
 
     # THEN only their types are known, and they have not been advanced
@@ -176,7 +163,6 @@ def test_generators_and_iterators_are_not_advanced() -> None:
 
 
 def test_overridden_methods_of_subclasses_are_not_called() -> None:
-    # GIVEN subclasses whose methods raise
     class Name(str):
         def __str__(self) -> str:
             raise AssertionError
@@ -191,7 +177,6 @@ def test_overridden_methods_of_subclasses_are_not_called() -> None:
 
 
 def test_an_object_that_raises_on_access_is_unreplayable() -> None:
-    # GIVEN a dataclass with a property that raises
     @dataclasses.dataclass
     class Broken:
         @property
@@ -201,10 +186,8 @@ def test_an_object_that_raises_on_access_is_unreplayable() -> None:
         def __getattribute__(self, name: str) -> Any:
             raise KeyError(name)
 
-    # WHEN it is captured
     node = capture([Broken()])
 
-    # THEN it is named as unreplayable
     assert "Broken" in node[0]["unreplayable"]
 
 
@@ -217,7 +200,6 @@ def test_cycles_depth_and_size_are_bounded() -> None:
         deep = [deep]
     wide = [[[0.5, torch.zeros(1)] for _ in range(200)] for _ in range(200)]
 
-    # WHEN they are captured
     # THEN the nodes are small and say what is left out
     assert capture(cycle)[0]["reason"] == "refers to itself"
     assert "deeper" in json.dumps(capture(deep))
@@ -237,31 +219,25 @@ def test_shared_values_are_not_a_cycle() -> None:
 
 
 def test_no_tensor_is_kept_alive() -> None:
-    # GIVEN a tensor in a structure
     tensor = torch.randn(100)
     gone = weakref.ref(tensor)
 
-    # WHEN it was captured and its owner releases it
     node = capture({"a": [tensor]})
     del tensor
     gc.collect()
 
-    # THEN it is freed
     assert gone() is None
     assert node["a"][0]["shape"] == [100]
 
 
 def test_any_node_is_json() -> None:
-    # GIVEN values of every kind
     values = [float("nan"), 1 + 2j, b"ab", range(3), slice(1, None), {1, 2}, "\ud800", Options(1)]
 
-    # WHEN / THEN they can be stored as JSON
     node = capture(values)
     assert json.loads(json.dumps(node, allow_nan=False)) == node
 
 
 def test_capture_works_without_torch() -> None:
-    # GIVEN a process that has not imported torch
     program = (
         "import sys; from stagespan.signature import capture, get_io_signatures\n"
         "assert capture({'a': (1, 2.5)}) == {'a': {'$type': 'tuple', 'items': [1, 2.5]}}\n"
@@ -269,8 +245,6 @@ def test_capture_works_without_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
 
-    # WHEN it captures
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
-    # THEN it works and torch is still not imported
     assert done.returncode == 0, done.stderr

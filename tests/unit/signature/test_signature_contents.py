@@ -55,7 +55,6 @@ def test_ranges_constants_and_masks_are_reproduced_exactly(exact: Any) -> None:
 
 
 def test_offsets_are_sorted_and_have_the_same_ends_and_about_the_same_steps() -> None:
-    # GIVEN offsets of sequences, a few of which are long
     lengths = torch.randint(1, 20, (300,))
     lengths[::50] = 400
     offsets = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
@@ -70,7 +69,6 @@ def test_offsets_are_sorted_and_have_the_same_ends_and_about_the_same_steps() ->
 def test_a_permutation_is_a_permutation() -> None:
     again = made(x=torch.stack([torch.randperm(200) for _ in range(3)]))["x"]
 
-    # THEN each row is one
     assert torch.equal(again.sort(-1).values, torch.arange(200).expand(3, 200))
     assert not torch.equal(again[0], torch.arange(200))
 
@@ -86,7 +84,6 @@ def test_few_distinct_values_have_their_counts() -> None:
 
 
 def test_image_tokens_keep_their_number_and_position() -> None:
-    # GIVEN token ids with a stretch of image tokens
     ids = torch.randint(0, 30_000, (1, 600))
     ids[0, 20:340] = 32_000
 
@@ -128,7 +125,6 @@ def test_the_corners_of_boxes_stay_ordered(count: int, high: int) -> None:
     assert again.shape == captured.shape
     assert bool((again[..., 2:] >= again[..., :2]).all())
     assert 0 <= int(again.min()) <= int(again.max()) <= high
-    # AND they are boxes, not points
     assert bool((again[..., 2:] > again[..., :2]).any())
 
 
@@ -225,13 +221,10 @@ def test_objects_that_hold_tensors_are_captured_as_structures() -> None:
 
 
 def test_a_namespace_is_captured_as_a_structure() -> None:
-    # GIVEN a namespace
     given = SimpleNamespace(hidden=torch.zeros(2, 3), scale=2.5)
 
-    # WHEN it is captured
     again = made(given=given)["given"]
 
-    # THEN it is created again
     assert type(again) is SimpleNamespace
     assert (tuple(again.hidden.shape), again.scale) == ((2, 3), 2.5)
 
@@ -243,7 +236,6 @@ def test_a_cache_of_transformers_is_reproduced() -> None:
 
     again = made(past=cache)["past"]
 
-    # THEN it works as one
     assert again.get_seq_length() == 5
     keys, _ = again.update(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8), 0)
     assert keys.shape == (1, 2, 6, 8)
@@ -286,13 +278,11 @@ def test_a_hostile_object_is_refused_in_one_sentence(node: Any) -> None:
     with pytest.raises((SignatureError, stagespan.errors.HarnessError)) as caught:
         make_inputs(StageSignature("s", {"x": node}))
 
-    # THEN no module was imported for it
     assert len(str(caught.value).splitlines()) == 1
     assert "antigravity" not in __import__("sys").modules
 
 
 def test_a_configuration_is_captured_as_a_structure() -> None:
-    # GIVEN an object without tensors
     transformers = pytest.importorskip("transformers")
     config = transformers.GenerationConfig(max_new_tokens=6, temperature=0.5)
 
@@ -378,7 +368,6 @@ def test_wrong_contents_of_floats_are_refused_in_a_sentence(wrong: dict[str, Any
 def test_frequent_values_keep_counts_places_and_the_number_of_others(
     spread: float, block: int
 ) -> None:
-    # GIVEN many values, of which some are frequent and occur between each other
     generator = torch.Generator().manual_seed(5)
     live = (torch.randn(3000, generator=generator) * 100 * spread).long()
     live[40 : 40 + block] = 151_655
@@ -388,10 +377,8 @@ def test_frequent_values_keep_counts_places_and_the_number_of_others(
     assert content["kind"] == "frequent"
     assert min(len(content["values"]), content["distinct"]) > 0
 
-    # WHEN a mock tensor is created
     value_range = (int(live.min()), int(live.max()))
     made = make_content(content, live.shape, value_range, generator)
 
-    # THEN it has the same description
     assert describe_content(made) == content
     assert (int(made.min()), int(made.max())) == value_range

@@ -111,7 +111,6 @@ NODE = {"shape": [5, 40], "dtype": "float32", "device": "cpu"}
 
 def test_no_hook_failed(seen: Any) -> None:
     # GIVEN / WHEN every kind of callable has run
-    # THEN no hook has failed
     assert seen["errors"] == 0
 
 
@@ -159,7 +158,6 @@ def test_one_signature_however_the_arguments_were_passed(seen: Any) -> None:
 
 def test_the_file_is_written_at_exit(seen: Any) -> None:
     # GIVEN a run in debug mode with an output folder
-    # WHEN it has ended
     path = Path(seen["folder"]) / "timing_io_signature.json"
 
     # THEN the file contains what the run had captured

@@ -105,23 +105,19 @@ EXAMPLES: dict[str | None, Any] = {
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.name))
 def test_every_kind_is_captured_described_created_and_written_into_a_script(kind: Any) -> None:
-    # GIVEN an example of the kind, captured and written as JSON
     value = EXAMPLES[kind.name]
     node = json.loads(json.dumps(capture_arguments({"x": value})["x"]))
 
-    # THEN the node is of this kind, or contains a node of this kind
     assert kind.name is None or kind.name in json.dumps(node)
     assert describe(node)
     assert len(key_of({"x": node})) == 12
 
-    # WHEN it is created again, by the harness and by a script
     made = make_inputs(StageSignature("s", {"x": node}))["x"]
     names = {name: getattr(values, name) for name in dir(values)}
     names.update(mock=values.MockInputs(), torch=torch, Path=pathlib.Path)
     names.update({name: getattr(loaded, name) for name in dir(loaded)})
     written = eval(render(source_of(node, "x"), 4), names)
 
-    # THEN both have the form of the example
     assert type(made) is type(value)
     assert capture(made, read_values=False) == capture(value, read_values=False)
     assert capture(written, read_values=False) == capture(value, read_values=False)
@@ -174,11 +170,9 @@ def test_what_distinguishes_a_value_in_a_key(node: Any, form: list[str]) -> None
 
 
 def test_keys_stay_the_same_between_versions() -> None:
-    # GIVEN two inputs, in any order
     inputs = {"x": capture(torch.ones(2, 3)), "mode": capture(torch.float32)}
     swapped = dict(reversed(inputs.items()))
 
-    # THEN files of earlier versions have these keys, with and without sizes
     assert key_of(inputs) == key_of(swapped) == "17541b24effc"
     assert key_of(inputs, sizes=False) == "c4700ccd0267"
     assert key_of(inputs | {"x": capture(torch.ones(4, 5))}, sizes=False) == "c4700ccd0267"
@@ -296,10 +290,8 @@ def test_tensors_that_share_memory_share_it_in_the_replay() -> None:
     whole = torch.randn(4, 12)
     parts = (*whole.chunk(3, -1), whole.t())
 
-    # WHEN they are created again
     made = remade(*parts)
 
-    # THEN they share one memory, at the same offsets
     assert [tensor.stride() for tensor in made] == [tensor.stride() for tensor in parts]
     begin = made[3].data_ptr()
     assert [tensor.data_ptr() - begin for tensor in made] == [0, 16, 32, 0]
@@ -368,7 +360,6 @@ class Named(torch.Tensor):  # type: ignore[misc]
 
 @pytest.mark.parametrize("kind", [Dispatching, Overriding])
 def test_tensors_that_replace_operators_are_refused(kind: Any) -> None:
-    # GIVEN a tensor that runs other operators than a plain one
     value = torch.ones(3).as_subclass(kind)
 
     # THEN nothing is replayed in its place, also if it is passed twice
@@ -388,17 +379,14 @@ def test_tensors_with_the_usual_operators_are_plain_tensors() -> None:
 
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
 def test_sparse_tensors_keep_their_layout_and_the_elements_of_each_row(layout: str) -> None:
-    # GIVEN a sparse tensor in which rows have different numbers of elements
     generator = torch.Generator().manual_seed(1)
     dense = torch.rand(60, 120, generator=generator)
     dense = dense * (dense < torch.linspace(0, 0.2, 60)[:, None])
     options = {"blocksize": (4, 4)} if layout in ("bsr", "bsc") else {}
     value = getattr(dense, "to_sparse" if layout == "coo" else f"to_sparse_{layout}")(**options)
 
-    # WHEN it is created again
     (made,) = remade(value)
 
-    # THEN layout, shape and number of elements are the same, and rows are filled alike
     assert made.layout == value.layout
     assert made.shape == value.shape
     assert made.values().shape == value.values().shape
@@ -441,7 +429,6 @@ def test_jagged_tensors_keep_their_lengths() -> None:
 
 
 def test_the_parts_of_several_tensors_are_distinguished() -> None:
-    # GIVEN tensors whose parts exist only while they are captured
     given = {f"x{at}": torch.eye(at + 2).to_sparse() for at in range(20)}
     given.update({f"y{at}": jagged() for at in range(20)})
 
@@ -510,7 +497,6 @@ def test_a_value_that_refers_to_itself_is_refused_by_its_place_in_the_file(
 ) -> None:
     from stagespan.errors import StagespanError
 
-    # GIVEN a signature file of a stage that was called with such a value
     path = tmp_path / "signatures.json"
     SignatureFile({"s": StageSignature("s", capture_arguments({"x": make()}))}).write(path)
 
@@ -535,11 +521,9 @@ def test_a_signature_file_with_a_cycle_of_shared_tensors_is_refused(
 ) -> None:
     from stagespan.errors import StagespanError
 
-    # GIVEN a file in which a tensor refers to itself
     path = tmp_path / "signatures.json"
     SignatureFile({"s": StageSignature("s", nodes)}).write(path)
 
-    # WHEN / THEN one sentence names the input, and how to pass it in
     with pytest.raises(StagespanError) as caught:
         make_inputs(SignatureFile.read(path).stage("s"))
     sentence = str(caught.value)

@@ -51,7 +51,6 @@ def test_every_known_dtype_can_be_created(dtype: str) -> None:
     # GIVEN a signature of each element type
     signature = stage(x=tensor([4, 6], dtype), empty=tensor([0, 3], dtype))
 
-    # WHEN inputs are created twice with one seed, and once with another
     first, second = make_inputs(signature), make_inputs(signature)
     other = make_inputs(signature, seed=1)
 
@@ -65,10 +64,8 @@ def test_every_known_dtype_can_be_created(dtype: str) -> None:
 
 
 def test_normal_values_are_neither_zero_nor_equal() -> None:
-    # GIVEN a large floating-point input
     made = make_inputs(stage(x=tensor([300, 400], "bfloat16")))["x"].float()
 
-    # THEN its values are normally distributed
     assert abs(made.mean()) < 0.05
     assert 0.9 < made.std() < 1.1
 
@@ -79,7 +76,6 @@ def test_integers_stay_within_their_range() -> None:
 
     made = make_inputs(signature)
 
-    # THEN the ids are valid, and the others are 0 or 1
     assert made["ids"].min() >= 3
     assert 500 < made["ids"].max() <= 900
     assert set(made["n"].tolist()) == {0, 1}
@@ -112,17 +108,14 @@ def test_masks_have_the_captured_fraction_of_true() -> None:
 )
 def test_strides_are_those_of_the_captured(original: Any) -> None:
     # GIVEN a tensor that is not contiguous
-    # WHEN it is captured and created again
     made = make_inputs(stage(x=capture(original)))["x"]
 
-    # THEN its form and strides are the same
     assert made.shape == original.shape
     if original.numel():
         assert made.stride() == original.stride()
 
 
 def test_kept_values_are_reproduced_exactly() -> None:
-    # GIVEN small tensors
     small = {
         "cu_seqlens": torch.tensor([0, 7, 19], dtype=torch.int32),
         "timestep": torch.tensor(999.0, dtype=torch.bfloat16),
@@ -159,7 +152,6 @@ def test_structures_and_constants_are_reproduced() -> None:
         "some": {1, 2},
     }
 
-    # WHEN they are captured and created again
     made = make_inputs(stage(**{name: capture(value) for name, value in given.items()}))
 
     # THEN everything is equal except content that is too long
@@ -189,14 +181,11 @@ def test_numpy_arrays_images_and_generators_are_reproduced() -> None:
 
 
 def test_an_input_passed_in_changes_no_other() -> None:
-    # GIVEN two inputs
     signature = stage(a=tensor([50]), b=tensor([50]))
     mine = torch.ones(3)
 
-    # WHEN one is passed in
     made = make_inputs(signature, inputs={"a": mine, "new": 1})
 
-    # THEN the other is the same as before
     assert made["a"] is mine
     assert made["new"] == 1
     assert torch.equal(made["b"], make_inputs(signature)["b"])
@@ -254,12 +243,9 @@ def test_dtype_changes_floating_point_inputs_only() -> None:
     ],
 )
 def test_a_wrong_entry_is_refused_in_one_sentence(node: Any, says: str) -> None:
-    # GIVEN a stage with one wrong entry
-    # WHEN inputs are made
     with pytest.raises((SignatureError, HarnessError)) as caught:
         make_inputs(stage(x=node))
 
-    # THEN the sentence names the input and says what is wrong
     message = str(caught.value)
     assert says in message
     assert "'x'" in message
@@ -281,12 +267,10 @@ def test_unreplayable_values_are_named_with_advice() -> None:
     "device", ["cuda:0", "cuda:99", "npu:0", "xpu", "meta", "nonsense", "cuda:x"]
 )
 def test_a_missing_device_is_reported_with_advice(device: str) -> None:
-    # GIVEN a signature of another machine
     if device == "cuda:0" and torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     signature = stage(latents={**tensor([2]), "device": device})
 
-    # WHEN inputs are created as captured
     with pytest.raises(HarnessError) as caught:
         make_inputs(signature)
 
@@ -296,7 +280,6 @@ def test_a_missing_device_is_reported_with_advice(device: str) -> None:
 
 
 def test_host_tensors_stay_on_the_host() -> None:
-    # GIVEN lengths on the host and latents on a device
     signature = stage(
         latents={**tensor([2]), "device": "cuda:0"},
         lengths=tensor([1]),
@@ -308,22 +291,18 @@ def test_host_tensors_stay_on_the_host() -> None:
 
     mock = MockInputs(device="meta", captured_device="cuda:0")
 
-    # THEN only tensors that were on the stage's device move
     assert mock.place("cuda:0") == "meta"
     assert mock.place("cpu") == "cpu"
     assert make_inputs(signature, device="cpu")["where"] == torch.device("cpu")
 
 
 def test_a_large_file_is_read_whole(tmp_path: Path) -> None:
-    # GIVEN a file with the signature of 100,000 inputs
     inputs = {f"x{at}": at for at in range(100_000)}
     path = tmp_path / "large.json"
     path.write_text(
         json.dumps({"schema_version": 1, "stages": {"s": {"input_signatures": inputs}}})
     )
 
-    # WHEN it is read, and the inputs are created
     made = make_inputs(SignatureFile.read(path).stage("s"))
 
-    # THEN they are all there, in order
     assert list(made.items()) == list(inputs.items())

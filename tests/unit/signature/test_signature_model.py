@@ -37,10 +37,8 @@ def test_telefusers_file_is_read_completely(tmp_path: Path) -> None:
     # GIVEN the file that TeleFuser's page shows
     path = write(tmp_path / "timing_io_signature.json", TELEFUSER)
 
-    # WHEN it is read
     file = SignatureFile.read(path)
 
-    # THEN all arguments of the stage are there, including those of the metadata
     assert file.schema_version is None
     assert list(file.stage("denoise").arguments) == [
         "num_inference_steps",
@@ -51,11 +49,9 @@ def test_telefusers_file_is_read_completely(tmp_path: Path) -> None:
 
 
 def test_what_is_written_has_telefusers_keys_and_is_read_back(tmp_path: Path) -> None:
-    # GIVEN a stage with a second signature
     stage = StageSignature("vae", {"x": 1}, {"a": 2}, {"x": 1}, {"grad": False}, "k1", 3)
     stage.variants = [StageSignature("vae", {"x": 2.0}, key="k2", count=1)]
 
-    # WHEN it is written and read back
     SignatureFile({"vae": stage}, "req", "now").write(tmp_path / "f.json")
     raw = json.loads((tmp_path / "f.json").read_text())
     again = SignatureFile.read(tmp_path / "f.json")
@@ -82,10 +78,8 @@ def test_values_that_telefuser_could_not_describe_are_unreplayable(tmp_path: Pat
     }
     path = write(tmp_path / "f.json", {"stages": {"encode": entry}})
 
-    # WHEN it is read
     inputs = SignatureFile.read(path).stage("encode").inputs
 
-    # THEN these are not mistaken for strings
     assert inputs["images"] == {"unreplayable": "list[Image]"}
     assert inputs["image"] == {"unreplayable": "Image"}
     assert inputs["prompt"] == "a dog"
@@ -110,14 +104,11 @@ def test_values_that_telefuser_could_not_describe_are_unreplayable(tmp_path: Pat
     ],
 )
 def test_a_broken_file_is_reported_in_one_sentence(tmp_path: Path, content: str, says: str) -> None:
-    # GIVEN an invalid file
     path = write(tmp_path / "broken.json", content)
 
-    # WHEN it is read
     with pytest.raises(SignatureError) as caught:
         SignatureFile.read(path)
 
-    # THEN the sentence names the file and what is wrong
     assert says in str(caught.value)
     assert "broken.json" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -133,10 +124,8 @@ def test_wrong_paths_are_reported_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_an_unknown_stage_gets_the_known_ones_and_the_closest() -> None:
-    # GIVEN a file with two stages
     file = SignatureFile({"denoise": StageSignature("denoise"), "vae": StageSignature("vae")})
 
-    # WHEN a third is requested
     with pytest.raises(SignatureError) as caught:
         file.stage("denoize")
 

@@ -71,11 +71,9 @@ def test_content_is_left_out_and_structure_is_kept(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = VALUES[what]
-    # WHEN it is described with and without redaction
     redacted = capture(value)
     monkeypatch.setenv("STAGESPAN_REDACT", "none")
     whole = capture(value)
-    # THEN none of the content is left
     assert "secret" not in json.dumps(redacted)
     assert SECRET.encode().hex() not in json.dumps(redacted)
     assert (contains_text(redacted), contains_text(whole)) == (False, True)
@@ -183,7 +181,6 @@ KEPT: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", SECRETS)
 def test_secrets_are_left_out_by_default(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN arguments that contain a secret, on their own and in an object
     value = {name: SECRETS[name], "prompt": "a cat"}
     holder = types.SimpleNamespace(**value)
     pytest.importorskip("torch", reason="objects are captured for replays, which need torch")
@@ -193,13 +190,12 @@ def test_secrets_are_left_out_by_default(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("STAGESPAN_REDACT", "none")
     shown = [capture_arguments(value), capture(value), capture(holder)]
 
-    # THEN only the secret is left out, and the form of the input is the same
     for without, whole in zip(hidden, shown, strict=True):
         text = json.dumps(without)
         assert (KEY in text, KEY.encode().hex() in text) == (False, False)
         assert "a cat" in text
         assert key_of({"x": without}) == key_of({"x": whole})
-    # AND files that are made later from a signature with secrets leave them out in the same way
+    # THEN files that are made later from a signature with secrets leave them out in the same way
     monkeypatch.delenv("STAGESPAN_REDACT")
     again = {each: hiding.without_secrets(each, node) for each, node in shown[0].items()}
     assert again == hidden[0]
@@ -267,7 +263,6 @@ def test_scripts_contain_no_secrets() -> None:
     from stagespan.harness import HarnessConfig
     from stagespan.harness.script import script_text
 
-    # GIVEN a signature with a secret, as of another program, and another secret that is passed in
     signature = StageSignature("s", {"x": 1, "api_key": "sk-old"}, metadata={"auth": "sk-other"})
     config = HarnessConfig(inputs={"password": KEY, "prompt": "a cat"})
 
@@ -315,7 +310,6 @@ def stages(cwd: Path) -> str:
 
 def test_a_run_that_redacts(tmp_path: Path) -> None:
     run(PROGRAM, tmp_path, STAGESPAN_REDACT="strings")
-    # THEN the prompt is in none of its files, in upper or lower case
     texts = [path.read_text().lower() for path in (tmp_path / "out").iterdir()]
     assert len(texts) == 2
     assert [text for text in texts if "secret" in text] == []
@@ -356,7 +350,6 @@ def test_a_script_of_a_replay_has_no_text_and_is_for_its_owner_only(tmp_path: Pa
         "        assert (len(prompt), image) == (30, bytes(5)), prompt\n"
         "    return encode\n"
     )
-    # WHEN the stage is replayed, and its script is run
     for arguments in (
         ("-m", "stagespan", "bench", "out/timing_io_signature.json", "--output", "out"),
         ("out/profile_encode.py",),

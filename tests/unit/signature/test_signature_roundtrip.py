@@ -63,10 +63,8 @@ def test_form(tmp_path_factory: pytest.TempPathFactory) -> None:
     @settings(max_examples=examples(150))
     @given(st.dictionaries(st.text(min_size=1, max_size=8), values, max_size=4))
     def same_form(arguments: dict[str, Any]) -> None:
-        # GIVEN any arguments, captured
         nodes = {name: capture(value) for name, value in arguments.items()}
 
-        # WHEN they are written to a file, read, and created again
         SignatureFile({"s": StageSignature("s", nodes)}).write(path)
         read = SignatureFile.read(path).stage("s")
         made = make_inputs(read)

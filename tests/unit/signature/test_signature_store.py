@@ -74,10 +74,8 @@ def test_inputs_output_and_metadata_of_a_call_are_kept() -> None:
     # GIVEN a stage called by position and keyword
     latents = torch.randn(5, 40)
 
-    # WHEN it runs
     run(function=denoise, args=(latents,), kwargs={"scale": 5.0}, result=(latents, {"n": 1}))
 
-    # THEN everything is there by name, and scalars are in the metadata too
     entry = get_io_signatures()["denoise"]
     node = {"shape": [5, 40], "dtype": "float32", "device": "cpu"}
     assert entry["input_signatures"] == {"latents": node, "steps": 8, "scale": 5.0}
@@ -87,7 +85,6 @@ def test_inputs_output_and_metadata_of_a_call_are_kept() -> None:
 
 
 def test_a_with_block_sets_its_inputs_later() -> None:
-    # GIVEN a block with inputs and an output, and one without
     run(stage="embedding", inputs={"ids": torch.zeros(3, 90)}, result=torch.zeros(2, 50))
     run(stage="bare")
 
@@ -107,11 +104,9 @@ def test_the_first_run_of_a_shape_is_marked() -> None:
     # GIVEN a stage that runs with two shapes, each twice
     calls = [run(function=denoise, args=(torch.zeros(n, 30),)) for n in (3, 3, 4, 4)]
 
-    # WHEN a new report begins, and the first shape runs again
     reset_signatures()
     again = run(function=denoise, args=(torch.zeros(3, 30),))
 
-    # THEN the first of each was marked, and no other
     assert [call.flags for call in calls] == [FIRST, 0, FIRST, 0]
     assert again.flags == 0
 
@@ -147,7 +142,6 @@ def test_scalars_of_the_latest_run_win() -> None:
 
 
 def test_the_key_is_that_of_the_form() -> None:
-    # GIVEN calls with the same form, and with others
     def key(*args: Any, **kwargs: Any) -> str:
         return signature_key(Call(function=denoise, args=args, kwargs=kwargs))
 
@@ -176,7 +170,6 @@ def test_times_are_kept_by_signature() -> None:
 
 
 def test_the_quartiles_of_a_signature_are_kept() -> None:
-    # GIVEN runs of 1 to 9 ms, the first of 5 ms
     for end in (5, 1, 9, 3, 7, 2, 8, 4, 6):
         run(function=denoise, args=(torch.zeros(2, 30),), end_ns=end * 1_000_000)
 
@@ -186,7 +179,6 @@ def test_the_quartiles_of_a_signature_are_kept() -> None:
 
 
 def test_the_runs_behind_the_percentiles_are_counted() -> None:
-    # GIVEN more runs than times are kept
     for _ in range(600):
         run(function=denoise, args=(torch.zeros(2, 30),), end_ns=1_000_000)
 
@@ -236,7 +228,6 @@ def test_signatures_of_a_stage_are_bounded() -> None:
 
 
 def test_settings_of_torch_are_kept() -> None:
-    # GIVEN a run without gradients under autocast
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         run(function=denoise, args=(1,))
 
@@ -258,10 +249,8 @@ def test_the_file_is_written_completely(tmp_path: Path) -> None:
     run(function=denoise, args=(torch.zeros(2, 30),), result=1)
     path = tmp_path / "new" / "timing_io_signature.json"
 
-    # WHEN its signature is dumped
     written = dump_io_signatures(path)
 
-    # THEN the file can be read back and contains the report, and there is no other file
     assert written == path
     assert SignatureFile.read(path).stage("denoise").output == 1
     assert json.loads(path.read_text())["request_id"] == "req_1"
@@ -269,7 +258,6 @@ def test_the_file_is_written_completely(tmp_path: Path) -> None:
 
 
 def test_threads_lose_nothing() -> None:
-    # GIVEN eight threads that run two stages
     def work(number: int) -> None:
         for turn in range(50):
             run(stage=f"s{turn % 2}", function=denoise, args=(torch.zeros(number, 30),))
@@ -288,10 +276,8 @@ def test_threads_lose_nothing() -> None:
 def test_the_store_returns_copies() -> None:
     run(function=denoise, args=({"a": 1},))
 
-    # WHEN the caller changes what was returned
     get_io_signatures()["denoise"]["input_signatures"]["latents"]["a"] = 2
 
-    # THEN the store is unchanged
     assert get_io_signatures()["denoise"]["input_signatures"]["latents"] == capture({"a": 1})
 
 
@@ -300,9 +286,7 @@ def test_a_file_that_cannot_be_written_is_reported_in_one_sentence(tmp_path: Pat
     (tmp_path / "file").write_text("")
     target = tmp_path / "file" / "timing_io_signature.json"
 
-    # WHEN the signatures are written there
     with pytest.raises(SignatureError, match=r"cannot be written to .*: \w+.*; choose another"):
         dump_io_signatures(target)
 
-    # THEN no file is left
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

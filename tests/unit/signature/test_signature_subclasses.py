@@ -251,13 +251,11 @@ def zoo() -> dict[str, Any]:
 
 
 def test_all_inputs_that_cannot_be_made_are_named_at_once(tmp_path: Path) -> None:
-    # GIVEN a stage with several such inputs
     signature = StageSignature("s", json.loads(json.dumps(capture_arguments(zoo()))))
     signature.inputs["gone"] = {"$type": "function", "name": "not_loaded:f"}
     signature.inputs["wrong"] = {"$type": "enum"}
     missing = ["act", "odd", "view", "kind", "gone", "wrong"]
 
-    # WHEN they are made
     with pytest.raises(HarnessError) as caught:
         make_inputs(signature)
 
@@ -279,7 +277,6 @@ def test_all_inputs_that_cannot_be_made_are_named_at_once(tmp_path: Path) -> Non
     names: dict[str, Any] = {}
     exec(note[note.index("def inputs") :], names)
     assert names["inputs"]() == dict.fromkeys(missing, ...)
-    # AND with these inputs nothing is missing
     given = dict.fromkeys(missing, 1)
     assert make_inputs(signature, inputs=given)["x"].shape == (2,)
     # AND the script names all of them, except for those that another program may have loaded

@@ -12,9 +12,7 @@ from stagespan.trace.analysis import analyze
 
 
 def test_an_unknown_analysis_is_refused(tmp_path: Path) -> None:
-    # GIVEN a trace
     trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600))
-    # WHEN an unknown analysis is requested
     # THEN it is refused; a single known one runs alone
     with pytest.raises(KeyError, match="no analysis 'idel'"):
         analyze(trace, ["idel"])

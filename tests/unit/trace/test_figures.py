@@ -87,9 +87,7 @@ def test_a_tree_of_any_depth_is_written() -> None:
     tree = Node(1_000, [])
     for _ in range(5_000):
         tree = Node(1_000, [tree])
-    # WHEN it is written
     found, depth = tree.to_dict(), 0
-    # THEN every node is in it
     while found["children"]:
         (found,), depth = found["children"], depth + 1
     assert (found["own_us"], depth) == (1.0, 5_000)

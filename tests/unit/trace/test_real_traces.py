@@ -95,9 +95,7 @@ def loaded(request: pytest.FixtureRequest, traces: Path) -> Loaded:
 
 def test_every_entry_is_in_a_table_or_counted(loaded: Loaded) -> None:
     # GIVEN a trace, also read with Python's json module
-    # WHEN it is read
     _, entries, trace = loaded
-    # THEN every event is there, with its name, category and exact times
     complete = [entry for entry in entries if entry["ph"] == "X"]
     assert trace.total == len(entries)
     assert trace.incomplete is None
@@ -119,12 +117,9 @@ def test_every_entry_is_in_a_table_or_counted(loaded: Loaded) -> None:
 
 
 def test_device_use_equals_brute_force(loaded: Loaded) -> None:
-    # GIVEN a trace, and its figures by brute force with exact decimals
     by_kind = device_intervals(loaded.entries, Decimal)
     everything = [each for kind in by_kind.values() for each in kind]
-    # WHEN they are computed from the columns
     use = device_use(loaded.trace)
-    # THEN they are the same to the last nanosecond
     if not everything:
         assert use.busy_ns is None
         return
@@ -168,7 +163,6 @@ def test_device_use_equals_the_truth_file(traces: Path) -> None:
     truth = json.loads((traces / "truth.json").read_text())
     compared = set()
     for file, expected in truth.items():
-        # WHEN they are computed
         trace = read_trace(traces / file)
         found = device_use(trace).to_dict()
         has_custom = found["nccl_union_us"] != found["comm_union_us"]
@@ -205,9 +199,7 @@ def test_each_kernel_counts_once(loaded: Loaded) -> None:
         if category in ("kernel", "mtia_ccp_events") and entry["name"] not in NO_KERNELS:
             totals[entry["name"]] += int(entry["dur"] * 1000)
             counts[entry["name"]] += 1
-    # WHEN the breakdown is computed
     result = breakdown(loaded.trace, "stage")
-    # THEN time and count of each name are the same, longest first
     assert result.on_device == bool(counts) == (loaded.name not in WITHOUT_KERNELS)
     if not counts:
         return
@@ -221,13 +213,10 @@ def test_each_kernel_counts_once(loaded: Loaded) -> None:
 
 
 def test_operators_of_a_trace_without_a_device(traces: Path) -> None:
-    # GIVEN a trace of a CPU
     trace = read_trace(traces / "cpu_only.json.gz")
-    # WHEN the breakdown is computed
     result = breakdown(trace, "stage")
     # THEN operators' self times sum to the time in which any operator ran, thread by thread
     entries = [e for e in load(traces / "cpu_only.json.gz") if e.get("cat") == "cpu_op"]
-    # AND what the engine of autograd does around operators is left out
     entries = [e for e in entries if not e["name"].startswith("autograd::engine::")]
     threads: dict[Any, list[tuple[Any, Any]]] = {}
     for entry in entries:
@@ -244,15 +233,13 @@ def test_ascend(traces: Path, rank: int) -> None:
     folder = traces / ASCEND.format(rank)
     path = folder / "trace_view.json.gz"
     entries = load(path)
-    # WHEN it is read
     trace = read_trace(path)
-    # THEN every time is exact, and every entry is counted
     complete = [entry for entry in entries if entry["ph"] == "X"]
     assert trace.total == len(entries)
     assert trace.events.begin_ns.tolist() == [int(Decimal(e["ts"]) * 1000) for e in complete]
     assert set(trace.left_out) == {"counter", "metadata entry"}
     assert "Ascend Hardware" in trace.process_names.values()
-    # AND computing and communication equal the profiler's own tables
+    # THEN computing and communication equal the profiler's own tables
     with open(folder / "step_trace_time.csv", newline="") as file:
         steps = list(csv.DictReader(file))
     use = device_use(trace)

@@ -35,16 +35,13 @@ def load_names(path: Path) -> Counter[str]:
 @pytest.mark.parametrize("options", [{}, {"record_shapes": True, "with_stack": True}])
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 def test_self_times_equal_those_of_torch(tmp_path: Path, options: Any, suffix: str) -> None:
-    # GIVEN a trace of a small model, forward and backward
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten()
     )
     path = tmp_path / f"trace{suffix}"
     profiler = profiled(lambda: model(torch.randn(2, 3, 16, 16)).sum().backward(), path, **options)
-    # WHEN the breakdown is computed
     trace = read_trace(path)
     rows = {row.name: row for row in breakdown(trace, "model").rows}
-    # THEN self times equal those of torch's own table
     theirs = {row.key: row for row in profiler.key_averages()}
     assert {"aten::conv2d", "aten::convolution", "aten::sum", "aten::relu"} <= set(rows)
     written = load_names(path)
@@ -65,10 +62,8 @@ def test_times_are_unix_times(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     profiled(lambda: torch.ones(4) + 1, path)
     after = time.time_ns()
-    # WHEN it is read
     events = read_trace(path).events
     operators = events.begin_ns[read_trace(path).rows_of(["cpu_op"])]
-    # THEN its events are between them
     assert before <= operators.min() <= operators.max() <= after
 
 
@@ -87,7 +82,6 @@ def test_names_of_annotations_are_unchanged(tmp_path: Path) -> None:
         thread.join()
 
     profiled(work, path)
-    # WHEN the trace is read
     trace = read_trace(path)
     marks = trace.rows_of(["user_annotation"])
     # THEN they are there, and none is mistaken for an operator
@@ -106,11 +100,9 @@ def test_a_compiled_graph_is_one_operator_with_and_without_shapes(tmp_path: Path
     compiled(x)
     tables = {}
     for shapes in (False, True):
-        # WHEN it is profiled with and without shapes, and each breakdown is computed
         path = tmp_path / f"{shapes}.json"
         profiled(lambda: compiled(x), path, record_shapes=shapes)
         tables[shapes] = {row.name: row.count for row in breakdown(read_trace(path), "s").rows}
-    # THEN both have the graph as an operator that ran once
     assert tables[False] == tables[True]
     assert [
         count for name, count in tables[True].items() if name.startswith("## Call CompiledFxGraph")

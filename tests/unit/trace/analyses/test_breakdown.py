@@ -36,7 +36,6 @@ def table_row(
 
 
 def test_kernels_by_time_with_their_launches(write_trace: Write) -> None:
-    # GIVEN kernels of two names, launched by calls of a runtime and a driver, one before the window
     path = write_trace(
         [
             event("cuda_runtime", "cudaLaunchKernel", 0, 3, correlation=1),
@@ -50,9 +49,7 @@ def test_kernels_by_time_with_their_launches(write_trace: Write) -> None:
             event("gpu_user_annotation", "denoise", 10, 700),
         ]
     )
-    # WHEN the breakdown is computed
     table = breakdown(read_trace(path), "denoise").to_dict()
-    # THEN each kernel counts once, and an unknown launch is null
     assert table == {
         "name": "denoise",
         "total_kernel_time_ms": 0.1105,
@@ -67,13 +64,10 @@ def test_kernels_by_time_with_their_launches(write_trace: Write) -> None:
 
 
 def test_a_graph_launch_is_shared_by_its_kernels(write_trace: Write) -> None:
-    # GIVEN one launch of four kernels, inside a longer call with the same correlation
     kernels = [event("kernel", name, 10 + i, 1, correlation=5) for i, name in enumerate("aaab")]
     launch = event("cuda_runtime", "cudaGraphLaunch", 0, 8, correlation=5)
     inner = event("cuda_driver", "cuGraphLaunch", 1, 2, correlation=5)
-    # WHEN the breakdown is computed
     rows = breakdown(read_trace(write_trace([launch, inner, *kernels])), "s").rows
-    # THEN the launch's time is counted only once
     assert [(row.name, row.count, row.launch_ns) for row in rows] == [
         ("a", 3, 6000),
         ("b", 1, 2000),
@@ -81,7 +75,6 @@ def test_a_graph_launch_is_shared_by_its_kernels(write_trace: Write) -> None:
 
 
 def test_operators_by_self_time(write_trace: Write) -> None:
-    # GIVEN nested operators on two threads, an annotation between them, and the profiler's own
     path = write_trace(
         [
             event("user_annotation", "ProfilerStep#3", 0, 200),
@@ -96,9 +89,7 @@ def test_operators_by_self_time(write_trace: Write) -> None:
             event("trace", "PyTorch Profiler (0)", 0, 1000),
         ]
     )
-    # WHEN the breakdown is computed
     result = breakdown(read_trace(path), "s")
-    # THEN time within other operators belongs to these, and there is no device time
     assert not result.on_device
     assert result.to_dict() == {
         "name": "s",
@@ -114,7 +105,6 @@ def test_operators_by_self_time(write_trace: Write) -> None:
 
 
 def test_operators_are_those_of_the_kernels(write_trace: Write) -> None:
-    # GIVEN operators in a compilation, in a node of the backward pass, in a compiled region
     path = write_trace(
         [
             event("cpu_op", "_compile (dynamo_timed)", 0, 1_000),
@@ -128,12 +118,10 @@ def test_operators_are_those_of_the_kernels(write_trace: Write) -> None:
             event("cpu_op", "aten::mm", 3_200, 0),
         ]
     )
-    # WHEN the breakdown and the kernels are computed
     trace = read_trace(path)
     rows = [(row.name, row.time_ns / 1e3, row.count) for row in breakdown(trace, "s").rows]
     found = kernels.analyze(trace)
     assert isinstance(found, kernels.Kernels)
-    # THEN both have the same operators, without those that only surround operators
     assert rows == [
         ("aten::mm", 40, 2), ("## Call CompiledFxGraph abc ##", 40, 1), ("aten::addmm", 30, 1),
     ]  # fmt: skip
@@ -143,21 +131,15 @@ def test_operators_are_those_of_the_kernels(write_trace: Write) -> None:
 
 
 def test_only_the_top_is_listed_but_all_is_counted(write_trace: Write) -> None:
-    # GIVEN sixty kernels
     path = write_trace([event("kernel", f"k{i}", i * 100, i + 1) for i in range(60)])
-    # WHEN the breakdown is computed
     table = breakdown(read_trace(path), "s").to_dict()
-    # THEN the fifty longest are listed, longest first, and the totals are over all
     assert [row["name"] for row in table["top_kernels"]] == [f"k{i}" for i in range(59, 9, -1)]
     assert table["num_kernels"] == table["num_launches"] == 60
     assert table["total_kernel_time_ms"] == sum(range(1, 61)) / 1000
 
 
 def test_a_breakdown_without_kernels(write_trace: Write) -> None:
-    # GIVEN a trace without kernels and operators
     trace = read_trace(write_trace([event("user_annotation", "a", 0, 1)]))
-    # WHEN the breakdown is computed
-    # THEN there are no rows, and the device's use is unknown
     assert breakdown(trace, "s").to_dict()["top_kernels"] == []
     assert device_use(trace).to_dict()["busy_us"] is None
     assert device_use(trace).idle_ns is None
@@ -167,9 +149,7 @@ def test_a_breakdown_without_kernels(write_trace: Write) -> None:
 def test_names_are_unchanged(write_trace: Write, name: str) -> None:
     # GIVEN a stage and a kernel with a name that other tools would interpret
     trace = read_trace(write_trace([event("kernel", name, 0, 1)]))
-    # WHEN the breakdown is computed
     table = breakdown(trace, name).to_dict()
-    # THEN both are unchanged
     assert (table["name"], table["top_kernels"][0]["name"]) == (name, name)
 
 
@@ -187,9 +167,7 @@ def test_sums_of_device_use_are_correct(write_trace: Write) -> None:
             on("kernel", "triton_poi_fused_add_0", 40, 2, 7),
         ]
     )
-    # WHEN the device's use is computed
     use = device_use(read_trace(path))
-    # THEN each figure is as computed by hand, and the sums are correct
     assert use.span_ns == 42_000
     assert (use.busy_ns, use.idle_ns) == (23_000, 19_000)
     assert (use.compute_ns, use.communication_ns, use.copy_ns) == (13_000, 10_000, 8_000)
@@ -202,9 +180,6 @@ def test_sums_of_device_use_are_correct(write_trace: Write) -> None:
 
 
 def test_streams_of_several_devices_are_separate(write_trace: Write) -> None:
-    # GIVEN one stream number on two devices
     kernels = [event("kernel", "k", 0, 5, args={"device": d, "stream": 7}) for d in (0, 1)]
-    # WHEN the devices' use is computed
     use = device_use(read_trace(write_trace(kernels))).to_dict()
-    # THEN they are two streams
     assert use["per_stream_busy_us"] == {"0/7": 5.0, "1/7": 5.0}

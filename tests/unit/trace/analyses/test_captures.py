@@ -197,10 +197,8 @@ def test_replays_get_the_operators_and_shapes_of_their_capture(tmp_path: Path, n
     for _ in range(4):
         replay.replay(ops)
     capture = Recorded(named=named).capture(ops, "capture_32_FULL").trace(tmp_path, "capture.json")
-    # WHEN the replay is analysed with it
     trace = view(replay.trace(tmp_path), capture)
     report = report_of(trace)
-    # THEN each kernel of each launch has its operator, shapes and rates
     assert (report.launches, report.device_events, report.matched) == (4, 48, 48)
     assert report.with_shapes == 48
     assert report.graphs[0].source == "capture_32_FULL"
@@ -215,7 +213,7 @@ def test_replays_get_the_operators_and_shapes_of_their_capture(tmp_path: Path, n
     flops = 2 * 32 * 64 * 256
     assert (product.calls, product.flops) == (12, 12 * flops)
     assert product.tflop_s == pytest.approx(flops / 40e-6 / 1e12)
-    # AND modules have the time of their kernels, per call that of one launch
+    # THEN modules have the time of their kernels, per call that of one launch
     result = layers.analyze(trace)
     assert isinstance(result, Layers)
     block = result.shown[0]
@@ -262,7 +260,6 @@ def test_kernels_without_names_must_be_of_kinds_that_operators_launch(tmp_path: 
 
 
 def test_a_size_is_chosen_by_the_annotations(tmp_path: Path) -> None:
-    # GIVEN captures of three sizes with the same kernels, and launches with 12 and 32 requests
     capture = Recorded()
     for size in (64, 32, 16):
         capture.capture(model(2, size), f"capture_{size}_FULL")
@@ -300,7 +297,6 @@ def test_sizes_in_annotations_of_servers(tmp_path: Path, around: str, size: int 
 
 
 def test_nested_calls_and_host_functions_are_no_launches_of_kernels(tmp_path: Path) -> None:
-    # GIVEN calls of the runtime that contain one of the driver each, and host functions
     recorded = Recorded(named=False).capture(model(2))
     events = recorded.program.events
     for each in [each for each in events if each["name"] == "hipLaunchKernel"]:
@@ -311,23 +307,19 @@ def test_nested_calls_and_host_functions_are_no_launches_of_kernels(tmp_path: Pa
         events.append({**host, "args": {"correlation": args["correlation"] + 10_000}})
     capture = recorded.trace(tmp_path, "capture.json")
     trace = view(Recorded().replay(model(2)).trace(tmp_path), capture)
-    # THEN they do not count
     assert operators_of_graphs(trace)["aten::silu", "32x256"] == 2
 
 
 def test_shapes_of_an_unknown_size_stay_unknown(tmp_path: Path) -> None:
-    # GIVEN captures of two sizes, and launches without annotations
     capture = Recorded().capture(model(2, 32)).capture(model(2, 16))
     trace = view(
         Recorded().replay(model(2)).trace(tmp_path), capture.trace(tmp_path, "capture.json")
     )
-    # THEN operators are known, and shapes and rates are not
     assert operators_of_graphs(trace)["aten::silu", ""] == 2
     report = report_of(trace)
     assert (report.matched, report.with_shapes) == (8, 0)
     assert "The shapes of 8 are unknown, because captures of several sizes fit" in report.line()
     assert rates_of(trace).by_shape == []
-    # AND a size that is too small for the launch is not believed
     small = Recorded().capture(model(2, 16), "capture_16").trace(tmp_path, "small.json")
     replay = Recorded().replay(model(2), "execute_32").trace(tmp_path, "large.json")
     assert report_of(view(replay, small)).with_shapes == 0
@@ -344,7 +336,6 @@ def test_equal_graphs_are_matched_in_order(tmp_path: Path) -> None:
         for part in parts:
             replay.replay(part, "execute_32")
     trace = view(replay.trace(tmp_path), capture.trace(tmp_path, "capture.json"))
-    # THEN the layers' modules have the work of two launches each
     found = work_of(trace)
     assert found.known.all()
     assert found.with_shapes.all()
@@ -392,10 +383,9 @@ def test_a_warm_up_run_may_be_in_the_same_trace(tmp_path: Path) -> None:
     grid, other = [4, 1, 1], [8, 1, 1]
     recorded = Recorded(named=False).eager(ops, grid).eager(ops, grid).replay(ops, grid=grid)
     trace = view(recorded.trace(tmp_path))
-    # THEN the graph has its operators
     assert report_of(trace).graphs[0].source == "work outside of graphs"
     assert operators_of_graphs(trace)["aten::silu", "32x256"] == 6
-    # AND not if the grids of the kernels differ, as those of another batch size do
+    # THEN not if the grids of the kernels differ, as those of another batch size do
     changed = Recorded(named=False).eager(ops, grid).replay(ops, grid=other)
     assert report_of(view(changed.trace(tmp_path, "changed.json"))).matched == 0
 
@@ -471,7 +461,6 @@ def test_joined_traces_have_the_events_and_arguments_of_all(tmp_path: Path) -> N
 def test_graphs_of_real_traces_match_a_capture_made_of_their_kernels(
     traces: Path, tmp_path: Path, name: str
 ) -> None:
-    # GIVEN captures made of the kernels of a real trace's graphs, in the order of the launches
     path = traces / f"{name}.json.gz"
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     launched = {
@@ -492,7 +481,6 @@ def test_graphs_of_real_traces_match_a_capture_made_of_their_kernels(
         ops = [Op(f"op::{each['name']}", each["name"], [[7, 9]]) for each in work]
         capture.capture(ops)
     found = work_of(view(read_trace(path), capture.trace(tmp_path)))
-    # THEN all of their events have the operators
     assert count == found.of_graph.sum() == found.known.sum() == found.with_shapes.sum()
     trace = view(read_trace(path))
     assert work_of(trace).known.sum() == 0

@@ -57,7 +57,6 @@ def finding_of(found: Communication, code: str) -> Finding:
 
 
 def test_latency_and_bandwidth_follow_from_calls_of_several_sizes(tmp_path: Path) -> None:
-    # GIVEN calls that take 50 µs, and 1 µs for 100 KB, on 4 ranks
     elements = (250_000, 500_000, 2_500_000)
     found = planted(tmp_path, [(50 + 4 * n / 1e5, n) for n in elements])
     (dependence,) = found.dependence
@@ -71,7 +70,6 @@ def test_latency_and_bandwidth_follow_from_calls_of_several_sizes(tmp_path: Path
 
 
 def test_a_call_that_is_longer_than_others_of_its_size_waited(tmp_path: Path) -> None:
-    # GIVEN two sizes, and calls of which one in each size waits
     calls = [(100.0, 1_000_000), (900.0, 1_000_000), (200.0, 4_000_000), (700.0, 4_000_000)]
     found = planted(tmp_path, calls)
     # THEN the time beyond the shortest is waiting, and a change can win it
@@ -93,9 +91,7 @@ def test_a_call_that_is_longer_than_others_of_its_size_waited(tmp_path: Path) ->
 def test_time_that_no_link_explains_is_waiting(
     calls: list[tuple[float, int | None]], tmp_path: Path
 ) -> None:
-    # GIVEN calls whose time does not depend on the size as that of a link does
     found = planted(tmp_path, calls)
-    # THEN all time beyond the shortest call is waiting, and none of it is volume
     assert found.dependence[0].parts == {WAITING: 3_950 * US, PER_CALL: 400 * US, VOLUME: 0}
     finding = finding_of(found, "communication.waiting")
     assert "the shortest call, whatever the size" in finding.sentence
@@ -135,7 +131,6 @@ def test_volume_wins_half_with_half_of_the_bytes(tmp_path: Path) -> None:
 
 
 def test_only_exposed_time_can_be_won_and_room_is_what_computes_alone(tmp_path: Path) -> None:
-    # GIVEN 300 µs of communication, of which a kernel of 200 µs hides a part
     program = Program()
     program.launch("gemm", 100)
     all_reduce(program, 300, 5_000_000)
@@ -158,7 +153,6 @@ def test_only_exposed_time_can_be_won_and_room_is_what_computes_alone(tmp_path: 
 
 @pytest.mark.parametrize("with_shapes", [True, False])
 def test_sizes_of_older_traces_follow_from_shapes(with_shapes: bool, tmp_path: Path) -> None:
-    # GIVEN an annotation with shapes around each launch, and the group's size for the whole job
     program = Program()
     for _ in range(3):
         begin = program.now
@@ -180,7 +174,6 @@ def test_sizes_of_older_traces_follow_from_shapes(with_shapes: bool, tmp_path: P
 
 
 def test_a_collective_has_the_name_that_the_program_gave_it(tmp_path: Path) -> None:
-    # GIVEN an all-reduce and an all-to-all, both in the kernel of sends and receives
     kernel = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long)"
     program = Program()
     for name in ("nccl:all_reduce", "nccl:all_to_all"):
@@ -188,7 +181,6 @@ def test_a_collective_has_the_name_that_the_program_gave_it(tmp_path: Path) -> N
             program.launch(kernel, 100, stream=20)
     program.launch(kernel, 100, stream=20)
     found = found_in(program.trace(tmp_path))
-    # THEN the annotations name the collective, and the algorithm of another one is not its own
     assert {(each.op, each.algorithm) for each in found.by_size} == {
         ("all_reduce", None),
         ("all_to_all", "RING_SIMPLE"),
@@ -213,7 +205,6 @@ def test_broadcasts_of_buffers_by_ddp_are_named(tmp_path: Path) -> None:
 
 
 def test_calls_at_the_same_time_are_not_won_twice(tmp_path: Path) -> None:
-    # GIVEN two collectives on two threads of the host during the same 400 µs
     program = Program()
     begin = program.now
     with program.within("aten::mm"):
@@ -265,7 +256,6 @@ def test_bus_bytes_are_counted_as_in_the_tests_of_nccl(op: str, factor: float) -
 
 
 def test_a_small_call_that_waits_long_does_not_cost_that_much(tmp_path: Path) -> None:
-    # GIVEN small calls of 60 µs, and two that wait for milliseconds
     found = planted(tmp_path, [(60.0, 1_000)] * 6 + [(3_000.0, 1_000)] * 2)
     finding = finding_of(found, "communication.small_calls")
     assert finding.numbers["time_ns"] == (6 * 60 + 2 * 100) * US

@@ -24,16 +24,13 @@ from stagespan.trace.analysis import analyze
 
 
 def test_a_function_compiled_in_one_piece_has_no_finding(tmp_path: Path) -> None:
-    # GIVEN three calls of one region each, whose graph calls a library
     program = Program()
     for _ in range(3):
         with region(program), program.within(GRAPH, "user_annotation"):
             program.work(100)
             with program.within("aten::mm"):
                 program.work(50)
-    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN it is one frame without a break, and there is no finding
     assert (found["regions"], found["calls"], found["graph_breaks"]) == (3, 3, [])
     assert found["frames"] == [
         {
@@ -73,9 +70,7 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
                 graph(program)
                 with region(program, ": 2/0"):
                     graph(program)
-    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN both breaks are counted, with the time from graph to region, and the operators that ran
     assert found["graph_breaks"] == [
         {
             "before": "0",
@@ -113,7 +108,7 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
         "percent": pytest.approx(100 * 48 / whole),
     }
     assert finding.evidence[0].event == "Torch-Compiled Region: 1/0"
-    # AND all of this time can be won, because no device is busy in it
+    # THEN all of this time can be won, because no device is busy in it
     assert finding.gain is not None
     assert (finding.gain.time_ns, finding.gain.at_most) == (48_000, True)
 
@@ -126,9 +121,7 @@ def test_the_line_counts_all_graph_breaks(tmp_path: Path) -> None:
             graph(program)
             with region(program, f": {2 * number + 1}/0"):
                 graph(program)
-    # WHEN torch.compile is analysed
     found = compiled_of(program.trace(tmp_path))
-    # THEN the summary counts as many as the finding
     (finding,) = found.findings()
     assert finding.numbers["breaks"] == 60
     assert "60 graph breaks" in found.line()
@@ -147,7 +140,6 @@ def test_a_frame_that_is_called_at_a_break_does_not_count_as_a_break(tmp_path: P
                     graph(program)
             with region(program, ": 3/0"):
                 graph(program)
-    # WHEN breaks are counted
     found, (finding,) = of(program, tmp_path)
     # THEN there are two per call, as torch counts them
     assert [
@@ -158,7 +150,6 @@ def test_a_frame_that_is_called_at_a_break_does_not_count_as_a_break(tmp_path: P
 
 
 def test_a_frame_without_tensors_has_no_graph_but_its_time_is_known(tmp_path: Path) -> None:
-    # GIVEN a break, a frame that only prints, and a third one with a graph
     program = Program()
     with region(program, ": 0/0"):
         graph(program)
@@ -166,24 +157,19 @@ def test_a_frame_without_tensors_has_no_graph_but_its_time_is_known(tmp_path: Pa
             program.work(30)
             with region(program, ": 2/0"):
                 graph(program)
-    # WHEN torch.compile is analysed
     found, _ = of(program, tmp_path)
-    # THEN the time from its begin to the third one is also known
     assert [each["time_us"] for each in found["graph_breaks"]] == [2, 33]
     assert [each["operators"] for each in found["graph_breaks"]] == [{}, {}]
 
 
 def test_lines_of_breaks_if_the_trace_has_python_stacks(tmp_path: Path) -> None:
-    # GIVEN a break, and Python frames as recorded by a profiler with stacks
     program = Program()
     with region(program, ": 0/0"), program.within("model.py(3): forward", "python_function"):
         graph(program)
         name = "model.py(5): torch_dynamo_resume_in_forward_at_5"
         with region(program, ": 1/0"), program.within(name, "python_function"):
             graph(program)
-    # WHEN torch.compile is analysed
     found, (finding,) = of(program, tmp_path)
-    # THEN the line of the break is in the figures and in the sentence, and each frame's function
     assert found["graph_breaks"][0]["line"] == "model.py(5): forward"
     assert {row["frame"]: row["function"] for row in found["frames"]} == {
         "0": "model.py(3): forward",
@@ -193,14 +179,11 @@ def test_lines_of_breaks_if_the_trace_has_python_stacks(tmp_path: Path) -> None:
 
 
 def test_numbers_of_variants_with_too_many_digits(tmp_path: Path) -> None:
-    # GIVEN a region and a compilation whose variants have too many digits for an integer
     program = Program()
     compilation(program, "0/" + "1" * 5_000, PARTS, nested=True)
     with region(program, ": 0/" + "1" * 5_000):
         graph(program)
-    # WHEN torch.compile is analysed
     found, _ = of(program, tmp_path)
-    # THEN neither has a number
     assert found["frames"][0]["frame"] is None
     assert found["compile_time"]["compilations"][0]["id"] is None
 
@@ -219,7 +202,6 @@ def test_regions_without_numbers_of_older_versions(tmp_path: Path) -> None:
 
 
 def test_separate_functions_and_one_within_a_graph_are_not_breaks(tmp_path: Path) -> None:
-    # GIVEN two compiled functions, the second of which calls a third by an operator in its graph
     program = Program()
     with region(program, ": 0/0"):
         graph(program)
@@ -230,9 +212,7 @@ def test_separate_functions_and_one_within_a_graph_are_not_breaks(tmp_path: Path
         region(program, ": 2/0"),
     ):
         graph(program)
-    # WHEN breaks are looked for
     found, findings = of(program, tmp_path)
-    # THEN there are none
     assert found["graph_breaks"] == []
     assert findings == []
 
@@ -245,9 +225,7 @@ def test_compiling_by_phase_and_recompilations(nested: bool, tmp_path: Path) -> 
         compilation(program, f"0/{variant}", PARTS, nested)
         with region(program, f": 0/{variant}"):
             graph(program)
-    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN the phases sum to the time, and the second compilation is a recompilation
     time = found["compile_time"]
     assert time["time_us"] == 2 * 5_651
     assert time["phases_us"] == {
@@ -281,12 +259,10 @@ def test_compiling_by_phase_and_recompilations(nested: bool, tmp_path: Path) -> 
     assert again.numbers["time_ns"] == single * 1_000
     assert first.numbers["frames"] == 1
     assert first.numbers["time_ns"] == (2 * 5_651 - single) * 1_000
-    # AND each can win the time of its compilation, but not 2 µs around it
     assert again.gain is not None
     assert first.gain is not None
     assert again.gain.time_ns == again.numbers["time_ns"]
     assert first.numbers["time_ns"] - first.gain.time_ns in (0, 2_000)
-    # AND the longest phase of the first compilation is a part of its time
     assert first.numbers["longest_phase_ns"] == 5_000_000
     # Operators that ran during compilation are not work of the program.
     assert [row["name"] for row in found["in_graphs"]] == ["the graphs' own time"]
@@ -294,16 +270,13 @@ def test_compiling_by_phase_and_recompilations(nested: bool, tmp_path: Path) -> 
 
 
 def test_a_frame_that_is_compiled_within_a_call_does_not_lengthen_it(tmp_path: Path) -> None:
-    # GIVEN a break after which the next frame is compiled before it runs
     program = Program()
     with region(program, ": 0/0"):
         graph(program)
         compilation(program, "1/0", {"bytecode_tracing": 1_000})
         with region(program, ": 1/0"):
             graph(program)
-    # WHEN the time of the break is computed
     found, _ = of(program, tmp_path)
-    # THEN compilation is not part of it, nor of the frames
     assert found["graph_breaks"][0]["time_us"] == 2
     assert {row["frame"]: row["time_us"] for row in found["frames"]} == {"0": 44, "1": 42}
     assert found["recompilations"] == []
@@ -318,12 +291,10 @@ def test_a_frame_that_dynamo_skipped(tmp_path: Path) -> None:
 
 
 def test_variants_from_before_the_window(tmp_path: Path) -> None:
-    # GIVEN a frame that runs in its first and its third compilation, and another in its second
     program = Program()
     for frame in (": 0/0", ": 0/2", ": 0/0", ": 1/1"):
         with region(program, frame):
             graph(program)
-    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
     # THEN both were compiled more than once; alternating variants are reported
     assert [(r["frame"], r["times"], r["in_window"]) for r in found["recompilations"]] == [
@@ -340,20 +311,16 @@ def test_variants_from_before_the_window(tmp_path: Path) -> None:
 
 
 def test_recompilations_are_counted_one_by_one(tmp_path: Path) -> None:
-    # GIVEN a frame that is compiled for the third to the fifth time, and another for the first
     program = Program()
     for frame in ("0/2", "0/3", "0/4", "1/0"):
         compilation(program, frame, PARTS)
         with region(program, f": {frame}"):
             graph(program)
     trace = program.trace(tmp_path)
-    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN three of them are recompilations in the window, and two were before it
     (row,) = found["recompilations"]
     assert (row["times"], row["in_window"], row["before_window"]) == (4, 3, 2 - 1)
     assert [finding.code for finding in findings] == ["compiled.recompiled", "compiled.in_window"]
-    # AND the line for the screen says so
     line = dict(one_liners(analyze(trace, ["compiled"])))["Compiled"]
     assert line == "4 forward graphs, 3 recompilations, 1 recompilation before the trace"
 
@@ -370,7 +337,6 @@ def test_calls_that_ran_eagerly_because_the_limit_was_reached(tmp_path: Path) ->
                 program.work(30)
             with program.within("aten::sin"):
                 program.work(20)
-    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
     # THEN those are counted, and reported as a finding
     assert found["eager_calls"] == 4
@@ -380,7 +346,6 @@ def test_calls_that_ran_eagerly_because_the_limit_was_reached(tmp_path: Path) ->
 
 
 def test_a_compilation_that_dynamo_refused_is_not_counted(tmp_path: Path) -> None:
-    # GIVEN a frame that is compiled once more, and then refused at the limit
     program = Program()
     for variant in (6, 7):
         compilation(program, f"0/{variant}", PARTS)
@@ -394,9 +359,7 @@ def test_a_compilation_that_dynamo_refused_is_not_counted(tmp_path: Path) -> Non
         program.work(40)
     with program.within("aten::sin"):
         program.work(20)
-    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN the refused one does not count as a recompilation
     (row,) = found["recompilations"]
     assert (row["in_window"], row["compiled"]) == (2, ["0/6", "0/7"])
     assert [each["refused"] for each in found["compile_time"]["compilations"]] == [
@@ -420,7 +383,6 @@ def test_a_backward_graph_belongs_to_its_frame(tmp_path: Path) -> None:
 
 
 def test_graphs_without_regions_say_nothing_about_breaks(tmp_path: Path) -> None:
-    # GIVEN a trace of torch 2.0, which has no regions
     program = Program()
     for _ in range(2):
         with program.within("CompiledFunction"):

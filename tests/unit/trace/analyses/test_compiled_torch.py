@@ -37,13 +37,10 @@ def with_breaks(value: Any) -> Any:
 
 
 def test_graph_breaks(tmp_path: Path) -> None:
-    # GIVEN a function that breaks at a call and at item(), compiled before the window
     function = torch.compile(with_breaks, backend="aot_eager")
     value = torch.ones(8, requires_grad=True)
     function(value)
-    # WHEN three calls and their backward passes are profiled
     found = profiled(tmp_path, lambda: [function(value).sum().backward() for _ in range(3)])
-    # THEN each call goes from its first frame to the second, and after item() to the third
     assert found.breaks is not None
     assert [each.count for each in found.breaks] == [3, 3]
     first = next(each for each in found.breaks if not each.operators)
@@ -71,22 +68,18 @@ def test_a_backend_without_graphs_does_not_show_what_is_between_them(tmp_path: P
 
 
 def test_lines_of_graph_breaks(tmp_path: Path) -> None:
-    # GIVEN the same function, profiled with Python stacks
     function = torch.compile(with_breaks, backend="aot_eager")
     value = torch.ones(8, requires_grad=True)
     function(value)
     found = profiled(tmp_path, lambda: function(value), with_stack=True)
-    # WHEN breaks are named
     first = with_breaks.__code__.co_firstlineno
     lines = [row["line"] for row in found.to_dict()["graph_breaks"]]
-    # THEN they have the lines of graph_break() and item()
     assert [line.rpartition("/")[2] for line in lines] == [
         f"test_compiled_torch.py({first + offset}): with_breaks" for offset in (2, 4)
     ]
 
 
 def test_breaks_are_as_many_as_torch_counts(tmp_path: Path) -> None:
-    # GIVEN a module of four layers with a break between each two
     class Model(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -106,19 +99,14 @@ def test_breaks_are_as_many_as_torch_counts(tmp_path: Path) -> None:
     value = torch.ones(8)
     function(value)
     counted = sum(torch._dynamo.utils.counters["graph_break"].values())
-    # WHEN a call is profiled
     found = profiled(tmp_path, lambda: function(value))
-    # THEN it has as many breaks as torch counted
     assert found.breaks is not None
     assert sum(each.count for each in found.breaks) == counted == 3
 
 
 def test_recompilations_in_the_window(tmp_path: Path) -> None:
-    # GIVEN a function that is compiled for each number
     function = torch.compile(lambda x, n: (x * n).relu(), backend="eager", dynamic=False)
-    # WHEN three numbers are profiled from the first call on
     found = profiled(tmp_path, lambda: [function(torch.ones(4), n) for n in (2, 3, 4)])
-    # THEN the second and third compilation are recompilations
     assert found.compiling is not None
     assert [each.variant for each in found.compiling.compilations] == [0, 1, 2]
     (row,) = found.to_dict()["recompilations"]
@@ -136,7 +124,6 @@ def test_the_recompile_limit(tmp_path: Path) -> None:
             function(torch.ones(4), n)
 
     with torch._dynamo.config.patch({"recompile_limit": 3}):
-        # WHEN six numbers are profiled from the first call on, and once more
         first = profiled(tmp_path, calls)
         later = profiled(tmp_path, calls)
     # THEN two recompilations are counted, but not the refused one
@@ -148,7 +135,6 @@ def test_the_recompile_limit(tmp_path: Path) -> None:
     for found in (first, later):
         (limit,) = (f for f in found.findings() if f.code == "compiled.recompile_limit")
         assert limit.severity == "medium"
-        # AND of all calls, also the first one, before which there is no look-up
         assert limit.numbers["calls"] == 6
 
 
@@ -163,14 +149,10 @@ def test_recompilations_before_the_window(tmp_path: Path) -> None:
 
 
 def test_inductor_compiles_and_runs(tmp_path: Path) -> None:
-    # GIVEN a function with a product, compiled by Inductor for the host, independent of earlier
-    # tests
     function = torch.compile(lambda x: (x @ x).sin().relu())
     value = torch.ones(16, 16)
-    # WHEN the first call is profiled
     with torch._inductor.config.patch(force_disable_caches=True):
         first = profiled(tmp_path, lambda: function(value))
-    # THEN compiling is found by phase
     compiling = first.compiling
     assert compiling is not None
     assert {"dynamo", "autograd", "inductor", "kernels", "guards"} <= set(compiling.phases)
@@ -180,7 +162,6 @@ def test_inductor_compiles_and_runs(tmp_path: Path) -> None:
     (row,) = first.to_dict()["compile_time"]["compilations"]
     assert (compilation.variant, row["ran"]) == (0, True)
     assert [finding.severity for finding in first.findings()] == ["medium"]
-    # WHEN later calls are profiled
     later = profiled(tmp_path, lambda: [function(value) for _ in range(2)])
     # THEN each is one region and one graph, with the product left to a library, and no finding
     assert later.findings() == []

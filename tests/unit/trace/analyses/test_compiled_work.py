@@ -20,7 +20,6 @@ def works(found: dict[str, Any]) -> dict[tuple[str, str], tuple[int, float | Non
 
 
 def test_kernels_of_inductor_of_libraries_and_of_the_user(tmp_path: Path) -> None:
-    # GIVEN two calls of a graph of Inductor on a device, and kernels outside of it
     program = Program()
     for _ in range(2):
         inductor_graph(program)
@@ -28,7 +27,6 @@ def test_kernels_of_inductor_of_libraries_and_of_the_user(tmp_path: Path) -> Non
     program.launch("another_triton_kernel", 10, call="cuLaunchKernel")
     with program.within("aten::cudnn_convolution"):
         program.launch("engine_of_cudnn", 10, call="cuLaunchKernel")
-    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
     # THEN each has its class and its time; outside of graphs only Triton kernels are listed
     assert works(found) == {
@@ -54,15 +52,12 @@ def test_operators_that_inductor_left_to_aten(tmp_path: Path) -> None:
         run(program, "triton_poi_fused_add_0", "triton_poi_fused_add_0", 400, "cuLaunchKernel")
         run(program, "aten::mm", "ampere_gemm", 600)
         run(program, "aten::sort", "radix_sort_kernel", 3_000)
-    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN the sort is a fallback, but the product is not
     assert works(found)["fallback", "aten::sort"] == (1, 3_000)
     (finding,) = findings
     assert (finding.code, finding.severity) == ("compiled.fallback", "medium")
     assert finding.numbers == {"time_ns": 3_000_000, "percent": 75, "libraries_ns": 600_000}
     assert [each.event for each in finding.evidence] == ["aten::sort"]
-    # AND at most all of its time can be won
     assert finding.gain is not None
     assert (finding.gain.time_ns, finding.gain.at_most) == (3_000_000, True)
 
@@ -74,26 +69,21 @@ def test_a_backend_without_code_generation(tmp_path: Path) -> None:
         run(program, "aten::mm", "ampere_gemm", 3_000)
         run(program, "aten::mul", "vectorized_elementwise_kernel", 1_000)
         run(program, "aten::add", "vectorized_elementwise_kernel", 1_000)
-    # WHEN torch.compile is analysed
     _, findings = of(program, tmp_path)
-    # THEN that is what is reported
     (finding,) = findings
     assert finding.code == "compiled.no_inductor"
     assert finding.numbers == {"time_ns": 2_000_000, "percent": 40}
-    # AND at most the time of the two kernels that are not of a library can be won
+    # THEN at most the time of the two kernels that are not of a library can be won
     assert finding.gain is not None
     assert (finding.gain.time_ns, finding.gain.at_most) == (2_000_000, True)
 
 
 def test_look_ups_that_take_long(tmp_path: Path) -> None:
-    # GIVEN 20 calls of a small function whose guards take 100 µs each
     program = Program()
     for _ in range(20):
         with region(program, lookup=100), program.within(GRAPH):
             program.work(198)
-    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN they take a third of the time
     assert found["cache_lookups"] == {"count": 20, "time_us": 2_000}
     (finding,) = findings
     assert finding.code == "compiled.guards"
@@ -108,14 +98,12 @@ def test_look_ups_that_take_long(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kernel", [5_000, 10_000])
 def test_look_ups_win_no_more_than_the_idle_time_of_the_device(kernel: int, tmp_path: Path) -> None:
-    # GIVEN the same look-ups while the device works for most of the time
     program = Program()
     begin = program.now
     program.launch("gemm", kernel)
     for _ in range(20):
         with region(program, lookup=100), program.within(GRAPH):
             program.work(198)
-    # WHEN torch.compile is analysed
     _, findings = of(program, tmp_path)
     (finding,) = [each for each in findings if each.code == "compiled.guards"]
     # THEN at most the rest of the time can be won
@@ -150,8 +138,6 @@ def test_many_breaks_on_a_device_are_no_more_than_medium(tmp_path: Path) -> None
 def test_findings_on_real_traces(name: str, codes: list[str], traces: Path) -> None:
     # GIVEN a trace whose timeline was inspected
     found: list[Finding] = compiled_of(read_trace(traces / f"{name}.json.gz")).findings()
-    # WHEN torch.compile is analysed
-    # THEN that is what is found
     assert [finding.code for finding in found] == codes
 
 
@@ -159,7 +145,6 @@ def test_real_graphs(traces: Path) -> None:
     # GIVEN a compiled transformer layer on MI300, and five steps of a training on A100
     layer = compiled_of(read_trace(traces / "rocm_mi300_triton_compile.json.gz")).to_dict()
     training = compiled_of(read_trace(traces / "cuda_a100_cudagraph_triton_nccl.json.gz")).to_dict()
-    # WHEN torch.compile is analysed
     # THEN Inductor's kernels, libraries and passes are distinguished as on the timeline
     assert {kind: row["count"] for kind, row in layer["triton_kinds"].items()} == {
         "poi": 2,

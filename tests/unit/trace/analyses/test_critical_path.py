@@ -38,16 +38,13 @@ def times(result: CriticalPath) -> dict[tuple[str, str], float]:
 
 
 def test_the_device_determines_a_step_in_which_the_host_is_ahead(tmp_path: Path) -> None:
-    # GIVEN a program that launches two kernels, and waits for them
     program = Program()
     program.operator("aten::mm", us=500, before=10)
     program.operator("aten::relu", us=100, before=10)
     program.wait(tail=2)
 
-    # WHEN its path is found
     result = found(program.trace(tmp_path))
 
-    # THEN the second launch is not on it
     assert times(result) == {
         ("host", "aten::mm"): 10,
         ("call", "cudaLaunchKernel"): 5,
@@ -62,14 +59,12 @@ def test_the_device_determines_a_step_in_which_the_host_is_ahead(tmp_path: Path)
 
 
 def test_work_beside_longer_work_has_slack(tmp_path: Path) -> None:
-    # GIVEN two streams, and a wait for the longer work
     program = Program()
     with program.within("aten::mm"):
         program.launch("long", 400, stream=7)
         program.launch("short", 100, stream=8)
     program.wait("cudaDeviceSynchronize")
 
-    # WHEN the path is found
     result = found(program.trace(tmp_path))
 
     # THEN the shorter work, which begins 5 us later, can take 295 us more
@@ -109,22 +104,18 @@ def test_the_path_goes_through_work_of_another_stream(tmp_path: Path) -> None:
 def test_calls_that_allocate_or_take_long_are_on_the_path(
     call: str, us: int, tmp_path: Path
 ) -> None:
-    # GIVEN a program that frees memory, or makes a long call, before each kernel
     program = Program()
     for _ in range(3):
         with program.within("aten::mm"):
             program.call(call, us)
             program.launch("kernel", 10)
 
-    # WHEN the path is found
     result = times(found(program.trace(tmp_path)))
 
-    # THEN it goes through these calls
     assert result["call", call] == 3 * us
 
 
 def test_a_thread_that_begins_to_wait_for_another_one(tmp_path: Path) -> None:
-    # GIVEN a thread that enters a function in which it waits for the calls of another thread
     program = Program()
     program.operator("aten::mm", us=5)
     begin = program.now
@@ -139,7 +130,6 @@ def test_a_thread_that_begins_to_wait_for_another_one(tmp_path: Path) -> None:
     program.event("run_backward", "python_function", begin, program.now)
     program.operator("aten::relu", us=5)
 
-    # WHEN the path is found
     result = times(found(program.trace(tmp_path)))
 
     # THEN it goes through the calls of the other thread
@@ -147,7 +137,6 @@ def test_a_thread_that_begins_to_wait_for_another_one(tmp_path: Path) -> None:
 
 
 def test_threads_that_work_side_by_side_do_not_wait(tmp_path: Path) -> None:
-    # GIVEN a thread that runs operators while another one makes calls
     program = Program()
     program.operator("aten::mm", us=5)
     begin = program.now
@@ -161,10 +150,8 @@ def test_threads_that_work_side_by_side_do_not_wait(tmp_path: Path) -> None:
     program.work(40)
     program.operator("aten::relu", us=5)
 
-    # WHEN the path is found
     result = times(found(program.trace(tmp_path)))
 
-    # THEN it stays on the first thread
     assert ("call", "cudaMalloc") not in result
 
 
@@ -181,7 +168,6 @@ def test_the_host_determines_a_step_with_short_kernels(tmp_path: Path) -> None:
 
 
 def test_two_threads_that_take_turns(tmp_path: Path) -> None:
-    # GIVEN a forward pass on one thread, and a backward pass on another while the first waits
     program = Program()
     program.operator("aten::mm", us=10, before=20)
     program.thread = 200
@@ -191,7 +177,6 @@ def test_two_threads_that_take_turns(tmp_path: Path) -> None:
     program.operator("aten::add_", us=10, before=20)
     program.wait()
 
-    # WHEN the path is found
     result = times(found(program.trace(tmp_path)))
 
     # THEN it follows the threads: no time is unexplained
@@ -258,12 +243,10 @@ def run(things: list[Any], half_of: str = "", half_host: bool = False) -> Progra
 @settings(max_examples=examples(300))
 @given(things=_THINGS)
 def test_predictions_are_the_times_of_the_changed_program(things: list[Any]) -> None:
-    # GIVEN any program of one stream
     with tempfile.TemporaryDirectory() as folder:
         program = run(things)
         result = found(program.trace(Path(folder)))
 
-    # THEN the parts sum to its length, and half of the host's time gives the predicted gain
     assert sum(part.time_ns for part in result.parts) == result.whole_ns
     assert result.gains["host"] == (program.now - run(things, half_host=True).now) * US
 
@@ -295,7 +278,6 @@ def test_the_parts_of_real_traces_sum_to_their_steps(every_trace: list[Path]) ->
 
 
 def test_the_path_is_marked_in_a_copy_of_the_trace(tmp_path: Path) -> None:
-    # GIVEN a trace, also as gzip
     program = Program()
     program.operator("aten::mm", us=500, before=10)
     program.wait()
@@ -305,13 +287,11 @@ def test_the_path_is_marked_in_a_copy_of_the_trace(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(source.read_bytes()))
 
     for path in (source, packed):
-        # WHEN the command writes its path
         target = tmp_path / "marked.json.gz"
         done = CliRunner().invoke(
             command, ["analyze", str(path), "--critical-path", str(target)], catch_exceptions=False
         )
 
-        # THEN the copy has the events of the trace, and the path without a gap
         assert done.exit_code == 0, done.output
         events = json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]
         path_events = [each for each in events if each.get("cat") == "critical_path"]

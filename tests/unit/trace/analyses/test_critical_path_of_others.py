@@ -28,7 +28,6 @@ HTA = {
 def test_lengths_agree_with_those_of_hta(name: str, real: Callable[[str], Trace]) -> None:
     # GIVEN steps whose length the device determines, as HTA measures them in whole microseconds
     trace = real(name)
-    # WHEN the critical paths are computed
     found = critical_path.analyze(trace)
     # THEN the lengths differ by less than 1 %
     assert isinstance(found, CriticalPath)

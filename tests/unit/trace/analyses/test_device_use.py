@@ -27,15 +27,12 @@ def test_communication_that_nothing_hides(tmp_path: Path) -> None:
         ("ncclDevKernel_AllReduce", "kernel", 20, 100, 500),
         ("gemm", "kernel", 7, 500, 600),
     )
-    # WHEN its device's use is summed up
     use = use_of(trace)
-    # THEN overlap and hidden communication are exact
     written = use.to_dict()
     assert written["comm_union_us"] == 400
     assert written["exposed_comm_us"] == 300
     assert written["hidden_comm_us"] == written["overlap_us"] == 100
     assert written["hidden_comm_percent"] == 25
-    # AND it is a finding, with the communication as its evidence
     (finding,) = use.findings()
     assert (finding.severity, finding.code) == ("medium", "device_use.exposed_communication")
     assert finding.numbers == {
@@ -48,7 +45,6 @@ def test_communication_that_nothing_hides(tmp_path: Path) -> None:
         "communication_ns": 400 * US,
     }
     assert [each.figure for each in finding.evidence] == [300 * US, 400 * US]
-    # AND the verdict is the same without launches
     found = verdict.analyze(trace)
     assert isinstance(found, Verdict)
     assert (found.verdict, found.time_ns) == ("communication-bound", 300 * US)
@@ -61,23 +57,18 @@ def test_hidden_communication_is_not_a_finding(tmp_path: Path) -> None:
         ("gemm", "kernel", 7, 0, 600),
         ("ncclDevKernel_AllReduce", "kernel", 20, 100, 500),
     )
-    # WHEN its device's use is summed up
     use = use_of(trace)
-    # THEN all of it is hidden
     assert use.to_dict()["hidden_comm_percent"] == 100
     assert use.findings() == []
 
 
 def test_time_in_which_several_streams_are_busy_counts_once(tmp_path: Path) -> None:
-    # GIVEN two streams that are busy together for 300 µs, and a third one during 100 of these
     trace = device_only(
         tmp_path,
         ("gemm", "kernel", 7, 0, 400),
         ("gemm", "kernel", 8, 100, 500),
         ("gemm", "kernel", 9, 200, 300),
     )
-    # WHEN its device's use is summed up
-    # THEN the overlap is the time of at least two streams
     assert use_of(trace).to_dict()["overlap_us"] == 300
 
 
@@ -98,15 +89,12 @@ def test_a_recorded_event_is_not_work_of_its_stream(tmp_path: Path) -> None:
     program.work(200)
     program.launch("gemm", 50)
     trace = program.trace(tmp_path)
-    # WHEN the device's use and its launches are summed up
     written = use_of(trace).to_dict()
     launched = launches.analyze(trace)
-    # THEN only the kernels count
     assert isinstance(launched, Launches)
     assert launched.launched == 2
     assert written["gpu_events"] == {"kernel": 2}
     assert written["busy_us"] == written["kernel_dur_sum_us"] == 100
-    # AND there is one gap between them
     assert len(gaps(trace).rows) == 2
     assert gaps(trace).dur_ns.tolist() == [(200 + CALL - 50) * US]
 
@@ -123,19 +111,14 @@ def test_the_counters_of_a_kernel_are_not_a_second_kernel(tmp_path: Path) -> Non
     }  # fmt: skip
     track = {"ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "args": {"name": "stream 7"}}
     program.events += [counters, track]
-    # WHEN the device's use is summed up
     written = use_of(program.trace(tmp_path)).to_dict()
-    # THEN the kernel counts once
     assert written["gpu_events"] == {"kernel": 1}
     assert written["busy_us"] == written["kernel_dur_sum_us"] == 50
     assert written["gpu_events_without_launch_in_trace"] == 0
 
 
 def test_without_communication_its_hidden_share_is_unknown(tmp_path: Path) -> None:
-    # GIVEN computation only
     trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600))
-    # WHEN its device's use is summed up
-    # THEN there is no share
     assert use_of(trace).to_dict()["hidden_comm_percent"] is None
 
 
@@ -152,13 +135,11 @@ def test_without_communication_its_hidden_share_is_unknown(tmp_path: Path) -> No
 def test_communication_on_a_stream_that_mostly_computes(
     communication: list[tuple[int, int, int]], expected: bool, tmp_path: Path
 ) -> None:
-    # GIVEN 600 µs of computing on stream 7, then communication on this or on another stream
     trace = device_only(
         tmp_path,
         ("gemm", "kernel", 7, 0, 600),
         *(("ncclKernel", "kernel", *each) for each in communication),
     )
-    # WHEN the use is summed up THEN it is known whether most communication is on such a stream
     assert use_of(trace).shares_stream == {(0, COMMUNICATION): expected}
 
 
@@ -179,9 +160,7 @@ def test_advice_depends_on_the_sort_and_the_stream(
     # GIVEN computing, and then communication or copies of one sort
     cat = "kernel" if sort is None else "gpu_memcpy"
     trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600), (name, cat, stream, 600, 1_000))
-    # WHEN the use is summed up
     use = use_of(trace)
-    # THEN the sort is known, and the advice of the finding is for it
     assert use.copies == ({} if sort is None else {0: sort})
     (finding,) = use.findings()
     assert advice in finding.sentence
@@ -197,9 +176,7 @@ def test_advice_is_for_the_copies_that_take_the_most_time(tmp_path: Path) -> Non
         ("Memcpy DtoD (Device -> Device)", "gpu_memcpy", 20, 100, 300),
         ("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", 20, 300, 450),
     )
-    # WHEN the use is summed up
     use = use_of(trace)
-    # THEN the kind with the longest time is used, not the sum of two
     assert use.copies == {0: "within_device"}
     assert use.longest[0, COPY].figure == 200 * US
 
@@ -217,9 +194,7 @@ def test_several_devices_are_distinguished(tmp_path: Path) -> None:
             ]
         )
     )
-    # WHEN the use is summed up
     written = use_of(read_trace(path)).to_dict()
-    # THEN each device has its own figures, and there is no time in which both are idle
     nothing = {"comm": 0, "exposed_comm": 0, "memcpy": 0, "exposed_memcpy": 0}
     assert written["per_device_us"] == {
         "0": {"busy": 100, "idle": 0, "span": 100, "compute": 100, **nothing},
@@ -230,12 +205,9 @@ def test_several_devices_are_distinguished(tmp_path: Path) -> None:
 
 
 def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: Path) -> None:
-    # GIVEN a device that only communicates while another one computes
     trace = devices_only(tmp_path, ("ncclKernel", 0, 0, 1_000), ("gemm", 1, 0, 1_000))
-    # WHEN the use is summed up
     use = use_of(trace)
     written = use.to_dict()
-    # THEN each device has its own times, and nothing is hidden
     none = {"busy": 1_000, "idle": 0, "span": 1_000, "memcpy": 0, "exposed_memcpy": 0}
     assert written["per_device_us"] == {
         "0": none | {"compute": 0, "comm": 1_000, "exposed_comm": 1_000},
@@ -244,14 +216,12 @@ def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: P
     assert list(written["per_stream_us"]) == list(written["per_stream_busy_us"]) == ["0/7", "1/7"]
     assert written["per_stream_us"]["0/7"] == written["per_device_us"]["0"]
     assert (written["hidden_comm_us"], written["hidden_comm_percent"]) == (0, 0)
-    # AND the keys for all devices together are unchanged
+    # THEN the keys for all devices together are unchanged
     assert (written["compute_union_us"], written["exposed_comm_us"]) == (1_000, 0)
-    # AND the finding names the device
     (finding,) = use.findings()
     assert (finding.severity, finding.numbers["device"]) == ("high", 0)
     assert "device 0, the worst of 2," in finding.sentence
     assert finding.evidence[1].event == "ncclKernel"
-    # AND so does the verdict, which is for the sums over the devices
     found = judged(trace)
     assert (found.verdict, found.devices) == ("communication-bound", 2)
     assert (found.time_ns, found.whole_ns) == (1_000 * US, 2_000 * US)
@@ -282,17 +252,15 @@ def test_kernels_that_communicate_without_nccl(kernel: str, tmp_path: Path) -> N
         (kernel, "kernel", 7, 0, 900),
         ("gemm", "kernel", 7, 900, 1_000),
     )
-    # WHEN it is analysed
     use = use_of(trace)
     written = use.to_dict()
-    # THEN it is communication in the verdict and in the findings
     found = judged(trace)
     assert (found.verdict, found.time_ns) == ("communication-bound", 900 * US)
     numbers = use.findings()[0].numbers
     assert (numbers["time_ns"], numbers["whole_ns"]) == (900 * US, 1_000 * US)
     assert numbers["percent"] == 90
     assert use.tables()[0].rows[1] == ("communicating, nothing else", 900 * US, 90)
-    # AND every figure of communication has the same definition; that of NCCL alone is separate
+    # THEN every figure of communication has the same definition; that of NCCL alone is separate
     assert (written["comm_union_us"], written["exposed_comm_us"]) == (900, 900)
     assert (written["nccl_union_us"], written["compute_union_us"]) == (0, 100)
     assert written["custom_comm_us"] == written["per_device_us"]["0"]["comm"] == 900
@@ -318,7 +286,6 @@ def test_communication_has_one_definition(tmp_path: Path, kernel: str) -> None:
             ("ncclDevKernel_AllGather", "kernel", 21, begin + 200, begin + 300),
         )
     ]
-    # WHEN the use is summed up
     written = use_of(device_only(tmp_path, *work)).to_dict()
     # THEN communication is that of both: exposed and hidden communication are its parts
     assert written["comm_union_us"] == written["per_device_us"]["0"]["comm"] == 900
@@ -332,15 +299,12 @@ def test_communication_has_one_definition(tmp_path: Path, kernel: str) -> None:
 def test_the_layout_of_an_exchange_is_not_communication(tmp_path: Path) -> None:
     # GIVEN the kernel with which DeepEP counts how many tokens go where
     kernel = "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*)"
-    # WHEN the device's use is summed up
     use = use_of(device_only(tmp_path, (kernel, "kernel", 7, 0, 100)))
-    # THEN it computes
     assert use.compute_ns == 100 * US
     assert use.communication_ns == 0
 
 
 def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:
-    # GIVEN a trace of an NPU whose communication is a separate process
     path = tmp_path / "npu.json"
     entries: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "Ascend Hardware"}},
@@ -351,9 +315,7 @@ def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:
         {"ph": "X", "name": "hcom_allReduce_", "pid": 2, "tid": 9, "ts": 40, "dur": 90},
     ]  # fmt: skip
     path.write_text(json.dumps(entries))
-    # WHEN the use is summed up
     written = use_of(read_trace(path)).to_dict()
-    # THEN they are one device, which computed during 60 of 90 µs of communication
     assert written["per_device_us"] == {
         "0": {
             "busy": 130, "idle": 0, "span": 130, "compute": 100, "comm": 90, "exposed_comm": 30,
@@ -365,7 +327,6 @@ def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:
 
 
 def test_two_npus_in_one_trace_are_two_devices(tmp_path: Path) -> None:
-    # GIVEN a trace of NPUs, whose kernels name their devices
     path = tmp_path / "npus.json"
     entries: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "Ascend Hardware"}},
@@ -384,7 +345,6 @@ def test_two_npus_in_one_trace_are_two_devices(tmp_path: Path) -> None:
 
 
 def test_a_gap_is_time_in_which_no_stream_runs(tmp_path: Path) -> None:
-    # GIVEN short kernels on one stream during a long one on another, and then one more
     trace = device_only(
         tmp_path,
         ("long", "kernel", 7, 0, 500),
@@ -392,21 +352,17 @@ def test_a_gap_is_time_in_which_no_stream_runs(tmp_path: Path) -> None:
         ("short", "kernel", 20, 300, 320),
         ("last", "kernel", 7, 600, 700),
     )
-    # WHEN the gaps are determined
     found = gaps(trace)
-    # THEN there is one, between the long kernel and the last
     assert (found.begin_ns.tolist(), found.end_ns.tolist()) == ([500 * US], [600 * US])
     names = [trace.names[trace.events.name[found.rows[at[0]]]] for at in (found.last, found.first)]
     assert names == ["long", "last"]
 
 
 def test_work_launched_before_the_window_is_counted_separately(tmp_path: Path) -> None:
-    # GIVEN two kernels whose launches are not in the trace, and one whose launch is
     program = Program()
     program.launch("early", 30, known=False)
     program.launch("early", 30, known=False)
     program.launch("late", 30)
-    # WHEN the use is summed up
     use = use_of(program.trace(tmp_path))
     # THEN they are distinguished, and are part of the sums
     assert use.without_launch == 2
@@ -417,10 +373,8 @@ def test_work_launched_before_the_window_is_counted_separately(tmp_path: Path) -
 
 
 def test_a_launch_by_the_first_event_is_in_the_trace(tmp_path: Path) -> None:
-    # GIVEN a trace that begins with a launch
     program = Program()
     program.launch("gemm", 30)
-    # WHEN the use is summed up
     use = use_of(program.trace(tmp_path))
     # THEN all work has a launch, none counts as launched earlier, and no time is a sum over devices
     assert use.to_dict()["gpu_events_without_launch_in_trace"] == 0

@@ -46,7 +46,6 @@ def test_long_time_at_an_edge_is_a_finding(
     trace = program(before, after).trace(tmp_path)
     found = analyze(trace)
     parts = found.results["verdict"].to_dict()["parts_us"]
-    # THEN a finding has that time, what the host did, and how to leave it out
     (finding,) = edges(found.findings())
     assert finding.code == f"idle.{code}"
     assert unstated([finding]) == []
@@ -59,7 +58,6 @@ def test_long_time_at_an_edge_is_a_finding(
 
 
 def test_short_time_and_time_of_steps_are_none(tmp_path: Path) -> None:
-    # GIVEN a trace with short edges, and one whose edges belong to its steps
     assert edges(analyze(program(5, 50).trace(tmp_path)).findings()) == []
     marked = analyze(program(5_000, 10, marks=1).trace(tmp_path)).findings()
     # THEN only the finding of the steps is about them
@@ -68,18 +66,15 @@ def test_short_time_and_time_of_steps_are_none(tmp_path: Path) -> None:
 
 
 def test_the_time_before_a_first_launch_that_is_unknown(tmp_path: Path) -> None:
-    # GIVEN two kernels, the first of which has no launch in the trace
     found = program(0, 0)
     with_launch = [each for each in found.events if each["cat"] == "kernel"]
     begin = min(each["ts"] for each in with_launch)
     found.event("first", "kernel", begin - 60, begin - 20, stream=7, device=0)
     found.event("aten::empty", "cpu_op", begin - 5_000, begin - 4_990)
-    # WHEN the trace is analysed
     (finding,) = [
         each
         for each in analyze(found.trace(tmp_path)).findings()
         if each.code == "idle.unexplained"
     ]
-    # THEN the finding says that this is the time before the first work
     assert "4.940 ms of this passed before the device's first work" in finding.sentence
     assert "gap before" not in finding.sentence

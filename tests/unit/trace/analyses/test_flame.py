@@ -63,7 +63,6 @@ def planted(tmp_path: Path) -> Trace:
 def test_stacks_with_own_times(tmp_path: Path) -> None:
     # GIVEN two calls of one function that calls another twice, a thread that waits, and one
     # without stacks
-    # WHEN the graph is built
     found = flame_of(planted(tmp_path))
     # THEN calls with the same stack are merged, and every self time is as computed by hand
     main = "thread 100;train.py(1): main"
@@ -129,7 +128,6 @@ def test_short_frames_are_summed_up_if_there_are_very_many(tmp_path: Path) -> No
         for number in range(3_000):
             with program.within(f"f.py({number}): f", PYTHON):
                 program.work(1 + number // 1_000)
-    # WHEN the graph is built
     found = flame_of(program.trace(tmp_path))
     # THEN the JSON contains some of them, and the others as one frame with their time
     written = found.to_dict()
@@ -146,13 +144,10 @@ def test_short_frames_are_summed_up_if_there_are_very_many(tmp_path: Path) -> No
 
 
 def test_some_of_many_equally_long_frames_are_drawn(tmp_path: Path) -> None:
-    # GIVEN more frames than are drawn, each of the same length
     program = Program()
     for line in range(2_000):
         with program.within(f"train.py({line}): f{line}", PYTHON):
             program.work(7)
-    # WHEN they are written
-    # THEN as many as possible are separate frames
     written = flame_of(program.trace(tmp_path)).to_dict()
     (thread,) = written["tree"]["children"]
     assert len(thread["children"]) == 1_500
@@ -165,7 +160,6 @@ def test_a_deep_recursion_is_cut_off_at_the_limit_of_json(tmp_path: Path) -> Non
     begin = program.now
     for depth in range(2_000):
         program.event(f"f.py({depth}): f", PYTHON, begin + depth, begin + 5_000 - depth)
-    # WHEN its graph is written
     found = flame.analyze(program.trace(tmp_path))
     assert isinstance(found, Flame)
     written = json.dumps(found.to_dict())
@@ -187,15 +181,12 @@ def test_a_trace_without_stacks_says_how_to_record_them(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_folded_stacks(tmp_path: Path) -> None:
-    # GIVEN a trace with stacks, and one without
     trace = planted(tmp_path)
     target = tmp_path / "new" / "stacks.txt"
-    # WHEN the command writes folded stacks
     result = cli_runner().invoke(command, ["analyze", trace.path, "--flame", str(target)])
-    # THEN they are in the file
     assert result.exit_code == 0, result.output
     assert "thread 100;train.py(1): main 10\n" in target.read_text()
-    # AND for a trace without stacks there is one sentence, and no file
+    # THEN for a trace without stacks there is one sentence, and no file
     without = tmp_path / "without.json"
     without.write_text(json.dumps([{"ph": "X", "name": "a", "ts": 1, "dur": 2, "cat": "cpu_op"}]))
     other = tmp_path / "other.txt"
@@ -206,15 +197,12 @@ def test_the_command_writes_folded_stacks(tmp_path: Path) -> None:
 
 
 def test_times_of_real_traces_add_up(traces: Path) -> None:
-    # GIVEN public traces
     for path in sorted(traces.glob("*.json.gz")):
         found = flame.analyze(read_real(path))
-        # WHEN they have stacks
-        # THEN the times of every frame add up
         if not isinstance(found, Unavailable):
             times_add_up(found.to_dict()["tree"])
             assert found.tables()[0].rows
-    # AND the line that resizes images is the first
+    # THEN the line that resizes images is the first
     owl = flame_of(read_real(traces / "rocm_mi300_owlv2.json.gz"))
     assert owl.tables()[0].rows[0][0] == "scipy/ndimage/_interpolation.py(739): zoom"
 

@@ -35,7 +35,6 @@ def gains(analysis: Analysis) -> dict[str, Gain]:
 
 
 def test_idle_time_can_be_won_at_most_once(tmp_path: Path) -> None:
-    # GIVEN three steps in which the host waits for the device and then works
     program = Program()
     for step in range(3):
         with program.within(f"ProfilerStep#{step}", "user_annotation"):
@@ -45,7 +44,6 @@ def test_idle_time_can_be_won_at_most_once(tmp_path: Path) -> None:
                 with program.within("aten::nonzero"):
                     program.work(200)
     analysis = analysed(program, tmp_path)
-    # THEN each finding about idle time can win that time
     found = gains(analysis)
     idle = {code: gain for code, gain in found.items() if code.startswith("idle.")}
     assert idle
@@ -53,13 +51,11 @@ def test_idle_time_can_be_won_at_most_once(tmp_path: Path) -> None:
         if finding.code in idle:
             assert idle[finding.code].time_ns == finding.numbers["time_ns"]
             assert str(idle[finding.code]) in finding.text
-    # AND all together not more than the steps
     total = sum(gain.time_ns for gain in found.values())
     assert together_ns(found.values()) == total
 
 
 def test_communication_wins_no_more_than_it_can_hide_behind(tmp_path: Path) -> None:
-    # GIVEN 900 µs of communication on its own stream, and 100 µs of computation
     program = Program()
     program.launch("gemm", 100)
     program.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 900, stream=20, after=7)
@@ -165,7 +161,6 @@ GAINS = st.lists(st.one_of(st.integers(0, 100), SPARED), max_size=6)
 
 @given(GAINS)
 def test_each_event_is_made_shorter_once(drawn: list[int | dict[int, int]]) -> None:
-    # GIVEN gains of idle time, and gains that spare times of some events
     gains, idle = [], 0
     most: dict[int, int] = {}
     for each in drawn:
@@ -176,7 +171,6 @@ def test_each_event_is_made_shorter_once(drawn: list[int | dict[int, int]]) -> N
             spared = Spared(np.array(list(each)), np.array(list(each.values()), dtype=np.float64))
             gains.append(Gain(sum(each.values()), True, "shorter", spared))
             most = {row: max(most.get(row, 0), each.get(row, 0)) for row in {*most, *each}}
-    # THEN all of them together win each event's largest part, once
     assert together_ns(gains) == idle + sum(most.values())
 
 
@@ -241,8 +235,6 @@ def test_all_gains_together_fit_into_the_time_that_they_refer_to(
     base = base_window(analysis.trace)
     assert base is not None
     won = [each.gain.time_ns for each in analysis.findings() if each.gain is not None]
-    # THEN no gain is more than the steps, and all together are neither more than these nor than
-    # their sum, and at least as much as the largest one
     assert all(0 < each <= base.whole_ns for each in won)
     text = analysis.together()
     assert (text is None) == (len(won) < 2)

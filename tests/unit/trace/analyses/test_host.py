@@ -29,7 +29,6 @@ def operator(program: Program, us: int, name: str = "aten::mm") -> None:
 
 
 def test_operators_without_a_pause_have_no_findings(tmp_path: Path) -> None:
-    # GIVEN operators with 5 µs between them, and communication that they hide
     program = Program()
     begin = program.now
     for _ in range(50):
@@ -37,7 +36,6 @@ def test_operators_without_a_pause_have_no_findings(tmp_path: Path) -> None:
         program.work(5)
     program.thread = 300
     program.event("gloo:all_reduce", "user_annotation", begin, begin + 1_000)
-    # WHEN the host's time is summed up
     found = host_of(program.trace(tmp_path))
     # THEN there are no findings: all but nine pauses overlap communication, or are short
     assert found.parts == {
@@ -49,7 +47,6 @@ def test_operators_without_a_pause_have_no_findings(tmp_path: Path) -> None:
 
 
 def test_a_sleep_between_steps_and_one_within(tmp_path: Path) -> None:
-    # GIVEN two steps with a sleep between them, and one in the second
     program = Program()
     with program.within("ProfilerStep#1", "user_annotation"):
         operator(program, 1_000)
@@ -58,9 +55,7 @@ def test_a_sleep_between_steps_and_one_within(tmp_path: Path) -> None:
         operator(program, 1_000)
         program.work(500)
         operator(program, 1_000)
-    # WHEN the host's time is summed up
     found = host_of(program.trace(tmp_path))
-    # THEN they are distinguished
     assert found.parts == {
         host.OPERATORS: 3_000 * US,
         host.BETWEEN_STEPS: 3_000 * US,
@@ -88,9 +83,7 @@ def test_events_between_operators_are_named(cat: str, tmp_path: Path) -> None:
         operator(program, 1_000)
     program.thread = 300
     program.event("threading.py(355): wait", "python_function", 1_500, 5_000)
-    # WHEN the host's time is summed up
     found = host_of(program.trace(tmp_path))
-    # THEN the innermost event that fills the time is named, from the thread with the operators
     assert found.parts == {host.OPERATORS: 3_000 * US, host.OTHER: 5_000 * US}
     assert found.filled == {
         host.OTHER: {"decode_images": 3_000 * US, "train.py(1): main": 2_000 * US}
@@ -102,15 +95,12 @@ def test_events_between_operators_are_named(cat: str, tmp_path: Path) -> None:
 
 
 def test_marks_of_steps_name_nothing(tmp_path: Path) -> None:
-    # GIVEN 3 ms without any event except the mark of the step
     program = Program()
     with program.within("ProfilerStep#1", "user_annotation"):
         operator(program, 1_000)
         program.work(3_000)
         operator(program, 1_000)
-    # WHEN the host's time is summed up
     found = host_of(program.trace(tmp_path))
-    # THEN that time is unknown
     assert found.parts == {host.OPERATORS: 2_000 * US, host.UNSEEN: 3_000 * US}
     assert [f.code for f in found.findings()] == ["host.unseen"]
 
@@ -127,15 +117,12 @@ def test_frames_of_a_loader_without_annotations(tmp_path: Path) -> None:
             with program.within(NEXT, "python_function"):
                 program.work(60_000 if number == 4 else 5_000)
             operator(program, 1_000)
-    # WHEN the host's time and the steps are summed up
     trace = program.trace(tmp_path)
     found, steps_found = host_of(trace), steps.analyze(trace)
     assert isinstance(steps_found, steps.Steps)
-    # THEN both count it as loading data
     assert found.parts == {host.DATA_LOADING: 85_000 * US, host.OPERATORS: 12_000 * US}
     assert [each.event for each in found.evidence[host.DATA_LOADING]] == [NEXT] * 3
     assert sum(step.parts["data_loading"] for step in steps_found.steps) == 85_000 * US
-    # AND the slow step names the frame
     (outlier,) = steps_found.outliers
     assert (outlier.part, outlier.culprit) == ("data_loading", NEXT)
 
@@ -153,9 +140,7 @@ def test_starting_the_loader_is_distinguished_from_loading(tmp_path: Path) -> No
         with program.within(name, "user_annotation"):
             program.work(5_000)
         operator(program, 1_000)
-    # WHEN the host's time is summed up
     found = host_of(program.trace(tmp_path))
-    # THEN they are distinguished, and the time before the first operator is not counted
     assert found.parts == {
         host.DATA_LOADING: 5_000 * US,
         host.LOADER_START: 30_000 * US,
@@ -171,23 +156,19 @@ def test_starting_the_loader_is_distinguished_from_loading(tmp_path: Path) -> No
     "name", ["gloo:all_reduce", "mpi:broadcast", "nccl:all_to_all", "rccl:all_reduce"]
 )
 def test_communication_that_nothing_hides(name: str, tmp_path: Path) -> None:
-    # GIVEN a collective of 2 ms between operators
     program = Program()
     for _ in range(3):
         operator(program, 1_000)
         with program.within(name, "user_annotation"), program.within("c10d::allreduce_"):
             program.work(2_000)
     operator(program, 1_000)
-    # WHEN the host's time is summed up
     found = host_of(program.trace(tmp_path))
-    # THEN it is communication, not an operator
     assert found.parts == {host.OPERATORS: 4_000 * US, host.COMMUNICATING: 6_000 * US}
     (finding,) = found.findings()
     assert finding.evidence[0].event in {name, "c10d::allreduce_"}
 
 
 def test_tiny_operators_and_loading(tmp_path: Path) -> None:
-    # GIVEN 200 operators of 2 µs each with 10 between them, and a loader that uses operators too
     program = Program()
     for _ in range(200):
         operator(program, 2)
@@ -196,7 +177,6 @@ def test_tiny_operators_and_loading(tmp_path: Path) -> None:
         operator(program, 300)
         program.work(700)
     operator(program, 2)
-    # WHEN the host's time is summed up
     found = host_of(program.trace(tmp_path))
     # THEN passing from one to the next took the most time, and loading is a separate cause
     assert found.parts == {
@@ -240,7 +220,6 @@ def test_a_sleep_that_torch_has_profiled(tmp_path: Path) -> None:
             profile.step()
     path = tmp_path / "torch.json"
     profile.export_chrome_trace(str(path))
-    # WHEN the host's time is summed up
     found = host_of(read_trace(path))
     # THEN both sleeps between operators are reported with the right cause
     assert found.parts[host.BETWEEN_STEPS] >= 2 * 30_000 * US

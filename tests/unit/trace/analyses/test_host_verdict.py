@@ -35,14 +35,11 @@ def operator(program: Program, us: int, name: str = "aten::mm") -> None:
 
 
 def test_the_kinds_of_operators_are_named(tmp_path: Path) -> None:
-    # GIVEN operators of three kinds without a pause
     program = Program()
     operator(program, 470, "aten::native_batch_norm")
     operator(program, 300, "aten::mkldnn_convolution")
     operator(program, 230, "aten::add")
-    # WHEN the verdict is asked for
     found = verdict_of(program.trace(tmp_path))
-    # THEN it names the two largest
     assert found.verdict == "computing"
     assert found.sentence.startswith("Computes: normalisation 47.0 %, convolutions 30.0 % of")
     assert "(100.0 %) operators ran." in found.sentence
@@ -50,7 +47,6 @@ def test_the_kinds_of_operators_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gloo:all_reduce", "mpi:broadcast"])
 def test_the_collective_that_it_waits_for_is_named(name: str, tmp_path: Path) -> None:
-    # GIVEN a program that waits for a collective between two operators
     program = Program()
     operator(program, 86)
     with program.within("c10d::allreduce_"):
@@ -58,9 +54,7 @@ def test_the_collective_that_it_waits_for_is_named(name: str, tmp_path: Path) ->
     with program.within(name, "user_annotation"):
         program.work(827)
     operator(program, 86)
-    # WHEN the verdict is asked for
     found = verdict_of(program.trace(tmp_path))
-    # THEN it is about communication, and named in the title of the page
     assert found.verdict == "communication-bound"
     assert found.sentence.startswith(f"Waits for {name}: for 828.000 µs of the 1.000 ms")
     assert "(82.8 %)" in found.sentence
@@ -83,7 +77,6 @@ def test_python_outside_of_operators_is_named(tmp_path: Path) -> None:
 
 
 def test_loading_data_and_the_time_between_operators(tmp_path: Path) -> None:
-    # GIVEN one program that loads data, and one with long pauses between short operators
     loading, between = Program(), Program()
     for _ in range(5):
         with loading.within("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
@@ -118,7 +111,6 @@ def test_a_trace_of_stages_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("with_stage", [True, False])
 def test_steps_whose_work_ran_elsewhere(with_stage: bool, tmp_path: Path) -> None:
-    # GIVEN steps that the profiler has marked, in a thread that runs no operator
     program = Program()
     for number in range(3):
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
@@ -127,16 +119,14 @@ def test_steps_whose_work_ran_elsewhere(with_stage: bool, tmp_path: Path) -> Non
         program.thread = 300
         program.event("model", "user_annotation", 1_100, 1_900)
     trace = program.trace(tmp_path)
-    # WHEN it is analysed
     found = verdict.analyze(trace)
-    # THEN the verdict says where the work ran, and no page asks to record what was recorded
     sentence = found.reason if isinstance(found, Unavailable) else found.sentence
     assert "steps contain no operators: the work ran in other threads or processes" in sentence
     assert isinstance(found, Verdict) == with_stage
     (said,) = analyze(trace).missing()
     assert "operators (the work ran in other threads; see above)" in said
     assert "device" not in said
-    # AND no step counts as one that never began
+    # THEN no step counts as one that never began
     every = steps.analyze(trace)
     assert not isinstance(every, Unavailable)
     assert len(every.steps) == 3

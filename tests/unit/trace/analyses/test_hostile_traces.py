@@ -133,8 +133,6 @@ def _everything_is_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
 def test_memory_and_work_grow_with_the_depth(make: Callable[[int], Events], tmp_path: Path) -> None:
     # GIVEN a deep trace, and traces that are 4 and 16 times as deep
     traces = [read(tmp_path, make(80 * size)) for size in SIZES]
-    # WHEN all are analysed
-    # THEN memory grows linearly, not quadratically, and so does the number of executed lines
     peaks = [peak_of(trace) for trace in traces]
     assert grows_linearly(peaks, SPARED_BYTES), peaks
     lines = [lines_of(trace) for trace in traces]
@@ -147,8 +145,6 @@ def test_work_grows_with_the_number_of_events(
     make: Callable[[int], Events], tmp_path: Path
 ) -> None:
     # GIVEN a crowded trace, and traces of 4 and 16 times the size
-    # WHEN all are analysed
-    # THEN the number of executed lines grows linearly, not quadratically
     lines = [lines_of(read(tmp_path, make(50 * size))) for size in SIZES]
     assert grows_linearly(lines, SPARED_LINES), lines
 
@@ -160,7 +156,6 @@ def test_no_trace_takes_for_ever(make: Callable[[int], Events], tmp_path: Path) 
     trace = read(tmp_path, make(4_000))
     ended: list[bool] = []
 
-    # WHEN it is analysed
     def work() -> None:
         everything(trace)
         ended.append(True)
@@ -168,22 +163,18 @@ def test_no_trace_takes_for_ever(make: Callable[[int], Events], tmp_path: Path) 
     worker = threading.Thread(target=work, daemon=True)
     limit = time.process_time() + WATCHDOG_CPU_S
     worker.start()
-    # THEN it ends long before the watchdog's time
     while worker.is_alive() and time.process_time() < limit:
         worker.join(0.2)
     assert ended, "the analyses failed, or take more than n log n time"
 
 
 def test_deep_annotations_close(tmp_path: Path) -> None:
-    # GIVEN annotations 1,500 deep, each of which launches a kernel, and as many after them
     found = stages.analyze(read(tmp_path, nested_annotations(1_500)))
-    # WHEN they are summed up
-    # THEN no path is deeper than 100, and deeper ones are counted
     assert isinstance(found, Stages)
     assert max(len(stage.path) for stage in found.stages) == 100
     assert found.deeper == 1_400
     assert sum(stage.calls for stage in found.stages) == 100
-    # AND all device time and host time is in one of the rows
+    # THEN all device time and host time is in one of the rows
     assert sum(stage.device_self_ns or 0 for stage in found.stages) == 3_000 * 1_000
     assert sum(stage.host_self_ns for stage in found.stages) == found.stages[0].host_ns
     (table,) = found.tables()

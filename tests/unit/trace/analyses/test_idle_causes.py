@@ -47,21 +47,17 @@ def test_a_program_that_runs_ahead_has_findings_about_its_kernels_alone(tmp_path
     busy_start(program)
     for _ in range(40):
         program.operator(us=100)
-    # WHEN the trace is analysed
     trace = program.trace(tmp_path)
-    # THEN the device was never idle, and the only finding is about its only kernel
     assert idle_of(trace).by_cause == {}
     assert verdict_of(trace).verdict == "device-busy"
     assert [each.code for each in analyze(trace).findings()] == ["kernels.dominant"]
 
 
 def test_the_first_gap_is_split_like_the_others(tmp_path: Path) -> None:
-    # GIVEN a host that does nothing visible for 350 µs after each launch of 300 µs of work
     program = Program()
     for _ in range(3):
         program.launch("gemm", 300)
         program.work(350)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN both gaps have the same parts: the host was already quiet when the device became idle
     unseen = 350 - LATENCY - 300
@@ -79,7 +75,6 @@ def test_the_last_gap_is_split_like_the_others(tmp_path: Path) -> None:
         program.work(160)
     program.work(160)
     program.call("cudaGetDevice", 1)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN all gaps have the same parts: after its launch, each thread is quiet for 325 µs
     unseen = 160 - LATENCY - 100
@@ -94,9 +89,7 @@ def test_hundreds_of_tiny_operators_are_launch_bound(tmp_path: Path) -> None:
     for _ in range(300):
         program.operator("aten::add", us=2)
     trace = program.trace(tmp_path)
-    # WHEN the causes of idle time are determined
     found = idle_of(trace)
-    # THEN launching is the only cause, and the verdict says so
     assert found.by_cause == {causes.LAUNCH: 299 * 13 * US}
     assert {gap.issued for gap in found.largest} == {"after"}
     assert {gap.culprit for gap in found.largest} == {"aten::add"}
@@ -122,9 +115,7 @@ def test_item_in_a_loop_is_a_wait_named_by_operator_and_line(tmp_path: Path) -> 
             ):
                 program.wait(tail=2)
     trace = program.trace(tmp_path)
-    # WHEN the causes of idle time are determined
     found = idle_of(trace)
-    # THEN each gap, from the kernel's end to the next one's begin, is caused by the wait
     gap = 2 + 10 + CALL + LATENCY
     assert found.by_cause == {causes.SYNCHRONISATION: 49 * gap * US}
     (group,) = found.groups
@@ -148,9 +139,7 @@ def test_a_copy_that_blocks_the_host_is_a_wait(tmp_path: Path) -> None:
             end = program.free[7]
             program.events[-2]["dur"] = end + 2 - program.events[-2]["ts"]
             program.now = end + 2
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the copies cause the gaps after them
     waits = {gap.culprit for gap in found.largest if gap.cause == causes.SYNCHRONISATION}
     assert waits == {"aten::to"}
     assert found.by_cause[causes.SYNCHRONISATION] >= 9 * (2 + 10 + CALL + LATENCY) * US
@@ -166,7 +155,6 @@ def test_a_call_that_copies_is_a_wait_if_it_takes_longer_than_a_launch(
     program.now = program.free[7] + 1_000
     program.launch("Memcpy HtoD", 2, cat="gpu_memcpy", call="cudaMemcpyAsync", call_us=call_us)
     program.events[-1]["ts"] = program.now - 2
-    # WHEN calls that wait are searched
     trace = program.trace(tmp_path)
     found = gaps(trace)
     # THEN it is one only if it took longer than 10 µs
@@ -180,22 +168,18 @@ def test_item_is_a_wait_if_the_trace_has_no_waiting_calls(tmp_path: Path) -> Non
         program.operator(us=100)
         with program.within("aten::item"):
             program.now = program.free[7] + 2
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the operator is the wait
     assert found.by_cause == {causes.SYNCHRONISATION: 9 * (2 + 10 + CALL + LATENCY) * US}
     assert (found.groups[0].call, found.groups[0].calls) == ("aten::item", 9)
 
 
 def test_a_sleep_between_steps(tmp_path: Path) -> None:
-    # GIVEN steps of one kernel, and a host that sleeps for 5 ms after each
     program = Program()
     for step in range(10):
         with program.within(f"ProfilerStep#{step}", "user_annotation"):
             program.operator(us=200)
             program.work(5_000)
     trace = program.trace(tmp_path)
-    # WHEN the causes of idle time are determined
     found = idle_of(trace)
     # THEN the sleep is work between steps, except for the time hidden by the kernel
     sleep = 5_000 - 200 - LATENCY
@@ -210,14 +194,12 @@ def test_a_sleep_between_steps(tmp_path: Path) -> None:
 
 
 def test_two_annotations_of_one_name_are_not_steps(tmp_path: Path) -> None:
-    # GIVEN two annotated calls of a function with 3 ms between them, which are not steps
     program = Program()
     for _ in range(2):
         with program.within("forward", "user_annotation"):
             program.operator(us=20)
         program.work(3_000)
     trace = program.trace(tmp_path)
-    # WHEN the causes of idle time are determined
     found = idle_of(trace)
     # THEN no steps are assumed here either
     assert step_ranges(trace) is None
@@ -229,16 +211,13 @@ def test_two_annotations_of_one_name_are_not_steps(tmp_path: Path) -> None:
 
 
 def test_a_sleep_within_a_step_is_other_work_of_the_host(tmp_path: Path) -> None:
-    # GIVEN one step that sleeps between two kernels, with Python's stack
     program = Program()
     with program.within("ProfilerStep#1", "user_annotation"):
         program.operator(us=20)
         with program.within("<built-in function sleep>", "python_function"):
             program.work(3_000)
         program.operator(us=20)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN it is other work, and the function is named
     assert found.by_cause == {
         causes.HOST_WORK: (3_000 - 20 - LATENCY) * US,
         causes.LAUNCH: (10 + CALL + LATENCY) * US,
@@ -255,9 +234,7 @@ def test_many_small_operators_on_the_host_are_not_launching(tmp_path: Path) -> N
         with program.within("aten::add"):
             program.work(30)
     program.operator(us=20)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the cause is the host's other work
     assert set(found.by_cause) == {causes.HOST_WORK, causes.LAUNCH}
     assert found.by_cause[causes.LAUNCH] == (CALL + LATENCY) * US
 
@@ -282,7 +259,6 @@ def test_the_data_loader(cat: str, loader: str, tmp_path: Path) -> None:
             program.work(2_000)
         program.operator(us=100)
     trace = program.trace(tmp_path)
-    # WHEN the causes of idle time are determined
     found = idle_of(trace)
     # THEN the loader is the cause, except for the time hidden by the kernel
     assert found.by_cause == {
@@ -299,13 +275,11 @@ def test_the_data_loader(cat: str, loader: str, tmp_path: Path) -> None:
     "call", ["cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cuMemAlloc_v2"]
 )
 def test_memory_allocation(call: str, tmp_path: Path) -> None:
-    # GIVEN an operator that allocates for 300 µs before each launch
     program = Program()
     for _ in range(5):
         with program.within("aten::empty"):
             program.call(call, 300)
         program.operator(us=50)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN the call is the cause, and so is the launch after it, because the queue emptied within it
     gap = 300 - 50 - LATENCY + 10 + CALL + LATENCY
@@ -315,33 +289,27 @@ def test_memory_allocation(call: str, tmp_path: Path) -> None:
 
 
 def test_a_dependency_on_another_stream(tmp_path: Path) -> None:
-    # GIVEN work on one stream that was launched early, and waits for another stream
     program = Program()
     for _ in range(10):
         program.launch("produce", 500, stream=7)
         program.launch("consume", 100, stream=20, after=7)
         program.free[7] = program.free[20]
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the cause is the change of stream, and not a late launch
     assert found.by_cause == {causes.DEPENDENCY: 10 * LATENCY * US}
     assert {gap.issued for gap in found.largest} == {"before"}
     assert {gap.culprit for gap in found.largest} == {"produce"}
 
 
 def test_parts_of_a_graph_have_no_separate_launches(tmp_path: Path) -> None:
-    # GIVEN graphs of four kernels with gaps of 2 µs between them, launched in time
     program = Program()
     busy_start(program)
     for _ in range(10):
         program.graph([50, 50, 50, 50], gap=2)
     trace = program.trace(tmp_path)
-    # WHEN the causes of idle time are determined
     found = idle_of(trace)
-    # THEN the gaps within graphs have their own cause, and no launch is blamed
     assert found.by_cause == {causes.GRAPH: 10 * 3 * 2 * US}
     assert found.findings() == []
-    # AND the launch delay only counts single launches
+    # THEN the launch delay only counts single launches
     launches = analyze(trace, ["launches"]).results["launches"].to_dict()
     assert launches["launched"] == 1
     assert launches["graphs"] == [
@@ -355,9 +323,7 @@ def test_a_graph_that_is_launched_late_is_launched_late(tmp_path: Path) -> None:
     for _ in range(5):
         program.graph([20, 20], gap=2)
         program.work(142)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the gaps between graphs are caused by the host, and those within are not
     between = 142 - 42 - LATENCY + CALL + LATENCY
     assert found.by_cause == {causes.LAUNCH: 4 * between * US, causes.GRAPH: 5 * 2 * US}
 
@@ -375,9 +341,7 @@ def test_several_causes_in_one_gap_are_distinguished(tmp_path: Path) -> None:
         program.work(60)
         program.call("cudaMalloc", 40)
     program.operator(us=10)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN each has its own time, and an allocation within the loader is an allocation
     assert found.by_cause == {
         causes.MEMORY_ALLOCATION: 140 * US,
         causes.LAUNCH: (30 + 20 + 10 + CALL + LATENCY) * US,
@@ -391,7 +355,6 @@ def test_several_causes_in_one_gap_are_distinguished(tmp_path: Path) -> None:
 
 
 def test_only_the_thread_that_is_busy_when_the_gap_begins_is_blamed(tmp_path: Path) -> None:
-    # GIVEN a thread in a long operator, and another thread that launches and then loads data
     program = Program()
     program.operator("aten::mm", us=20)
     begin = program.now
@@ -399,7 +362,6 @@ def test_only_the_thread_that_is_busy_when_the_gap_begins_is_blamed(tmp_path: Pa
         program.work(1_000)
     program.thread, program.now = 200, begin
     program.operator("aten::sort", us=20, before=1_100)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN the operator is the cause, because nothing begins or ends in it for a long time
     assert found.by_cause == {
@@ -410,16 +372,13 @@ def test_only_the_thread_that_is_busy_when_the_gap_begins_is_blamed(tmp_path: Pa
 
 
 def test_compiling_and_a_long_call_of_the_runtime(tmp_path: Path) -> None:
-    # GIVEN a compilation of 4 ms, and a first launch that takes 2 ms
     program = Program()
     program.operator(us=10)
     with program.within("backend_compile (dynamo_timed)", "user_annotation"):
         program.work(4_000)
     program.operator(us=10)
     program.launch("kernel", 10, call_us=2_000)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN both are distinguished
     assert found.by_cause == {
         causes.COMPILATION: (4_000 - 10 - LATENCY) * US,
         causes.RUNTIME_CALL: (2_000 - 10 - LATENCY) * US,
@@ -428,7 +387,6 @@ def test_compiling_and_a_long_call_of_the_runtime(tmp_path: Path) -> None:
 
 
 def test_overhead_of_the_profiler_and_of_loading_kernels(tmp_path: Path) -> None:
-    # GIVEN two gaps that are filled by events of no thread
     program = Program()
     program.operator(us=10)
     for name in ("Activity Buffer Request", "Lazy Function Loading"):
@@ -438,9 +396,7 @@ def test_overhead_of_the_profiler_and_of_loading_kernels(tmp_path: Path) -> None
         program.event(name, "overhead", begin, program.now)
         program.thread = MAIN
         program.operator(us=10)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN each is named
     assert found.by_cause == {
         causes.PROFILER: (400 - 10 - LATENCY) * US,
         causes.KERNEL_LOADING: (400 - 10 - LATENCY) * US,
@@ -457,15 +413,12 @@ def test_only_the_thread_that_launched_is_blamed(tmp_path: Path) -> None:
     program.thread = 200
     program.event("cudaStreamSynchronize", "cuda_runtime", begin, end)
     program.event("aten::item", "cpu_op", begin, end)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the other thread is not the cause
     assert set(found.by_cause) == {causes.LAUNCH}
     assert found.groups == []
 
 
 def test_a_thread_that_takes_over_is_not_blamed_for_the_one_before(tmp_path: Path) -> None:
-    # GIVEN a main thread that loads data, and then an autograd thread that launches
     program = Program()
     program.call("cudaGetDevice", 1)  # the launch is not the first event of the trace
     program.operator(us=20)
@@ -473,9 +426,7 @@ def test_a_thread_that_takes_over_is_not_blamed_for_the_one_before(tmp_path: Pat
         program.work(1_000)
     program.thread = 200
     program.operator("aten::mul", us=20)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the main thread's loading is the cause
     assert found.by_cause == {
         causes.DATA_LOADING: (1_000 - 20 - LATENCY) * US,
         causes.LAUNCH: (10 + CALL + LATENCY) * US,
@@ -489,9 +440,7 @@ def test_work_whose_launch_is_not_in_the_trace(tmp_path: Path) -> None:
         program.launch("early", 10, known=False)
         program.now += 100
     trace = program.trace(tmp_path)
-    # WHEN the causes of idle time are determined
     found = idle_of(trace)
-    # THEN there is no cause, and the verdict is that it cannot tell
     assert set(found.by_cause) == {causes.NOT_TRACED}
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("idle.unexplained", "high")
@@ -501,14 +450,11 @@ def test_work_whose_launch_is_not_in_the_trace(tmp_path: Path) -> None:
 
 
 def test_launched_in_time_and_begun_much_later_waited_for_something_unseen(tmp_path: Path) -> None:
-    # GIVEN a kernel that was launched in time on the same stream, and begins 5 ms late
     program = Program()
     program.launch("first", 100)
     program.free[7] += 5_000
     program.launch("late", 100)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN it waited for something that the trace does not show
     assert found.by_cause == {causes.UNSEEN_WAIT: 5_000 * US}
     assert found.largest[0].issued == "before"
 
@@ -529,9 +475,7 @@ def test_how_long_after_its_launch_work_begins(pause: int, cause: str, tmp_path:
     program.now = program.free[7] - CALL
     program.launch("late", 100)
     program.events[-1]["ts"] = program.now + pause
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the pause has one cause
     assert found.by_cause == {cause: pause * US}
 
 
@@ -542,7 +486,6 @@ def test_times_too_far_apart_for_64_bits_are_not_split(tmp_path: Path) -> None:
     idle_us = 3_000_000_000_000_000
     program.work(idle_us)
     program.launch("late", 100)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN the gap has no known cause
     assert found.by_cause == {causes.NOT_TRACED: (idle_us - 100 + CALL) * US}
@@ -553,15 +496,13 @@ def test_without_device_events_there_are_no_results(tmp_path: Path) -> None:
     program = Program()
     with program.within("aten::mm"):
         program.work(100)
-    # WHEN it is analysed
     analysis = analyze(program.trace(tmp_path))
-    # THEN the analyses of the device have no results
     for name in ("device_use", "idle", "launches"):
         assert isinstance(analysis.results[name], Unavailable), name
         written = analysis.results[name].to_dict()
         assert written["unknown"]
         assert written["code"] == "no_device"
-    # AND the device's times are null, not 0
+    # THEN the device's times are null, not 0
     use = analysis.results["device_use"].to_dict()
     assert use["events"] == 1
     assert use["busy_us"] is None
@@ -590,9 +531,7 @@ def transfers(tmp_path: Path, before_first_launch: bool) -> Trace:
 def test_the_next_known_launch_shows_that_the_host_was_late(tmp_path: Path) -> None:
     # GIVEN gaps that end with transfers, which never have a launch, before launched kernels
     trace = transfers(tmp_path, before_first_launch=False)
-    # WHEN the causes are determined
     found = idle_of(trace)
-    # THEN the launch of the kernel after each transfer shows that the host was late
     assert causes.NOT_TRACED not in found.by_cause
     starved = sum(found.by_cause.get(cause, 0) for cause in causes.STARVED)
     assert starved > 0.95 * found.idle_ns
@@ -600,8 +539,6 @@ def test_the_next_known_launch_shows_that_the_host_was_late(tmp_path: Path) -> N
 
 
 def test_work_from_before_the_trace_does_not_ask_the_next_launch(tmp_path: Path) -> None:
-    # GIVEN the same transfers before the first work with a launch
     found = idle_of(transfers(tmp_path, before_first_launch=True))
-    # WHEN the causes are determined
     # THEN they are unknown: all this work was launched before the trace began
     assert found.by_cause[causes.NOT_TRACED] > 0.9 * found.idle_ns

@@ -126,11 +126,8 @@ def weighed_span(trace: Trace) -> int:
 def test_sums_of_any_trace_are_correct(
     tmp_path_factory: pytest.TempPathFactory, some: list[Any]
 ) -> None:
-    # GIVEN a trace of arbitrary events, which may be inconsistent
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_text(json.dumps({"traceEvents": some}))
-    # WHEN it is analysed
-    # THEN the sums are correct
     check(read_trace(path))
 
 
@@ -145,7 +142,6 @@ def test_times_that_are_far_apart(far: int, tmp_path: Path) -> None:
         call = {"name": "cudaLaunchKernel", "cat": "cuda_runtime", "pid": 1, "tid": number}
         some.append(base | call)
     path.write_text(json.dumps(some))
-    # WHEN it is analysed
     # THEN the sums are correct nevertheless
     check(read_trace(path))
 
@@ -162,7 +158,4 @@ REAL = [
 
 @pytest.mark.parametrize("name", REAL)
 def test_sums_of_real_traces_are_correct(name: str, traces: Path) -> None:
-    # GIVEN a public trace
-    # WHEN it is analysed
-    # THEN the sums are correct
     check(read_real(traces / f"{name}.json.gz"))

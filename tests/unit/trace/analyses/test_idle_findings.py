@@ -43,13 +43,11 @@ def codes(found: Idle) -> list[str]:
 
 
 def test_kernels_launched_before_the_trace_were_queued(tmp_path: Path) -> None:
-    # GIVEN 20 kernels 12 µs apart whose launch is not in the trace, and then one that was launched
     program = Program()
     for _ in range(20):
         program.launch("early", 100, known=False)
         program.free[7] += 12
     program.launch("late", 100)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN the time between them is queued work
     assert found.by_cause == {causes.QUEUED: 20 * 12 * US}
@@ -62,7 +60,6 @@ def test_without_launches_in_the_trace_queued_work_is_unknown(tmp_path: Path) ->
     for _ in range(20):
         program.launch("early", 100, known=False)
         program.free[7] += 8
-    # WHEN the causes of idle time are determined
     # THEN they are unknown: the host may have launched late
     assert set(idle_of(program.trace(tmp_path)).by_cause) == {causes.NOT_TRACED}
 
@@ -73,9 +70,7 @@ def test_gaps_of_one_length_are_not_described_as_a_range(tmp_path: Path) -> None
     for _ in range(20):
         program.launch("early", 100, known=False)
         program.free[7] += 8
-    # WHEN its idle time is described
     (finding,) = idle_of(program.trace(tmp_path)).findings()
-    # THEN the length is there once
     assert f"{in_words(19 * 8 * US, 'ns')} of this are 19 gaps of 8.000 µs before early" in (
         finding.sentence
     )
@@ -90,9 +85,7 @@ def test_a_host_without_any_event_is_not_reported_to_do_other_work(tmp_path: Pat
     with program.within("train.py(3): prepare", "python_function"):
         program.work(20_000)
     program.operator(us=20)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN they are distinguished
     one = (20_000 - 20 - LATENCY) * US
     assert found.by_cause[causes.HOST_UNSEEN] == one
     assert found.by_cause[causes.HOST_WORK] == one
@@ -112,9 +105,7 @@ def test_a_call_that_contains_operators_is_not_a_long_runtime_call(tmp_path: Pat
         with program.within("aten::cat"):
             program.work(5)
         program.operator(us=20)
-    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN it is work of the host
     assert causes.RUNTIME_CALL not in found.by_cause
     assert found.by_cause[causes.HOST_WORK] > 2_900 * US
 
@@ -134,9 +125,7 @@ def test_a_graph_that_begins_late_may_have_unrecorded_parts(graph: bool, tmp_pat
         else:
             program.launch("late", 200)
         program.wait()
-    # WHEN the idle time is analysed
     found = idle_of(program.trace(tmp_path))
-    # THEN the finding says that the late work belongs to a graph, whose begin may be missing
     (pattern,) = [each for each in found.patterns if each.cause == causes.UNSEEN_WAIT]
     assert (pattern.gaps, pattern.idle_ns) == (6, 6 * 5_000 * US)
     assert pattern.graph_call == ("cudaGraphLaunch" if graph else None)
@@ -157,9 +146,7 @@ def test_idle_time_without_a_cause_is_reported_with_known_facts(tmp_path: Path) 
             with program.within("## exchange ##", "user_annotation"), program.within("aten::copy_"):
                 program.wait("cudaMemcpyAsync")
         program.work(50)
-    # WHEN it is analysed
     found = idle_of(program.trace(tmp_path))
-    # THEN one finding says how many gaps there are, where, and what the host did
     assert codes(found)[0] == "idle.unseen_wait"
     (pattern,) = [each for each in found.patterns if each.cause == causes.UNSEEN_WAIT]
     assert (pattern.gaps, pattern.idle_ns, pattern.next) == (6, 6 * 5 * MS, "late")
@@ -179,12 +166,10 @@ def test_idle_time_with_many_small_causes_has_one_finding(tmp_path: Path) -> Non
     for _ in range(4):
         program.operator(us=1_000)
         program.wait(tail=110)
-    # WHEN it is analysed
     found = idle_of(program.trace(tmp_path))
     # THEN none of them has its own finding, but all together have one
     assert max(found.by_cause.values()) < 0.03 * found.span_ns < found.idle_ns
     assert codes(found) == ["idle.several"]
-    # AND at most all of this time can be won
     (finding,) = found.findings()
     assert finding.gain is not None
     assert (finding.gain.time_ns, finding.gain.at_most) == (sum(found.by_cause.values()), True)
@@ -207,9 +192,7 @@ def test_a_first_call_is_reported_as_the_start_not_as_allocation(tmp_path: Path)
     for _ in range(10):
         with program.within("aten::conv2d"):
             program.launch("conv", 20)
-    # WHEN it is analysed
     found = idle_of(program.trace(tmp_path))
-    # THEN there is one finding, about the start, which names the call that took the time
     assert codes(found)[0] == "idle.start_up"
     assert "idle.memory_allocation" not in codes(found)
     assert found.start is not None
@@ -222,30 +205,24 @@ def test_a_first_call_is_reported_as_the_start_not_as_allocation(tmp_path: Path)
 
 @pytest.mark.parametrize("mark", ["warmup", "[model|0|warmup|forward]", "Warm-up of the engine"])
 def test_an_annotated_warm_up_is_recognised(mark: str, tmp_path: Path) -> None:
-    # GIVEN the same in an annotation with this name, and no second call
     program = Program()
     program.operator("aten::relu", us=20)
     with program.within(mark, "user_annotation"):
         warm_up(program)
-    # WHEN it is analysed
     found = idle_of(program.trace(tmp_path))
-    # THEN it is the start
     assert codes(found)[0] == "idle.start_up"
     assert found.start is not None
     assert (found.start.where, found.start.first_call) == (mark, False)
 
 
 def test_an_allocator_that_frees_everything(tmp_path: Path) -> None:
-    # GIVEN a program that allocates and frees in each of 100 operators
     program = Program()
     for _ in range(100):
         with program.within("aten::conv2d"):
             program.call("hipMalloc", 100)
             program.launch("conv", 20)
             program.call("hipFree", 200)
-    # WHEN it is analysed
     found = idle_of(program.trace(tmp_path))
-    # THEN it is reported for the allocator, with the numbers of the calls
     (finding,) = [f for f in found.findings() if f.code == "idle.memory_allocation"]
     assert (finding.numbers["allocations"], finding.numbers["releases"]) == (100, 100)
     assert found.start is None
@@ -255,40 +232,32 @@ def test_an_allocator_that_frees_everything(tmp_path: Path) -> None:
 
 
 def test_a_wait_shows_the_time_of_the_call(tmp_path: Path) -> None:
-    # GIVEN waits that end 2 µs after the device is finished, and 300 µs of Python after each
     program = Program()
     for _ in range(10):
         with program.within("train.py(3): step", "python_function"):
             program.operator(us=100)
             program.wait(tail=2)
             program.work(300)
-    # WHEN it is analysed
     found = idle_of(program.trace(tmp_path))
-    # THEN the part within the call is distinguished
     (group,) = found.groups
     assert group.in_call_ns == 9 * 2 * US
     assert group.idle_ns >= group.in_call_ns + 9 * (10 + CALL + LATENCY) * US
 
 
 def test_the_same_lost_time_is_one_finding() -> None:
-    # GIVEN findings of two analyses about the same time, and a third
     repeats = {"stages.launch": "idle.launch"}
     launch = Finding("medium", "Launch.", (Evidence("a", 1, 2.0, "ns"),), "idle.launch")
     stage = Finding("high", "Stage.", (Evidence("b", 1, 2.0, "ns"),), "stages.launch")
     other = Finding("low", "Other.", (Evidence("c", 1, 2.0, "ns"),), "memory.growth")
     bare = Finding("low", "Without a code.", (Evidence("d", 1, 2.0, "ns"),))
-    # WHEN repetitions are joined
     found = without_repeats([launch, stage, other, bare, bare], repeats)
-    # THEN the first has the evidence of both and the higher severity
     assert [(f.code, f.severity) for f in found[:2]] == [
         ("idle.launch", "high"),
         ("memory.growth", "low"),
     ]
     assert found[2:] == [bare, bare]
     assert [each.event for each in found[0].evidence] == ["a", "b"]
-    # AND without the first, the second is kept
     assert without_repeats([stage, other, bare], repeats) == [stage, other, bare]
-    # AND one that repeats a finding that is joined to another is kept
     repeats["idle.launch"] = "memory.growth"
     assert [f.code for f in without_repeats([launch, stage, other], repeats)] == [
         "stages.launch",
@@ -311,9 +280,7 @@ def test_slow_launches_and_other_work_between_them_are_one_finding(
             program.work(pause)
             program.operator("aten::mul", us=100, before=10)
         program.wait()
-    # WHEN its idle time is analysed
     found = idle_of(program.trace(tmp_path))
-    # THEN one finding is about both, no matter which of them the length of the pause makes it
     (finding,) = [f for f in found.findings() if f.code in ("idle.launch", "idle.host_work")]
     # In the steps or the trace, the first launch counts too.
     first = (CALL + LATENCY) * US
@@ -328,7 +295,6 @@ def test_slow_launches_and_other_work_between_them_are_one_finding(
 
 @pytest.mark.parametrize("launches", [30, 3])
 def test_slow_launches_within_a_compiled_region_name_it(launches: int, tmp_path: Path) -> None:
-    # GIVEN two calls of a compiled region with slow launches, and 15 such launches outside
     program = Program()
     for _ in range(2):
         with program.within("Torch-Compiled Region: 0/0"):
@@ -336,10 +302,8 @@ def test_slow_launches_within_a_compiled_region_name_it(launches: int, tmp_path:
                 program.operator("aten::mm", us=10, before=90)
     for _ in range(15):
         program.operator("aten::add", us=10, before=90)
-    # WHEN the idle time is analysed
     found = idle_of(program.trace(tmp_path))
     (finding,) = [each for each in found.findings() if each.code == "idle.launch"]
-    # THEN the region is named if most of the time is in it
     if launches == 30:
         # Without the first launch, which ends no gap.
         assert (
@@ -351,7 +315,6 @@ def test_slow_launches_within_a_compiled_region_name_it(launches: int, tmp_path:
 
 
 def test_one_long_gap_is_not_a_part_of_slow_launches(tmp_path: Path) -> None:
-    # GIVEN slow launches, and once 5 ms of other work
     program = Program()
     for number in range(40):
         with program.within("train.py(3): step", "python_function"):
@@ -373,7 +336,6 @@ def buffers(program: Program, us: int) -> None:
 
 @pytest.mark.parametrize("where", ["before", "between", "within a call"])
 def test_the_time_of_the_profiler_is_a_part_of_its_own(where: str, tmp_path: Path) -> None:
-    # GIVEN a step in which the profiler takes 400 µs for its buffers
     program = Program()
     with program.within("ProfilerStep#1", "user_annotation"):
         if where == "before":
@@ -389,7 +351,6 @@ def test_the_time_of_the_profiler_is_a_part_of_its_own(where: str, tmp_path: Pat
         program.operator(us=300)
         program.wait()
     trace = program.trace(tmp_path)
-    # WHEN the verdict is determined
     results = analyze(trace, ["verdict", "idle", "steps"])
     judged = results.results["verdict"]
     assert isinstance(judged, Verdict)
@@ -417,7 +378,6 @@ def test_findings_about_the_host_estimate_what_recorded_stacks_cost(tmp_path: Pa
         return finding
 
     with_stacks, without = run(True), run(False)
-    # WHEN findings about the host are made
     # THEN the one of the trace with stacks has an estimate: 0.5 µs for each begin and each end
     took = with_stacks.numbers["recording_ns"]
     assert "recording_ns" not in without.numbers
@@ -465,9 +425,7 @@ def accelerator(tmp_path: Path, **names: str) -> Trace:
 def test_a_process_with_streams_is_a_device(names: dict[str, str], tmp_path: Path) -> None:
     # GIVEN work with a stream as argument, or on a thread that is named like one
     trace = accelerator(tmp_path, **names)
-    # WHEN its use is summed up
     work, use = device_work(trace), device_use(trace)
-    # THEN it is device work by its name, and its launches are known
     assert [trace.names[int(code)] for code in trace.events.name[work.kernels]] == ["pe_exe"]
     assert work.kind[work.rows].tolist() == [COMPUTE, COPY, COMPUTE]
     assert (use.span_ns, use.busy_ns, use.copy_ns) == (170 * US, 160 * US, 20 * US)
@@ -476,7 +434,6 @@ def test_a_process_with_streams_is_a_device(names: dict[str, str], tmp_path: Pat
 
 
 def test_tracks_beside_the_streams_of_a_device_are_its_work(tmp_path: Path) -> None:
-    # GIVEN a device with a stream, and a track of its DMA engine
     base: dict[str, Any] = {"ph": "X", "cat": "mtia_ccp_events", "pid": 17}
     events = [
         base | {"name": "pe_exe", "tid": 3, "ts": 100, "dur": 50, "args": {"stream": 3}},
@@ -486,14 +443,12 @@ def test_tracks_beside_the_streams_of_a_device_are_its_work(tmp_path: Path) -> N
     ]
     path = tmp_path / "tracks.json"
     path.write_text(json.dumps(events))
-    # WHEN device work is looked for
     work = device_work(read_trace(path))
     # THEN that of the engine is included, and events of another category are not
     assert work.kind.tolist() == [COMPUTE, COPY, NOT_DEVICE, NOT_DEVICE]
 
 
 def test_events_of_the_host_with_a_stream_are_not_a_device(tmp_path: Path) -> None:
-    # GIVEN operators, annotations and waits that name a stream
     base: dict[str, Any] = {"ph": "X", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
     args = {"args": {"stream": 7}}
     events = [
@@ -506,8 +461,6 @@ def test_events_of_the_host_with_a_stream_are_not_a_device(tmp_path: Path) -> No
     ]
     path = tmp_path / "host.json"
     path.write_text(json.dumps(events))
-    # WHEN device work is looked for
-    # THEN there is none
     assert not device_work(read_trace(path)).kind.any()
 
 
@@ -517,9 +470,7 @@ def test_events_of_the_host_with_a_stream_are_not_a_device(tmp_path: Path) -> No
 def test_mtia(real: Callable[[str], Trace]) -> None:
     # GIVEN an inference on MTIA: kernels, DMA and waits on twelve streams
     trace = real("mtia_inference")
-    # WHEN its use is summed up
     use = device_use(trace)
-    # THEN it equals the result of brute force over the 1,313 events of its device
     assert use.device_events == {"mtia_ccp_events": 1_313}
     assert (use.busy_ns, use.span_ns) == (424_229_939, 443_275_704)
     work = device_work(trace)
@@ -536,7 +487,6 @@ def test_a_host_blocked_in_one_copy(real: Callable[[str], Trace]) -> None:
     # GIVEN a decoding step whose first kernels wait for the previous step, which is not in the
     # trace
     found = idle_of(real("rocm_mi300_sglang_decode"))
-    # WHEN the causes are determined
     # THEN the gap has a pattern with what is known: the copy, the line, and the early launch
     pattern = found.patterns[0]
     assert (pattern.host_call, pattern.host_operator) == ("hipMemcpyWithStream", "aten::copy_")
@@ -550,7 +500,6 @@ def test_a_host_blocked_in_one_copy(real: Callable[[str], Trace]) -> None:
 def test_five_equal_gaps(real: Callable[[str], Trace]) -> None:
     # GIVEN a training with 63 to 65 ms of idle time before each backward graph
     found = idle_of(real("cuda_a100_cudagraph_triton_nccl"))
-    # WHEN gaps without a cause in the trace are grouped
     pattern = found.patterns[0]
     # THEN they are one pattern: once per step, launched early, the host blocked in the exchange
     assert (pattern.next, pattern.gaps) == ("Memset (Device)", 5)
@@ -566,8 +515,6 @@ def test_the_event_that_took_the_time_is_named(real: Callable[[str], Trace]) -> 
     # GIVEN two benchmarks whose warm-up contains the first call of cuDNN
     for name, least in (("cuda_a100_simple_add", 7.98e9), ("cuda_a100_alexnet", 6.5e9)):
         found = idle_of(real(name))
-        # WHEN the findings are determined
-        # THEN the start names cudaFree with its time, and the rest was before the first launch
         assert codes(found) == ["idle.start_up", "idle.preparation"], name
         first = found.findings()[0].evidence[0]
         assert first.event in ("cudaFree", "calls of cudaFree"), name
@@ -583,16 +530,11 @@ def test_no_event_of_the_host_for_18_ms(real: Callable[[str], Trace]) -> None:
 def test_gaps_of_a_microsecond_between_kernels_from_before(real: Callable[[str], Trace]) -> None:
     # GIVEN a trace with 508 gaps between kernels that were launched before it began
     found = idle_of(real("cuda_h100_qwen"))
-    # WHEN the causes of idle time are determined
-    # THEN none of them is unknown
     assert causes.NOT_TRACED not in found.by_cause
     assert codes(found) == ["idle.queued"]
 
 
 def test_a_stage_and_the_whole_trace_have_one_common_finding(real: Callable[[str], Trace]) -> None:
-    # GIVEN a trace that is launch-bound as a whole, and in its only stage
     findings = analyze(real("cuda_b200_vllm_eager"), ["idle", "stages"]).findings()
-    # WHEN the findings are counted
-    # THEN the stage is in the evidence of the only one
     assert [f.code for f in findings if "launch" in f.code] == ["idle.launch"]
     assert any("execute_context" in each.event for each in findings[0].evidence)

@@ -47,7 +47,6 @@ def test_a_kernel_that_takes_more_than_half(tmp_path: Path) -> None:
     program = Program()
     products(program)
     run(program, "my_scan_kernel", 300, 100, "my::scan")
-    # WHEN the kernels are analysed
     (finding,) = findings_of(program.trace(tmp_path))
     # THEN it is named with its share, its launches and its operator
     assert finding.code == "kernels.dominant"
@@ -66,8 +65,6 @@ def test_a_kernel_hidden_by_other_streams_does_not_take_half_of_the_time(tmp_pat
         program.now = max(program.free.values())
     for gemm in GEMMS:
         run(program, gemm, 100, 20)
-    # WHEN the kernels are analysed
-    # THEN it is not reported as taking most of the time
     assert findings_of(program.trace(tmp_path)) == []
 
 
@@ -81,9 +78,7 @@ def test_much_elementwise_work_that_is_not_fused(tmp_path: Path) -> None:
     # GIVEN as much time in elementwise and norm kernels as in products
     program = Program()
     fusible(program)
-    # WHEN the kernels are analysed
     (finding,) = findings_of(program.trace(tmp_path))
-    # THEN torch.compile is advised, with the figures
     assert (finding.code, finding.severity) == ("kernels.memory_bound", "medium")
     assert finding.numbers == {"time_ns": 20_000_000, "percent": 50, "kernels": 400}
     assert "torch.compile" in finding.sentence
@@ -103,7 +98,6 @@ def test_changes_of_layout(tmp_path: Path) -> None:
     program = Program()
     products(program)
     run(program, "void cudnn::ops::nchwToNhwcKernel<float>", 20, 100, "aten::cudnn_convolution")
-    # WHEN the kernels are analysed
     (finding,) = findings_of(program.trace(tmp_path))
     # THEN they are counted, and the finding says how to avoid them
     assert finding.code == "kernels.layout"
@@ -117,14 +111,12 @@ def test_changes_of_layout(tmp_path: Path) -> None:
 
 
 def test_attention_in_three_parts(tmp_path: Path) -> None:
-    # GIVEN ten layers of attention as product, softmax and product
     program = Program()
     products(program)
     for _ in range(10):
         run(program, "bmm_gemm_kernel", 100, 1, "aten::bmm")
         run(program, "void softmax_warp_forward<float>", 400, 1, "aten::_softmax")
         run(program, "bmm_gemm_kernel", 100, 1, "aten::bmm")
-    # WHEN the kernels are analysed
     (finding,) = findings_of(program.trace(tmp_path))
     # THEN the fused operator is named
     assert finding.code == "kernels.attention_in_parts"
@@ -171,9 +163,7 @@ def test_convolutions_of_floats_are_in_single_precision(kernel: str, tmp_path: P
     program = Program()
     run(program, kernel, 90, 40, "aten::cudnn_convolution")
     run(program, kernel.replace("float", "__half"), 90, 30, "aten::cudnn_convolution")
-    # WHEN the kernels are analysed
     found = findings_of(program.trace(tmp_path))
-    # THEN only those in floats are in single precision
     (finding,) = [each for each in found if each.code == "kernels.single_precision"]
     assert finding.numbers["time_ns"] == 40 * 90_000
 
@@ -184,22 +174,18 @@ def test_tens_of_thousands_of_tiny_kernels(tmp_path: Path) -> None:
     products(program)
     run(program, "index_kernel", 2, 8_000, "aten::index")
     run(program, "gather_kernel", 2, 4_000, "aten::gather")
-    # WHEN the kernels are analysed
     (finding,) = findings_of(program.trace(tmp_path))
-    # THEN they are counted
     assert finding.code == "kernels.tiny"
     assert finding.numbers == {
         "kernels": 12_000,
         "percent": pytest.approx(100 * 12_000 / 12_200),
         "time_ns": 24_000_000,
     }
-    # AND fewer kernels can win all of their time
     assert finding.gain is not None
     assert (finding.gain.time_ns, finding.gain.at_most) == (24_000_000, True)
 
 
 def test_findings_on_real_traces(traces: Path) -> None:
-    # GIVEN traces whose timelines were inspected
     expected = {
         # Space-time attention by bmm and softmax over 3137 tokens.
         "cuda_h100_timesformer": ["kernels.attention_in_parts"],
@@ -217,14 +203,9 @@ def test_findings_on_real_traces(traces: Path) -> None:
         "cuda_h100_vit": [],
         "cuda_a100_cudagraph_triton_nccl": [],
     }
-    found = {
-        # WHEN their kernels are analysed
-        name: findings_of(read_trace(traces / f"{name}.json.gz"))
-        for name in expected
-    }
-    # THEN these are the findings
+    found = {name: findings_of(read_trace(traces / f"{name}.json.gz")) for name in expected}
     assert {name: [each.code for each in mine] for name, mine in found.items()} == expected
-    # AND the advice fits the device's libraries
+    # THEN the advice fits the device's libraries
     assert "autocast to float16" in found["cuda_v100_train_ns"][1].sentence
     assert "PYTORCH_MIOPEN_SUGGEST_NHWC=1" in found["rocm_mi210_gpu_only"][1].sentence
 
@@ -248,9 +229,7 @@ def test_a_kernel_that_dominates_a_short_trace_names_the_vendors_tool(
         program.launch("gemm", 20, call=call)
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": program.events, "deviceProperties": [device]}))
-    # WHEN it is analysed
     found = kernels_of(read_trace(path))
-    # THEN it is a finding, and gathers are a kind of their own
     (finding,) = (each for each in found.findings() if each.code == "kernels.dominant")
     assert (finding.severity, finding.numbers["launches"]) == ("medium", 6)
     assert tool in finding.sentence

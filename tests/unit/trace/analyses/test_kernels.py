@@ -40,7 +40,6 @@ def test_names_kinds_operators_stages_and_shapes(tmp_path: Path) -> None:
             operator(program, "aten::add", "vectorized_elementwise_kernel", 40, [[8, 4], [], []])
         with program.within("aten::copy_"):
             program.launch("Memcpy DtoH (Device -> Pinned)", 10, cat="gpu_memcpy")
-    # WHEN the breakdown is computed
     trace = program.trace(tmp_path)
     found = json_of(trace)
     # THEN every figure has its known value
@@ -113,10 +112,8 @@ def test_shapes_count_calls_of_the_operator(tmp_path: Path) -> None:
         program.launch("splitKreduce_kernel", 10)
         dims = {"Input Dims": [[8, 4], [4, 2]]}
         program.event("aten::mm", "cpu_op", begin, program.now, **dims)
-    # WHEN the breakdown is computed
     found = kernels_of(program.trace(tmp_path))
     written = found.to_dict()
-    # THEN three calls are counted, each with the time of all its launches
     assert isinstance(written["by_shape"], list)
     (row,) = written["by_shape"]
     assert (row["count"], row["device_events"], row["time_us"]) == (3, 9, 3 * 72)
@@ -127,10 +124,8 @@ def test_shapes_count_calls_of_the_operator(tmp_path: Path) -> None:
 
 
 def test_the_same_figure_has_one_share(traces: Path) -> None:
-    # GIVEN a training whose communication is one kernel
     found = kernels.analyze(read_trace(traces / "cuda_v100_nccl_train.json.gz"))
     assert isinstance(found, Kernels)
-    # WHEN its tables are made
     tables = {table.title: table for table in found.tables()}
     kinds = {row[0]: row for row in tables["Kinds of work"].rows}
     time, percent = kinds["communication"][1:3]
@@ -143,7 +138,6 @@ def test_the_same_figure_has_one_share(traces: Path) -> None:
 
 
 def test_launches_of_an_optimizer_are_a_separate_kind(tmp_path: Path) -> None:
-    # GIVEN an optimizer that updates each tensor separately, with communication in its step
     program = Program()
     operator(program, "aten::add", "vectorized_elementwise_kernel", 40, [[8]])
     with program.within("Optimizer.step#SGD.step", "user_annotation"):
@@ -151,7 +145,6 @@ def test_launches_of_an_optimizer_are_a_separate_kind(tmp_path: Path) -> None:
         program.launch("ncclDevKernel_AllGather", 7)
     with program.within("Optimizer.zero_grad#SGD.zero_grad", "user_annotation"):
         operator(program, "aten::zero_", "vectorized_elementwise_kernel", 5, [[8]])
-    # WHEN the breakdown is computed
     # THEN its work is distinguished from the model's
     found = json_of(program.trace(tmp_path))
     assert {row["kind"]: row["time_us"] for row in found["by_kind"]} == {
@@ -167,8 +160,6 @@ def test_work_of_real_traces_has_its_kind(real: Callable[[str], Trace]) -> None:
     for name in ("rocm_mi300_vllm_piecewise", "cuda_b200_vllm_eager", "cuda_v100_trace_diff"):
         found = json_of(real(name))
         kinds[name] = {row["kind"]: row["percent"] for row in found["by_kind"]}
-    # WHEN the breakdown is computed
-    # THEN these are separate kinds
     assert kinds["rocm_mi300_vllm_piecewise"]["moe"] == pytest.approx(78.7, abs=0.1)
     assert kinds["cuda_b200_vllm_eager"]["moe"] > 50
     assert kinds["cuda_v100_trace_diff"]["embedding"] == pytest.approx(11.7, abs=0.1)
@@ -177,7 +168,6 @@ def test_work_of_real_traces_has_its_kind(real: Callable[[str], Trace]) -> None:
 
 def test_products_of_qwen_are_counted_by_call(real: Callable[[str], Trace]) -> None:
     # GIVEN 24 layers with two products of one shape, each of which fills its result first
-    # WHEN shapes are listed THEN they count calls
     found = json_of(real("cuda_h100_qwen"))
     rows = {(row["operator"], row["shape"]): row for row in found["by_shape"]}
     product = rows["aten::mm", "8944x1024, 1024x2816"]
@@ -200,9 +190,7 @@ def test_self_time_excludes_nested_operators(tmp_path: Path) -> None:
                 program.work(7)
             program.work(1)
         program.work(1)
-    # WHEN the breakdown is computed
     found = json_of(program.trace(tmp_path))
-    # THEN each operator has its self time, and there are no figures of a device
     assert {row["name"]: row["time_us"] for row in found["top"]} == {
         "aten::linear": 4,
         "aten::t": 2,
@@ -228,14 +216,11 @@ def test_self_time_excludes_nested_operators(tmp_path: Path) -> None:
 
 
 def test_a_graph_has_its_kernels_and_kernels_without_launch_are_counted(tmp_path: Path) -> None:
-    # GIVEN a graph of three kernels launched in an operator, and a kernel from before the window
     program = Program()
     with program.within("replay", "user_annotation"), program.within("my::replay"):
         program.graph([10, 20, 30], gap=1)
     program.launch("early_gemm", 5, known=False)
-    # WHEN the breakdown is computed
     found = json_of(program.trace(tmp_path))
-    # THEN the kernels belong to the graph, and the early one has neither operator nor stage
     assert found["of_graphs"] == {"count": 3, "time_us": 60}
     assert found["without_launch"] == {"count": 1, "time_us": 5}
     assert {row["name"]: (row["operator"], row["stage"]) for row in found["top"]} == {
@@ -255,9 +240,7 @@ def test_a_kernel_of_two_operators(tmp_path: Path) -> None:
     with program.within("second", "user_annotation"):
         operator(program, "aten::relu", "my_gemm", 70)
         operator(program, "aten::gelu", "unknown", 20)
-    # WHEN the breakdown is computed
     first, second = json_of(program.trace(tmp_path))["top"]
-    # THEN its operator and stage are those with most of its time, and its name determines its kind
     assert (first["time_us"], first["operator"], first["stage"]) == (130, "aten::relu", "second")
     assert (first["kind"], second["kind"]) == ("matmul", "elementwise")
 
@@ -293,15 +276,12 @@ def backward(program: Program, sequence: bool) -> dict[str, Any]:
 def test_work_of_the_backward_pass_belongs_to_its_forward_operator(
     sequence: bool, tmp_path: Path
 ) -> None:
-    # GIVEN a forward and a backward pass, linked in either way, in a stage on the main thread
     program = Program()
     begin = program.now
     expected = backward(program, sequence)
     program.thread = 100
     program.event("train", "user_annotation", begin, program.now)
-    # WHEN the breakdown is computed
     found = json_of(program.trace(tmp_path))
-    # THEN backward kernels count for their forward operators, and for the thread's stage
     assert {
         row["operator"]: (row["time_us"], row["count"])
         for row in found["by_forward_operator"] or ()
@@ -312,7 +292,6 @@ def test_work_of_the_backward_pass_belongs_to_its_forward_operator(
 
 
 def test_spans_of_stages_are_stages(tmp_path: Path) -> None:
-    # GIVEN a span of a stage in its own process, as stagespan writes it into traces
     program = Program()
     begin = program.now
     operator(program, "aten::mm", "gemm", 10)
@@ -321,7 +300,6 @@ def test_spans_of_stages_are_stages(tmp_path: Path) -> None:
         span | {"tid": 100, "ts": begin, "dur": program.now - begin},
         {"ph": "M", "name": "process_name", "pid": "stagespan", "args": {"name": "stagespan"}},
     ]
-    # WHEN the breakdown is computed
     found = json_of(program.trace(tmp_path))
     # THEN the kernel belongs to the stage
     assert found["top"][0]["stage"] == "vae_decode"
@@ -442,9 +420,7 @@ def test_sums_of_real_traces_are_correct(traces: Path) -> None:
         "cuda_v100_train_ns",
     ):
         trace = read_trace(traces / f"{name}.json.gz")
-        # WHEN the breakdown is computed
         found = json_of(trace)
-        # THEN the sums by kind and by stage equal that of all device events
         use = device_use(trace)
         assert found["kernel_time_us"] == (use.kernel_sum_ns or 0) / 1000
         assert found["count"] == sum(use.device_events.values())
@@ -456,9 +432,7 @@ def test_sums_of_real_traces_are_correct(traces: Path) -> None:
 def test_a_real_training_step(traces: Path) -> None:
     # GIVEN five steps of a ResNet
     found = json_of(read_trace(traces / "cuda_v100_train_ns.json.gz"))
-    # WHEN its kernels are attributed
     stages = {row["stage"]: row["percent"] for row in found["by_stage"]}
-    # THEN two thirds of the time are the backward pass, most of it for convolutions
     assert 66 < stages["## backward ##"] < 68
     assert found["by_forward_operator"][0]["operator"] == "aten::convolution"
     assert found["by_kind"][0]["kind"] == "convolution"

@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 
 
 def test_operators_stages_shapes_and_backward_of_a_real_program(tmp_path: Path) -> None:
-    # GIVEN two stages, one within a step, and a backward pass, under the profiler
     weight = torch.ones(4, 2, requires_grad=True)
     value = torch.ones(8, 4)
     with profile_window("step", record_shapes=True) as window:
@@ -26,20 +25,16 @@ def test_operators_stages_shapes_and_backward_of_a_real_program(tmp_path: Path) 
         with ProfilingContext("backward"):
             result.sum().backward()
     path = window.export(tmp_path / "step_trace.json.gz")
-    # WHEN the breakdown is computed
     trace = read_trace(path)
     found = json_of(trace)
-    # THEN each operator belongs to its stage, with its shapes
     stages = {row["name"]: row["stage"] for row in found["top"]}
     assert stages["aten::_softmax"] == "softmax_only"
     assert stages["aten::_softmax_backward_data"] == "backward"
     assert {"project", "softmax_only", "backward"} <= {row["stage"] for row in found["by_stage"]}
     shapes = {(row["operator"], row["shape"]) for row in found["by_shape"]}
     assert {("aten::mm", "8x4, 4x2"), ("aten::mm", "4x8, 8x2")} <= shapes
-    # AND operators of the backward pass belong to those of the forward pass
     forward = {row["operator"]: row["count"] for row in found["by_forward_operator"]}
     assert forward.keys() == {"aten::mm", "aten::_softmax", "aten::sum"}
-    # AND self times sum to the time in which any operator ran
     assert not found["on_device"]
     own = sum(row["self_us"] for row in found["operators_by_host_time"])
     assert own == pytest.approx(found["time_us"])

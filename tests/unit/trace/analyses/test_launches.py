@@ -37,14 +37,11 @@ def test_processes_with_the_same_correlations_do_not_get_each_others_launches(
             entries.append(kernel | {"ts": begin + 20, "dur": 50, "args": args})
     path.write_text(json.dumps(entries))
     trace = read_trace(path)
-    # WHEN the kernels are matched with their launches
     kernels = [row for row, entry in enumerate(entries) if entry["cat"] == "kernel"]
     found = launch_of(trace, np.array(kernels))
-    # THEN only the one with a correlation that a single process has is matched, the others are
-    # unknown
     assert found.tolist() == [-1, -1, 4]
     assert use_of(trace).without_launch == 2
-    # AND if none is left, all are unknown
+    # THEN if none is left, all are unknown
     path.write_text(json.dumps(entries[:4]))
     assert launch_of(read_trace(path), np.array(kernels[:2])).tolist() == [-1, -1]
 
@@ -54,7 +51,6 @@ def test_a_queue_that_grows(tmp_path: Path) -> None:
     program = Program()
     for _ in range(10):
         program.launch("gemm", 100)
-    # WHEN the launches are analysed
     found = launches.analyze(program.trace(tmp_path))
     # THEN delay and depth are those of the queue: the n-th kernel waits for n others
     assert isinstance(found, Launches)
@@ -77,7 +73,6 @@ def test_a_copy_in_two_parts_is_not_a_graph(call: str, tmp_path: Path) -> None:
     first = program.events[-1]
     program.events.append(first | {"ts": first["ts"] + 34})
     trace = program.trace(tmp_path)
-    # WHEN its launches are analysed, and the causes of idle time
     found = analyze(trace, ["launches", "idle"]).results
     # THEN there is no graph, and the gap does not belong to one
     assert isinstance(found["launches"], Launches)
@@ -87,14 +82,11 @@ def test_a_copy_in_two_parts_is_not_a_graph(call: str, tmp_path: Path) -> None:
 
 
 def test_an_unknown_call_of_one_kernel_is_not_a_graph(tmp_path: Path) -> None:
-    # GIVEN launches by a call with an unknown name, the last of which launches two kernels
     program = Program()
     for _ in range(3):
         program.launch("gemm", 30, call="vendorSubmit")
     program.events.append(program.events[-1] | {"ts": program.free[7] + 4})
-    # WHEN its launches are analysed
     found = launches.analyze(program.trace(tmp_path))
-    # THEN only the last call launches a graph
     assert isinstance(found, Launches)
     assert [(each.launches, each.device_events) for each in found.graphs] == [(1, 2)]
 
@@ -103,8 +95,6 @@ def test_an_operator_of_several_kernels_is_not_a_graph_on_ascend(traces: Path) -
     # GIVEN a real rank, whose operators are compiled as they run: 5 calls, 10 kernels
     folder = traces / "ascend_level1" / "rank0_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
     trace = read_trace(folder / "trace_view.json.gz")
-    # WHEN its launches are analysed
-    # THEN none is a graph's
     found = launches.analyze(trace)
     assert isinstance(found, Launches)
     assert found.graphs == []
@@ -116,9 +106,7 @@ def test_a_starved_device_is_found_empty(tmp_path: Path) -> None:
     for _ in range(10):
         program.launch("gemm", 2)
         program.work(100)
-    # WHEN the launches are analysed
     found = launches.analyze(program.trace(tmp_path))
-    # THEN every launch found the device empty
     assert isinstance(found, Launches)
     assert (found.found_empty, found.depth) == (10, QueueDepth(0.0, 0))
     assert found.delay_ns == Percentiles(*(LATENCY * US,) * 3)

@@ -64,7 +64,6 @@ def transformer(tmp_path: Path, slow: int = 50) -> Layers:
 
 def test_modules_with_self_time_and_total_time(tmp_path: Path) -> None:
     # GIVEN a model of six blocks with two layers each, and an operator outside
-    # WHEN its layers are summed up
     found = transformer(tmp_path)
     # THEN every figure is as computed by hand
     modules = by_path(found)
@@ -80,7 +79,6 @@ def test_modules_with_self_time_and_total_time(tmp_path: Path) -> None:
     assert linear.call_ns == Spread(30 * US, 40 * US, 50 * US)
     assert found.modules is not None
     assert (found.modules.outside, found.modules.outside_ns) == (1, 9 * US)
-    # AND there are no findings, and nothing is inferred
     assert found.findings() == []
     assert found.blocks is None
     assert found.to_dict()["inferred"] is False
@@ -89,8 +87,6 @@ def test_modules_with_self_time_and_total_time(tmp_path: Path) -> None:
 def test_a_layer_that_takes_longer_than_similar_ones(tmp_path: Path) -> None:
     # GIVEN the same model, with one layer ten times as slow
     found = transformer(tmp_path, slow=500)
-    # WHEN it is analysed
-    # THEN the block and its layer are named
     block, linear = found.findings()
     assert [each.code for each in (block, linear)] == ["layers.slow_module"] * 2
     assert [each.evidence[0].event for each in (block, linear)] == [
@@ -101,7 +97,6 @@ def test_a_layer_that_takes_longer_than_similar_ones(tmp_path: Path) -> None:
 
 
 def test_backward_counts_to_the_module_of_its_forward(tmp_path: Path) -> None:
-    # GIVEN a module's operator, and its backward on autograd's thread, joined by a flow
     program = Model()
     with program.module("Linear_0"):
         program.work(2)
@@ -117,9 +112,7 @@ def test_backward_counts_to_the_module_of_its_forward(tmp_path: Path) -> None:
     arrow = {"cat": "fwdbwd", "name": "fwdbwd", "id": 1, "pid": 100}
     program.events.append(arrow | {"ph": "s", "ts": forward, "tid": 100})
     program.events.append(arrow | {"ph": "f", "bp": "e", "ts": backward, "tid": 200})
-    # WHEN its layers are summed up
     found = layers_of(program.trace(tmp_path))
-    # THEN forward and backward are in one row
     linear = by_path(found)["Linear"]
     assert (linear.device_ns, linear.backward_ns) == (10 * US, 25 * US)
     assert found.modules is not None
@@ -136,10 +129,8 @@ def repeated_kernels(tmp_path: Path, names: str) -> Layers | Unavailable:
 def test_a_block_of_kernels_that_repeats(tmp_path: Path) -> None:
     # GIVEN kernels of a model with eight layers, between others
     found = repeated_kernels(tmp_path, "xyz" + "abcad" * 8 + "pq")
-    # WHEN there are no modules
     assert isinstance(found, Layers)
     assert found.blocks is not None
-    # THEN the repetition is reported as inferred
     (block,) = found.blocks.blocks
     assert (block.length, block.times, block.first) == (5, 8, "kernel_a")
     assert block.block_ns.median == sum(10 + ord(name) % 7 for name in "abcad") * US
@@ -153,7 +144,6 @@ def test_what_interrupts_the_layers_does_not_make_two_of_them(tmp_path: Path) ->
     found = repeated_kernels(tmp_path, "abcd" * 4 + "x" + "abcd" * 6)
     assert isinstance(found, Layers)
     assert found.blocks is not None
-    # WHEN layers are found THEN they are one block
     assert [(block.length, block.times) for block in found.blocks.blocks] == [(4, 10)]
 
 
@@ -172,9 +162,7 @@ def test_what_interrupts_the_layers_does_not_make_two_of_them(tmp_path: Path) ->
 def test_layers_are_counted_by_their_common_kernels(
     names: str, times: int, expected: int, tmp_path: Path
 ) -> None:
-    # GIVEN a model whose layers are not all one repetition
     found = repeated_kernels(tmp_path, names)
-    # WHEN layers are found THEN each of them is counted
     assert isinstance(found, Layers)
     assert found.blocks is not None
     (block,) = found.blocks.blocks
@@ -211,7 +199,6 @@ def test_parts_that_accumulate_gradients_are_not_layers(parts: int, tmp_path: Pa
 
 
 def test_layers_within_a_step(tmp_path: Path) -> None:
-    # GIVEN three steps of five layers each
     program = Program()
     for number in range(3):
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
@@ -220,7 +207,6 @@ def test_layers_within_a_step(tmp_path: Path) -> None:
                 for name in ("norm", "attention", "mlp"):
                     program.launch(name, 20)
             program.launch("head", 5)
-    # WHEN layers are found THEN they are those of one step
     found = layers.analyze(program.trace(tmp_path))
     assert isinstance(found, Layers)
     assert found.blocks is not None
@@ -232,7 +218,6 @@ def test_layers_within_a_step(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(2, 4), st.integers(1, 3))
 @example([1, 0, 0, 1, 1, 0, 0, 1], 2, 1)  # a block that holds all its elements twice
 def test_repetitions_are_those_of_a_slow_search(codes: list[int], times: int, length: int) -> None:
-    # GIVEN any short sequence
     def holds(begin: int, size: int, count: int) -> bool:
         block = codes[begin : begin + size]
         return codes[begin : begin + size * count] == block * count
@@ -241,7 +226,6 @@ def test_repetitions_are_those_of_a_slow_search(codes: list[int], times: int, le
         block = codes[begin : begin + size]
         return any(size % d == 0 and block[:d] * (size // d) == block for d in range(1, length))
 
-    # WHEN the largest repetition is searched by trying all
     best = 0
     for begin in range(len(codes)):
         for size in range(length, len(codes) // times + 1):
@@ -250,13 +234,12 @@ def test_repetitions_are_those_of_a_slow_search(codes: list[int], times: int, le
                 if not trivial(begin, size):
                     best = max(best, size * count)
                 count += 1
-    # THEN it is the same
     array = np.array(codes, dtype=np.int64)
     found = longest_repeat(array, times, length)
     assert (0 if found is None else found.length * found.times) == best
     if found is not None:
         assert holds(found.begin, found.length, found.times)
-    # AND several repetitions never overlap
+    # THEN several repetitions never overlap
     every = all_repeats(array, times, length, 5)
     assert all(a.end <= b.begin for a, b in pairwise(every))
 
@@ -267,11 +250,9 @@ def test_the_shortest_of_equal_blocks() -> None:
 
 
 def test_real_models(traces: Path) -> None:
-    # GIVEN public traces
     said = {}
     for path in sorted(traces.glob("*.json.gz")):
         trace = read_real(path)
-        # WHEN layers are summed up
         # THEN the sums of device time are correct, and no layer is called slow
         if not isinstance(layers.analyze(trace), Unavailable):
             said[path.name.split(".")[0]] = found = layers_of(trace)
@@ -295,7 +276,6 @@ def test_real_models(traces: Path) -> None:
 
 
 def test_torch_names_modules(tmp_path: Path) -> None:
-    # GIVEN a real model
     torch = pytest.importorskip("torch")
 
     class Block(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -313,8 +293,6 @@ def test_torch_names_modules(tmp_path: Path) -> None:
         model(torch.ones(2, 8))
     path = tmp_path / "torch.json"
     profile.export_chrome_trace(str(path))
-    # WHEN its trace is summed up
-    # THEN it is the model's tree
     modules = by_path(layers_of(read_trace(path)))
     assert {name: (m.instances, m.calls) for name, m in modules.items()} == {
         "Sequential": (1, 1),

@@ -98,15 +98,12 @@ def test_the_peak_and_its_holders(tmp_path: Path) -> None:
     # GIVEN a program with 500 MiB from before, which reaches 660
     program = Allocating(before=500)
     at = peaks(program)
-    # WHEN its memory is analysed
     found = only(memory_of(program.trace(tmp_path)))
-    # THEN the peak, its time, and its step are known
     assert (found.device, found.peak_bytes, found.before_bytes) == ("cuda:0", 660 * MIB, 500 * MIB)
     assert (found.peak_ns, found.step) == (at * US, "ProfilerStep#1")
-    # AND its cause: an operator that only allocates does so for its caller
+    # THEN its cause: an operator that only allocates does so for its caller
     assert found.holder is not None
     assert (found.holder.operator, found.holder.stage) == ("aten::softmax", None)
-    # AND the holders
     held = {(h.operator, h.stage): (h.at_peak, h.allocated) for h in found.holders}
     assert held == {
         ("aten::bmm", "attention"): (100 * MIB, 100 * MIB),
@@ -128,9 +125,7 @@ def test_the_peak_is_before_the_first_event(tmp_path: Path) -> None:
             if number == 0:
                 program.release((99, 100))
             program.release(program.allocate(30))
-    # WHEN the memory is analysed
     found = only(memory_of(program.trace(tmp_path)))
-    # THEN the peak is that of the first step, and no operator reached it
     assert found.growth is not None
     assert (found.peak_bytes, found.before_bytes) == (500 * MIB, 500 * MIB)
     assert found.growth.steps[0] == StepMemory("ProfilerStep#0", 500 * MIB, 400 * MIB)
@@ -140,13 +135,11 @@ def test_the_peak_is_before_the_first_event(tmp_path: Path) -> None:
 
 
 def test_memory_that_is_only_freed(tmp_path: Path) -> None:
-    # GIVEN a trace without totals, in which memory from before is freed
     program = Allocating()
     program.with_totals = program.with_addresses = False
     with program.within("aten::mul"):
         program.release((1, 100))
         program.release((2, 60))
-    # WHEN the memory is analysed THEN the peak above the begin is 0
     found = only(memory_of(program.trace(tmp_path)))
     assert (found.is_total, found.peak_bytes, found.last_bytes) == (False, 0, -160 * MIB)
 
@@ -158,13 +151,11 @@ def test_a_peak_after_an_event_that_frees_has_no_operator(tmp_path: Path) -> Non
         block = program.allocate(30)
         program.total += 200
         program.release(block)
-    # WHEN the memory is analysed THEN no operator reached the peak
     found = only(memory_of(program.trace(tmp_path)))
     assert (found.peak_bytes, found.holder) == (200 * MIB, None)
 
 
 def test_each_thread_allocates_in_its_own_span(tmp_path: Path) -> None:
-    # GIVEN two threads, each of which allocates in a span of its own at the same time
     program = Allocating()
     begin = program.now
     for number, (name, size) in enumerate((("denoise", 40), ("decode", 30))):
@@ -174,7 +165,6 @@ def test_each_thread_allocates_in_its_own_span(tmp_path: Path) -> None:
             program.work(5)
         program.event(name, NOTE, begin, program.now)
         program.events[-1].update(pid="stagespan", tid=program.thread)
-    # WHEN the memory is analysed THEN each span has its own
     found = only(memory_of(program.trace(tmp_path)))
     assert {(each.stage, each.at_peak) for each in found.holders} == {
         ("denoise", 40 * MIB), ("decode", 30 * MIB),
@@ -186,7 +176,6 @@ def test_without_totals_figures_are_above_the_begin(tmp_path: Path) -> None:
     program = Allocating(before=500)
     program.with_totals = program.with_addresses = False
     peaks(program)
-    # WHEN its memory is analysed
     found = memory_of(program.trace(tmp_path))
     # THEN memory from before and the holders are not reported
     device = only(found)
@@ -197,14 +186,11 @@ def test_without_totals_figures_are_above_the_begin(tmp_path: Path) -> None:
 
 
 def test_devices_are_separate(tmp_path: Path) -> None:
-    # GIVEN allocations on the host and on a device
     program = Allocating()
     program.with_totals = False
     with program.within("aten::copy_"):
         program.allocate(3, kind=0)
         program.allocate(5)
-    # WHEN they are analysed
-    # THEN each is a separate device
     found = memory_of(program.trace(tmp_path))
     assert [(d.device, d.peak_bytes) for d in found.devices] == [
         ("cuda:0", 5 * MIB),
@@ -213,12 +199,9 @@ def test_devices_are_separate(tmp_path: Path) -> None:
 
 
 def test_the_curve_of_many_events_keeps_the_peak(tmp_path: Path) -> None:
-    # GIVEN 3,000 allocations that are freed at once, one of them larger
     program = Allocating()
     for number in range(3_000):
         program.release(program.allocate(9 if number == 1_234 else 2))
-    # WHEN they are analysed
-    # THEN the curve is short and contains the peak
     device = only(memory_of(program.trace(tmp_path)))
     assert len(device.curve) <= 402
     assert (device.peak_bytes, device.peak_ns) == (9 * MIB, 2 * 1_234 * US)
@@ -239,15 +222,12 @@ def test_a_leak_is_found_with_its_operator(tmp_path: Path) -> None:
     # GIVEN eight steps, each of which except the first two keeps 7 MiB
     program = Allocating(before=10)
     leaking(program, 8, {2, 3, 4, 5, 6, 7})
-    # WHEN its memory is analysed
     found = memory_of(program.trace(tmp_path))
     growth = only(found).growth
-    # THEN the growth is known to the byte
     assert growth is not None
     assert (growth.growing, growth.left_bytes) == (6, 42 * MIB)
     assert [step.end_bytes // MIB for step in growth.steps] == [10, 10, 17, 24, 31, 38, 45, 52]
     assert growth.steps[-1].peak_bytes // MIB == 152
-    # AND reported as a finding, with the operator
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("memory.growth", "high")
     assert (growth.by, growth.by_bytes) == ("aten::clone", 42 * MIB)
@@ -262,8 +242,6 @@ def test_growth_that_is_not_a_leak(leaks: set[int], tmp_path: Path) -> None:
     # GIVEN steps that warm up, or keep memory occasionally
     program = Allocating()
     leaking(program, 8, leaks)
-    # WHEN they are analysed
-    # THEN there are no findings
     assert memory_of(program.trace(tmp_path)).findings() == []
 
 
@@ -284,15 +262,12 @@ def test_hostile_arguments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [None, 2**63, 1e300, -(2**60), "many", "NaN"])
 def test_impossible_sizes_are_left_out_and_counted(size: object, tmp_path: Path) -> None:
-    # GIVEN two allocations, and an event with an impossible size
     program = Allocating()
     program.allocate(1)
     program.allocate(2)
     broken = dict(program.events[-1])
     broken["args"] = dict(broken["args"], Bytes=size)
     program.events.append(broken)
-    # WHEN they are analysed
-    # THEN it is left out, and this is reported
     found = memory_of(program.trace(tmp_path))
     assert (only(found).events, found.left_out) == (2, 1)
     assert f" {found.left_out:,} " in found.tables()[0].note
@@ -315,9 +290,7 @@ def test_addresses_of_64_bits_are_distinguished(base: int, step: int, tmp_path: 
     for event in program.events:
         if event["name"] == "[memory]":
             event["args"]["Addr"] = base + step * event["args"]["Addr"]
-    # WHEN the memory is analysed
     found = only(memory_of(program.trace(tmp_path)))
-    # THEN the holders of the peak are those that were not freed, and memory from before
     held = {holder.operator: holder.at_peak for holder in found.holders}
     assert held == {"aten::a": 0, "aten::b": 500 * MIB, "aten::c": 2_000 * MIB}
     assert (found.peak_bytes, found.before_bytes) == (2_570 * MIB, 70 * MIB)
@@ -325,17 +298,14 @@ def test_addresses_of_64_bits_are_distinguished(base: int, step: int, tmp_path: 
 
 @pytest.mark.parametrize("address", [None, "nowhere", 2**64, 1.5])
 def test_an_event_without_an_address(address: object, tmp_path: Path) -> None:
-    # GIVEN two allocations, of which one is freed by an event whose address is unknown
     program = Allocating()
     program.release(program.allocate(3))
     program.allocate(2)
     program.events[1]["args"]["Addr"] = address
-    # WHEN the memory is analysed
-    # THEN nothing is reported about holders at the peak
     found = only(memory_of(program.trace(tmp_path)))
     assert (found.peak_bytes, found.before_bytes) == (3 * MIB, None)
     assert [holder.at_peak for holder in found.holders] == [None]
-    # AND an event of zero bytes frees nothing
+    # THEN an event of zero bytes frees nothing
     program.events[1]["args"] |= {"Addr": 1, "Bytes": -3 * MIB}
     program.events.append(dict(program.events[1], args={"Bytes": 0, "Addr": address}))
     program.events[-1]["args"] |= {"Device Type": 1, "Device Id": 0, "Total Allocated": 2 * MIB}
@@ -348,7 +318,6 @@ def test_an_event_that_does_not_say_what_is_reserved(tmp_path: Path) -> None:
     program.allocate(3)
     program.release(program.allocate(2))
     del program.events[1]["args"]["Total Reserved"]
-    # WHEN the memory is analysed
     # THEN it is unknown there, and known elsewhere
     found = only(memory_of(program.trace(tmp_path)))
     assert (found.peak_bytes, found.reserved_bytes, found.most_reserved_bytes) == (
@@ -364,8 +333,6 @@ def test_only_memory_events(tmp_path: Path) -> None:
     program = Allocating()
     program.allocate(1)
     program.allocate(2)
-    # WHEN it is analysed
-    # THEN the peak is known, without a stage or operator
     found = only(memory_of(program.trace(tmp_path)))
     assert found.peak_bytes == 3 * MIB
     assert [(h.operator, h.allocations) for h in found.holders] == [(None, 2)]
@@ -373,16 +340,12 @@ def test_only_memory_events(tmp_path: Path) -> None:
 
 
 def test_real_traces(traces: Path) -> None:
-    # GIVEN public traces
     said = {}
     for path in sorted(traces.glob("*.json.gz")):
         found = memory.analyze(read_real(path))
-        # WHEN their memory is analysed
-        # THEN none has a leak
         if not isinstance(found, Unavailable):
             said[path.name.split(".")[0]] = found
             assert found.findings() == []
-    # AND the peaks are those in the events
     assert len(said) == 8
     times = said["cuda_h100_timesformer"].devices[0]
     with gzip.open(traces / "cuda_h100_timesformer.json.gz") as file:
@@ -418,12 +381,10 @@ def test_a_program_profiled_by_torch(keeps: str, left: int, tmp_path: Path) -> N
             profile.step()
     path = tmp_path / "torch.json"
     profile.export_chrome_trace(str(path))
-    # WHEN its memory is analysed
     found = memory_of(read_trace(path))
     growth = only(found).growth
-    # THEN the growth after the first step is known to the byte, with the operator
     assert growth is not None
     operator = "aten::clone" if keeps == "tensors" else "aten::sum"
     assert (growth.left_bytes, growth.by) == (left, operator)
-    # AND only significant growth is a finding
+    # THEN only significant growth is a finding
     assert len(found.findings()) == (keeps == "tensors")

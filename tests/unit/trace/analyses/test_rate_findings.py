@@ -57,11 +57,9 @@ def product(program: Program, us: int, dims: list[list[int]], times: int = 4) ->
 def test_slow_products_say_what_reaching_the_peak_wins(
     device: dict[str, Any], peak: float, advice: tuple[str, str], tmp_path: Path
 ) -> None:
-    # GIVEN four large products at a third of the peak
     us = round(3 * LARGE_FLOPS / peak / 1e6)
     program = Program()
     product(program, us, LARGE)
-    # WHEN the trace is analysed
     found = analyze(written(program, tmp_path, device))
     # THEN a finding names the rate, the peak and the gain at 60 % of it, and the device's tools. It
     # replaces the one about the longest kernel
@@ -108,9 +106,7 @@ def test_products_whose_sizes_are_the_reason_have_none(
     # GIVEN products that no kernel computes at the peak, because of their sizes
     program = Program()
     product(program, 1000, dims)
-    # WHEN rates are computed
     found = rates_of(written(program, tmp_path, H100))
-    # THEN the table has the reason, and no finding blames the kernel
     assert found.by_shape[0].reason == reason
     assert found.findings() == []
 
@@ -126,12 +122,9 @@ def test_rates_of_a_part_of_the_products_are_a_bound(tmp_path: Path) -> None:
     program = Program()
     product(program, 300, LARGE, times=1)
     operator(program, "aten::mm", "gemm_of_a_graph", 3000)
-    # WHEN the line of the first screen is made
     line = rates_of(written(program, tmp_path, H100)).line()
-    # THEN it says that the rate is a bound, and for which part nothing is known
     assert line.startswith("at least ")
     assert "90.9 % of device work is products or Triton kernels without a rate" in line
-    # AND the sum of all products is no bound
     program = Program()
     product(program, 300, LARGE, times=2)
     assert "at least" not in rates_of(written(program, tmp_path, H100)).line()
@@ -152,7 +145,6 @@ def test_tensors_that_grow_by_cat_are_found(on_device: bool, tmp_path: Path) -> 
             program.event("aten::cat", "cpu_op", begin, program.now, **{"Input Dims": dims})
             with program.within("aten::relu"):
                 program.work(300)
-    # WHEN rates are computed
     found = findings_of(program, tmp_path, H100 if on_device else None)
     # THEN a finding has their time, and what writing only the new part wins
     (finding,) = [each for each in found if each.code == "rates.appended"]
@@ -185,9 +177,7 @@ def test_an_operator_that_moves_data_slowly(us: int, is_slow: bool, tmp_path: Pa
     program = Program()
     for _ in range(10):
         operator(program, "aten::add", "vectorized_add", us, [[8192, 8192]] * 2, **TWO)
-    # WHEN the trace is analysed
     found = {each.code: each for each in analyze(written(program, tmp_path, H100)).findings()}
-    # THEN slow ones have a finding with their rate and the gain, instead of the longest kernel's
     assert ("rates.memory" in found) == is_slow
     if is_slow:
         finding = found["rates.memory"]
@@ -205,7 +195,6 @@ def test_calls_that_mostly_start_and_end_are_not_slow_in_memory(tmp_path: Path) 
     program = Program()
     for _ in range(10):
         operator(program, "aten::fill_", "fill", 5, [[2048], []], **TWO)
-    # THEN their rate is not what to change
     assert findings_of(program, tmp_path, H100) == []
 
 
@@ -217,9 +206,7 @@ def test_the_largest_operator_of_a_host_is_named(tmp_path: Path) -> None:
         program.work(us)
         types = {"Input Dims": dims, "Input type": ["float", "float"]}
         program.event("aten::mm", "cpu_op", begin, program.now, **types)
-    # WHEN rates are computed
     (finding,) = findings_of(program, tmp_path, None)
-    # THEN the finding has its shape, its share, its rates and the reason
     assert finding.code == "rates.dominant"
     assert finding.numbers["percent"] == pytest.approx(100 * 9_000 / 9_500)
     assert "1 call of aten::mm with inputs 10x1024, 1024x1000000" in finding.sentence

@@ -41,7 +41,6 @@ def written(program: Program, folder: Path, device: dict[str, Any] = H100) -> Tr
 
 
 def test_rates_by_shape_operator_stage_and_step(tmp_path: Path) -> None:
-    # GIVEN two steps, each with two products and a softmax in a stage
     program = Program()
     for step in (1, 2):
         with (
@@ -52,7 +51,6 @@ def test_rates_by_shape_operator_stage_and_step(tmp_path: Path) -> None:
                 operator(program, "aten::mm", "nvjet_tst", 100, [[512, 1024], [1024, 2048]], **TWO)
             operator(program, "aten::_softmax", "softmax", 50, [[1024, 1024]], **ONE)
             program.wait()
-    # WHEN rates are computed
     trace = written(program, tmp_path)
     found = rates_of(trace)
     # THEN they are those of the four calls of 100 µs and the two of 50
@@ -102,7 +100,6 @@ def test_rates_by_layer(tmp_path: Path) -> None:
         product()
     program.thread = 200
     product()
-    # WHEN rates are computed
     found = rates_of(written(program, tmp_path))
     # THEN they are summed up by the classes of the modules
     flops = 2 * 512 * 1024 * 2048
@@ -124,7 +121,6 @@ def test_a_step_that_begins_late_does_not_change_rates(tmp_path: Path) -> None:
         program.free[7] = program.now + 5_000
         operator(program, "aten::mm", "nvjet_tst", 100, [[512, 1024], [1024, 2048]], **TWO)
         program.wait()
-    # WHEN rates are computed
     found = rates_of(written(program, tmp_path))
     # THEN they are those of the call, not of the time since the step's mark began
     flops = 2 * 512 * 1024 * 2048
@@ -137,14 +133,11 @@ def test_a_step_that_begins_late_does_not_change_rates(tmp_path: Path) -> None:
 
 
 def test_the_roofline_has_the_peaks_and_the_products(tmp_path: Path) -> None:
-    # GIVEN a product, and a softmax, of which no operations are counted
     program = Program()
     operator(program, "aten::mm", "nvjet_tst", 100, [[512, 1024], [1024, 2048]], **TWO)
     operator(program, "aten::_softmax", "softmax", 50, [[1024, 1024]], **ONE)
-    # WHEN the roofline is drawn
     found = rates_of(written(program, tmp_path))
     chart = found.chart()
-    # THEN it has the product below the peaks of its type and of the memory
     assert chart is not None
     assert (chart["device"], chart["roofs"]) == ("H100 SXM", [("bf16", 989.4e12)])
     assert chart["bytes_s"] == pytest.approx(3.352e12)
@@ -153,7 +146,7 @@ def test_the_roofline_has_the_peaks_and_the_products(tmp_path: Path) -> None:
     assert (name, percent) == ("aten::mm", pytest.approx(100 * 100 / 150))
     assert (per_byte, per_s) == (pytest.approx(flops / moved), pytest.approx(flops / 100e-6))
     assert text[-1] == "100.000 µs in 1 call"
-    # AND without a known device, it has no roofs
+    # THEN without a known device, it has no roofs
     unknown = rates_of(written(program, tmp_path, {"id": 0, "name": "Mystery 9"})).chart()
     assert unknown is not None
     assert (unknown["bytes_s"], unknown["roofs"]) == (None, [])
@@ -170,7 +163,6 @@ def test_an_operator_with_several_kernels_is_counted_once(tmp_path: Path) -> Non
     program.event(
         "aten::mm", "cpu_op", begin, program.now, **{"Input Dims": [[64, 64], [64, 64]], **TWO}
     )
-    # THEN the operations count once and the time of all three
     (found,) = rates_of(written(program, tmp_path)).by_shape
     assert (found.calls, found.flops, found.time_ns) == (1, 2 * 64**3, 100_000)
 
@@ -185,7 +177,6 @@ def test_outer_operators_do_not_count_again(tmp_path: Path) -> None:
         operator(program, "vendor::epilogue", "other", 5, [[8, 32]], **ONE)
         program.event("aten::linear", "cpu_op", begin, program.now, **dims)
     found = rates_of(written(program, tmp_path))
-    # THEN the first counts as the product, and the second as the layer with all its time
     counted = {row.operator: (row.calls, row.flops, row.time_ns) for row in found.by_shape}
     assert counted == {
         "aten::mm": (1, 2 * 8 * 64 * 32, 10_000),

@@ -60,7 +60,6 @@ def analysis_of(name: str, traces: Path) -> tuple[Idle, Verdict]:
 )
 def test_verdicts(name: str, verdict: str, traces: Path) -> None:
     # GIVEN a trace whose timeline was inspected
-    # WHEN it is analysed
     _, found = analysis_of(name, traces)
     # THEN the verdict is what the timeline shows
     assert found.verdict == verdict
@@ -70,7 +69,6 @@ def test_more_workers_removed_the_time_of_loading(traces: Path) -> None:
     # GIVEN two runs of one training, without and with four workers that load data
     slow, _ = analysis_of("old_v100_resnet_workers0", traces)
     fast, _ = analysis_of("old_v100_resnet_workers4", traces)
-    # WHEN their causes are compared
     # THEN waiting for the loader took a fifth of the steps, and is gone
     assert 280e6 < slow.by_cause[causes.DATA_LOADING] < 290e6
     assert fast.by_cause[causes.DATA_LOADING] < 3e6
@@ -79,12 +77,9 @@ def test_more_workers_removed_the_time_of_loading(traces: Path) -> None:
 
 
 def test_waits_are_named_by_operator_and_line(traces: Path) -> None:
-    # GIVEN traces with waits, with stacks of Python
     bert, _ = analysis_of("cuda_h100_bert", traces)
     resnet, _ = analysis_of("rocm_mi300_ddp_resnet", traces)
-    # WHEN the calls are listed
     waits = [group for group in resnet.groups if group.cause == causes.SYNCHRONISATION]
-    # THEN operator, call and line are known
     assert bert.groups[0].label == (
         "aten::is_nonzero (cudaStreamSynchronize), transformers/modeling_attn_mask_utils.py(429):"
         " _prepare_4d_attention_mask_for_sdpa"
@@ -97,17 +92,13 @@ def test_waits_are_named_by_operator_and_line(traces: Path) -> None:
 def test_traces_without_a_fault_have_no_finding_about_idle_time(traces: Path) -> None:
     # GIVEN traces in which the device is always busy
     for name in ("cuda_h100_timesformer", "rocm_mi300_triton_compile", "cuda_v100_train_ns"):
-        # WHEN they are analysed
         found, _ = analysis_of(name, traces)
-        # THEN there are no findings
         assert found.findings() == [], name
 
 
 def test_no_launch_gap_is_invented_within_graphs(traces: Path) -> None:
     # GIVEN a decoding in which one launch of a graph runs 544 kernels
     found, _ = analysis_of("rocm_mi300_sglang_decode", traces)
-    # WHEN gaps are counted by cause
-    # THEN those within the graph belong to the graph
     assert found.gaps_by_cause[causes.GRAPH] > 500
     assert found.gaps_by_cause.get(causes.LAUNCH, 0) < 10
 
@@ -150,15 +141,13 @@ def test_findings_and_verdict_agree_on_idle_time(traces: Path) -> None:
 def test_all_analyses_have_one_definition_of_communication(traces: Path) -> None:
     # GIVEN a step with all-reduce kernels of an inference server
     trace = read_real(traces / "cuda_b200_vllm_eager.json.gz")
-    # WHEN its time is split by several analyses
     results = analyze(trace, ["verdict", "steps", "device_use"]).results
     verdict, steps, use = (results[name] for name in ("verdict", "steps", "device_use"))
     assert isinstance(verdict, Verdict)
     assert isinstance(steps, Steps)
     assert isinstance(use, Use)
-    # THEN these kernels are communication in each of them
     assert use.custom_comm_ns > 0
     assert steps.parts[COMMUNICATING] == verdict.parts_ns["communicating"]
     assert use.exposed_communication_ns == verdict.parts_ns["communicating"]
-    # AND the figures of collective libraries alone do not contain them
+    # THEN the figures of collective libraries alone do not contain them
     assert use.nccl_ns == use.communication_ns - use.custom_comm_ns

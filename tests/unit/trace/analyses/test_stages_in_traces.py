@@ -46,7 +46,6 @@ def test_own_and_nested_time(tmp_path: Path) -> None:
                     program.operator(us=7)
                 program.work(9)
             program.operator(us=3)
-    # WHEN its stages are summed up
     found = stages_of(program.trace(tmp_path))
     # THEN every figure is as computed by hand: an operator takes the host 10 µs and a call
     inner, outer = by_path(found)["outer/inner"], by_path(found)["outer"]
@@ -75,26 +74,21 @@ def test_idle_time_within_stages(tmp_path: Path) -> None:
         with program.within("inner", NOTE):
             program.work(10)
     program.operator()
-    # WHEN its stages are summed up THEN each has its own idle time
     found = by_path(stages_of(program.trace(tmp_path)))
     assert found["outer"].idle_self_ns == 20 * US
     assert found["outer/inner"].idle_self_ns == 10 * US
 
 
 def test_idle_time_of_stages_that_cross(tmp_path: Path) -> None:
-    # GIVEN stages that each begin in the previous one, and end after it
     program = Program()
     for name, begin, end in (("a", 0, 1_000), ("b", 500, 1_500), ("c", 900, 1_600)):
         program.event(name, NOTE, begin, end)
-    # AND one around a pair that crosses
+    # GIVEN one around a pair that crosses
     for name, begin, end in (("d", 3_000, 3_100), ("e", 3_010, 3_050), ("f", 3_040, 3_070)):
         program.event(name, NOTE, begin, end)
-    # AND a device that is idle except for 10 µs now and then
     for at in (0, 1_200, 1_990, 3_060):
         program.event("gemm", "kernel", at, at + 10, device=0, stream=7)
-    # WHEN its stages are summed up
     found = by_path(stages_of(program.trace(tmp_path)))
-    # THEN the one that began last has the idle time, and together they have it once
     assert {path: stage.idle_self_ns for path, stage in found.items()} == {
         "a": 490 * US, "a/b": 400 * US, "a/b/c": 690 * US,
         "d": 40 * US, "d/e": 30 * US, "d/e/f": 20 * US,
@@ -124,7 +118,6 @@ def test_stages_are_those_of_the_kernels(
         program.operator(us=10)
         with program.within(name, cat):
             program.operator(us=30)
-    # WHEN stages and kernels are summed up
     trace = program.trace(tmp_path)
     found = {s.path[-1]: s.device_self_ns for s in stages_of(trace).stages if s.device_self_ns}
     by_stage = analyze(trace, ["kernels"]).results["kernels"].to_dict()["by_stage"]
@@ -136,7 +129,6 @@ def test_stages_are_those_of_the_kernels(
 
 
 def test_backward_counts_to_the_stage_that_called_it(tmp_path: Path) -> None:
-    # GIVEN a stage that waits while autograd's thread launches, and an unrelated thread
     program = Program()
     with program.within("backward", NOTE):
         begin = program.now
@@ -145,9 +137,7 @@ def test_backward_counts_to_the_stage_that_called_it(tmp_path: Path) -> None:
     program.operator("autograd::engine::evaluate_function: MmBackward0", us=30)
     program.now, program.thread = begin + 50, 300
     program.operator("aten::add", us=20)
-    # WHEN its stages are summed up
     found = stages_of(program.trace(tmp_path))
-    # THEN only autograd's launch belongs to the stage
     (stage,) = found.stages
     assert (stage.device_ns, stage.launched, found.by_time) == (30 * US, 1, 1)
     assert (found.outside, found.outside_ns) == (1, 20 * US)
@@ -164,17 +154,14 @@ def test_stages_and_kernels_agree_on_the_backward_pass(tmp_path: Path) -> None:
     program.operator("autograd::engine::evaluate_function: MmBackward0", us=30)
     with program.within("all_to_all", NOTE):
         program.operator("MmBackward0", us=20)
-    # WHEN stages and kernels are summed up
     trace = program.trace(tmp_path)
     found = {s.path[-1]: s.device_self_ns for s in stages_of(trace).stages}
     by_stage = analyze(trace, ["kernels"]).results["kernels"].to_dict()["by_stage"]
-    # THEN both tables agree
     assert found == {"backward": 30 * US, "all_to_all": 20 * US}
     assert {each["stage"]: each["time_us"] * US for each in by_stage} == found
 
 
 def test_spans_of_stagespan_contain_annotations(tmp_path: Path) -> None:
-    # GIVEN a span on the track that stagespan draws, around an annotation of the program
     program = Program()
     begin = program.now
     program.work(2)
@@ -185,9 +172,7 @@ def test_spans_of_stagespan_contain_annotations(tmp_path: Path) -> None:
     program.event("dit", NOTE, begin, program.now)
     program.events[-1].update(pid="stagespan", tid=1)
     program.operator(us=1)
-    # WHEN its stages are summed up
     found = by_path(stages_of(program.trace(tmp_path)))
-    # THEN the span is the outer stage
     assert found.keys() == {"dit", "dit/denoise"}
     assert (found["dit"].device_ns, found["dit"].device_self_ns) == (45 * US, 5 * US)
 
@@ -203,13 +188,10 @@ def test_spans_of_several_threads_are_matched_by_time(tmp_path: Path) -> None:
     program.event("second", NOTE, middle, program.now)
     for entry, number in zip(program.events[-2:], (1, 2), strict=True):
         entry.update(pid="stagespan", tid=number)
-    # WHEN they are summed up
     trace = program.trace(tmp_path)
     found = stages_of(trace)
-    # THEN a span only gets work that no other span can have launched
     assert by_path(found)["first"].device_ns == 10 * US
     assert (found.outside, found.outside_ns) == (1, 20 * US)
-    # AND the kernels agree
     by_stage = analyze(trace, ["kernels"]).results["kernels"].to_dict()["by_stage"]
     assert {each["stage"]: each["time_us"] for each in by_stage} == {"first": 10, None: 20}
 
@@ -241,13 +223,10 @@ def two_workers(program: Program) -> None:
 
 
 def test_each_thread_launches_in_its_own_span(tmp_path: Path) -> None:
-    # GIVEN two threads that launch at the same time, each in a span of its own
     program = Program()
     two_workers(program)
-    # WHEN their stages are summed up
     trace = program.trace(tmp_path)
     found = stages_of(trace)
-    # THEN each has its work, in all tables
     assert {path: stage.launched for path, stage in by_path(found).items()} == {
         "denoise": 1, "decode": 1,
     }  # fmt: skip
@@ -256,7 +235,6 @@ def test_each_thread_launches_in_its_own_span(tmp_path: Path) -> None:
 
 
 def test_backward_of_a_program_with_spans(tmp_path: Path) -> None:
-    # GIVEN a thread that waits in its span while autograd's thread launches
     program = Program()
     begin = program.now
     program.operator(us=10)
@@ -264,10 +242,9 @@ def test_backward_of_a_program_with_spans(tmp_path: Path) -> None:
     program.operator("autograd::engine::evaluate_function: MmBackward0", us=30)
     program.thread = 100
     span(program, "train", begin)
-    # AND an unrelated thread at the same time
+    # GIVEN an unrelated thread at the same time
     program.now, program.thread = begin + 20, 300
     program.operator("aten::add", us=5)
-    # WHEN its stages are summed up
     trace = program.trace(tmp_path)
     found = stages_of(trace)
     # THEN the backward pass belongs to the span, in all tables, and the other thread does not
@@ -277,7 +254,6 @@ def test_backward_of_a_program_with_spans(tmp_path: Path) -> None:
 
 
 def test_backward_while_two_threads_are_in_a_stage(tmp_path: Path) -> None:
-    # GIVEN annotations of two threads, and a launch of autograd's thread while both are open
     program = Program()
     begin = program.now
     for thread, name in ((100, "train"), (101, "train"), (101, "load")):
@@ -286,7 +262,6 @@ def test_backward_while_two_threads_are_in_a_stage(tmp_path: Path) -> None:
             program.work(200)
     program.now, program.thread = begin + 5, 200
     program.operator("autograd::engine::evaluate_function: MmBackward0", us=30)
-    # WHEN its stages are summed up
     trace = program.trace(tmp_path)
     # THEN no table guesses which of them it belongs to
     assert (stages_of(trace).outside, stages_of(trace).outside_ns) == (1, 30 * US)
@@ -308,9 +283,7 @@ def small_work(tmp_path: Path) -> Stages:
 
 def test_a_stage_of_many_small_kernels_is_named(tmp_path: Path) -> None:
     # GIVEN a stage that launches 40 kernels of 2 µs, 35 µs apart, and one of a large kernel
-    # WHEN its stages are analysed
     found = small_work(tmp_path)
-    # THEN the first one is reported, with the device's idle time in it
     (finding,) = found.findings()
     assert finding.code == "stages.launch"
     assert finding.evidence[1].event == "build_past"
@@ -376,8 +349,6 @@ def test_some_of_many_equally_long_stages_are_shown(count: int, tmp_path: Path) 
         with program.within("".join(letters[3 * number : 3 * number + 3]), NOTE):
             program.work(7)
     found = stages_of(program.trace(tmp_path))
-    # WHEN they are written
-    # THEN as many as possible are included, and the others are counted
     (table,) = found.tables()
     assert len(table.rows) == 40
     written = found.to_dict()
@@ -396,21 +367,17 @@ def time_of_kernels(trace: Trace) -> Counter[str | None]:
 
 
 def test_real_traces(traces: Path) -> None:
-    # GIVEN public traces
     said = {}
     for path in sorted([*traces.glob("*.json.gz"), *traces.rglob("trace_view.json.gz")]):
         trace = read_real(path)
-        # WHEN stages are summed up
         # THEN the sums of device time are correct for each
         if not isinstance(stages.analyze(trace), Unavailable):
             said[path.name.split(".")[0]] = found = stages_of(trace)
-            # AND the kernels of traces with a device count for the same stages
             if found.device_ns is not None:
                 own: Counter[str | None] = Counter({None: found.outside_ns})
                 for stage in found.stages:
                     own[stage.path[-1]] += stage.device_self_ns or 0
                 assert time_of_kernels(trace) == +own
-    # AND launches of the backward pass are known
     train = by_path(said["cuda_v100_train_ns"])
     assert train["## backward ##"].launched == 3_750
     assert (said["cuda_v100_train_ns"].outside, said["cuda_v100_train_ns"].outside_ns) == (0, 0)
@@ -429,9 +396,7 @@ def test_torch_writes_the_tree(tmp_path: Path) -> None:
                 torch.ones(8)
     path = tmp_path / "torch.json"
     profile.export_chrome_trace(str(path))
-    # WHEN its trace is summed up
     found = by_path(stages_of(read_trace(path)))
-    # THEN it is their tree, without figures of a device
     assert {path: stage.calls for path, stage in found.items()} == {"model": 3, "model/layer": 3}
     model, layer = found["model"], found["model/layer"]
     assert model.host_ns == model.host_self_ns + layer.host_ns

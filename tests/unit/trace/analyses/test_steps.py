@@ -63,9 +63,7 @@ def test_the_line_says_what_a_step_is_if_the_profiler_did_not_mark_it(
         program.work(200)
         with program.within(name, "user_annotation"):
             program.operator(us=20)
-    # WHEN the steps are summed up in a line
     line = steps_of(program.trace(tmp_path)).line()
-    # THEN it says that the annotation is the step
     assert line.startswith(f"{count}, " if count > 1 else "1 of decode, ")
     assert line.endswith(
         ". The annotation evaluate repeats and is taken as the step."
@@ -75,20 +73,16 @@ def test_the_line_says_what_a_step_is_if_the_profiler_did_not_mark_it(
 
 
 def test_the_line_does_not_explain_marks_of_the_profiler(tmp_path: Path) -> None:
-    # GIVEN two steps that the profiler marked
     program = Program()
     for number in range(2):
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
             program.work(100)
             program.operator("aten::add", us=7)
             program.wait()
-    # WHEN they are summed up in a line
-    # THEN it only has their number and times
     assert steps_of(program.trace(tmp_path)).line().endswith(")")
 
 
 def test_parts_equal_the_count_of_every_microsecond(tmp_path: Path) -> None:
-    # GIVEN steps with all kinds of work, on several streams, some of it after the step's mark
     program = Program()
     for number in range(4):
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
@@ -101,9 +95,7 @@ def test_parts_equal_the_count_of_every_microsecond(tmp_path: Path) -> None:
             program.operator("aten::add", us=40 + 10 * number)
             program.work(25)
         program.work(12)
-    # WHEN the steps are split
     found = steps_of(program.trace(tmp_path))
-    # THEN every part equals the count of its microseconds
     assert [step.name for step in found.steps] == [f"ProfilerStep#{n}" for n in range(4)]
     for step in found.steps:
         begin = step.begin_ns // US + 1_000
@@ -120,7 +112,6 @@ def test_one_step_by_hand(tmp_path: Path) -> None:
             program.operator(us=50)
             program.wait(tail=2)
             program.work(20)
-    # WHEN they are split
     found = steps_of(program.trace(tmp_path))
     # THEN the sums follow the rules; the wait beyond the kernel is 2 µs, its latency 3
     expected = {
@@ -149,7 +140,6 @@ def test_work_after_the_mark_belongs_to_the_step_that_launched_it(tmp_path: Path
     for number in range(5):
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
             program.operator(us=100)
-    # WHEN they are split
     found = steps_of(program.trace(tmp_path))
     # THEN each extends to its kernel's end, and none overlaps another; the first begins when the
     # earlier kernel is finished
@@ -160,7 +150,6 @@ def test_work_after_the_mark_belongs_to_the_step_that_launched_it(tmp_path: Path
     assert second.parts["computation"] == 100 * US
     assert third.after_host_ns == 100 * US
     assert second.begin_ns == first.begin_ns + first.dur_ns
-    # AND the kernel that no step launched is distinguished
     assert (found.outside, found.outside_ns) == (1, 40 * US)
     assert in_words(found.outside_ns, "ns") in found.tables()[0].note
     # AND no step is called slow because of the time that the first one had to wait
@@ -168,7 +157,6 @@ def test_work_after_the_mark_belongs_to_the_step_that_launched_it(tmp_path: Path
 
 
 def test_a_slow_step_is_reported_with_its_difference(tmp_path: Path) -> None:
-    # GIVEN ten steps, in the seventh of which cudaMalloc takes 5 ms
     program = Program()
     for number in range(10):
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
@@ -176,9 +164,7 @@ def test_a_slow_step_is_reported_with_its_difference(tmp_path: Path) -> None:
             program.call("cudaMalloc", 5_000 if number == 6 else 10)
             program.operator(us=300)
             program.wait()
-    # WHEN they are compared
     found = steps_of(program.trace(tmp_path))
-    # THEN that step is reported, and the call
     (slow,) = found.outliers
     assert (slow.name, slow.part, slow.culprit) == ("ProfilerStep#6", "runtime_calls", "cudaMalloc")
     assert (slow.culprit_ns, slow.culprit_usual_ns) == (5_000 * US, 10 * US)
@@ -188,7 +174,6 @@ def test_a_slow_step_is_reported_with_its_difference(tmp_path: Path) -> None:
 
 
 def test_a_step_in_which_python_slept(tmp_path: Path) -> None:
-    # GIVEN steps with stacks, the fifth of which sleeps
     program = Program()
     for number in range(6):
         with (
@@ -202,8 +187,6 @@ def test_a_step_in_which_python_slept(tmp_path: Path) -> None:
                     program.work(700)
             program.operator(us=100)
             program.wait()
-    # WHEN they are compared
-    # THEN the function in which it slept is named
     found = steps_of(program.trace(tmp_path))
     (slow,) = found.outliers
     assert (slow.name, slow.part) == ("ProfilerStep#4", "other")
@@ -229,7 +212,6 @@ def test_a_very_long_step_among_steps_of_many_lengths(tmp_path: Path) -> None:
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
             program.operator(us=time_us)
             program.wait()
-    # WHEN they are compared THEN only that one is an outlier
     (slow,) = steps_of(program.trace(tmp_path)).outliers
     assert slow.name == "ProfilerStep#5"
 
@@ -242,7 +224,6 @@ def test_a_step_whose_kernels_are_slow(tmp_path: Path) -> None:
             program.operator("aten::mm", us=800 if number == 4 else 200)
             program.operator("aten::add", us=200)
             program.wait()
-    # WHEN they are compared THEN the kernel is named
     (slow,) = steps_of(program.trace(tmp_path)).outliers
     assert (slow.name, slow.part, slow.culprit) == ("ProfilerStep#4", "computation", "kernel_mm")
 
@@ -258,7 +239,6 @@ def test_a_long_preparation_before_the_first_launch(tmp_path: Path) -> None:
             program.work(2_000)
         program.operator(us=1_000)
         program.wait()
-    # WHEN it is analysed
     found = steps_of(program.trace(tmp_path))
     # THEN this is reported, with the function; it is not in the causes of idle time
     (finding,) = found.findings()
@@ -281,7 +261,6 @@ def test_a_profiler_mark_without_work_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_host_alone(tmp_path: Path) -> None:
-    # GIVEN steps of 100 µs of operators and 50 µs of a collective, with 30 µs between them
     program = Program()
     for number in range(4):
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
@@ -290,7 +269,6 @@ def test_the_host_alone(tmp_path: Path) -> None:
             with program.within("gloo:all_reduce", "user_annotation"):
                 program.work(50)
         program.work(30)
-    # WHEN they are split
     found = steps_of(program.trace(tmp_path))
     # THEN nothing is reported about a device
     assert found.steps[1].parts == {
@@ -306,26 +284,21 @@ def test_the_host_alone(tmp_path: Path) -> None:
 def test_the_real_resnets_have_the_known_steps(traces: Path) -> None:
     # GIVEN two trainings whose mean step is 177,592 and 141,068 µs according to another tool
     for name, mean in (("workers0", 177_592), ("workers4", 141_068)):
-        # WHEN their steps are split
         found = steps_of(read_real(traces / f"old_v100_resnet_{name}.json.gz"))
-        # THEN their mean is the same
         assert round(found.to_dict()["step_us"]["mean"]) == mean
-    # AND two of the second one's steps are slow: a copy that waited 40 ms, and a slow host
+    # THEN two of the second one's steps are slow: a copy that waited 40 ms, and a slow host
     assert [each.name for each in found.outliers] == ["ProfilerStep#5", "ProfilerStep#9"]
     assert found.outliers[0].culprit == "cudaMemcpyAsync"
     assert [finding.severity for finding in found.findings()] == ["low", "low"]
 
 
 def test_real_traces_have_correct_sums_and_the_expected_findings(traces: Path) -> None:
-    # GIVEN public traces
     seen = {}
     for path in sorted(traces.glob("*.json.gz")):
-        # WHEN they are split
-        # THEN the parts of every step sum to it
         trace = read_real(path)
         if not isinstance(steps.analyze(trace), Unavailable):
             seen[path.name.split(".")[0]] = steps_of(trace)
-    # AND those with marks have steps, those of one forward pass do not
+    # THEN those with marks have steps, those of one forward pass do not
     assert len(seen["cuda_v100_train_ns"].steps) == 5
     assert seen["rocm_mi300_ddp_resnet"].ranges.source == "optimizer"
     assert seen["rocm_mi300_sglang_decode"].ranges.source == "annotation"
@@ -359,9 +332,7 @@ def test_torch_marks_its_steps(tmp_path: Path) -> None:
             profile.step()
     path = tmp_path / "torch.json"
     profile.export_chrome_trace(str(path))
-    # WHEN its trace is split
     found = steps_of(read_trace(path))
-    # THEN the steps are those of the profiler, and the slow one is reported
     assert [step.name for step in found.steps] == [f"ProfilerStep#{n}" for n in range(1, 7)]
     # Others can be slow too, if the machine paused.
     parts = {each.name: each.part for each in found.outliers}

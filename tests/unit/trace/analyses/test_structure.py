@@ -44,7 +44,6 @@ def test_a_call_that_takes_most_of_a_step(
                 program.launch("gemm", 1_000)
                 program.launch("relu", 200)
         program.launch("last", 100)
-    # WHEN what repeats is looked for
     (call,) = calls_of(program.trace(tmp_path))
     # THEN it is these calls, by the time of their work on the device and not of the call
     assert (call.name, call.calls, call.per_step) == (told, 4, 4)
@@ -53,16 +52,13 @@ def test_a_call_that_takes_most_of_a_step(
 
 
 def test_launches_of_one_graph_repeat(tmp_path: Path) -> None:
-    # GIVEN two steps that launch a graph three times each
     program = Program()
     for number in range(2):
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
             for _ in range(3):
                 program.graph([50, 60], gap=2)
             program.wait()
-    # WHEN what repeats is looked for
     (call,) = calls_of(program.trace(tmp_path))
-    # THEN the graph is launched six times, and the steps' marks do not count
     assert (call.name, call.calls, call.per_step) == ("cudaGraphLaunch", 6, 3)
     assert call.call_ns == 112 * US
 
@@ -75,9 +71,7 @@ def test_a_call_once_in_a_step_does_not_repeat(tmp_path: Path) -> None:
             with program.within("forward", "user_annotation"):
                 program.operator()
             program.wait()
-    # WHEN what repeats is looked for
     found = structure.analyze(program.trace(tmp_path))
-    # THEN a step has no structure
     assert isinstance(found, Unavailable)
     assert found.code == "nothing_repeats"
 
@@ -112,9 +106,7 @@ def test_layers_are_counted_by_their_attention(attention: str, tmp_path: Path) -
         layer(100, "norm", "gemm", "gate")
     for number in range(2):
         layer(100, f"last_{number}", f"behind_{number}", f"out_{number}")
-    # WHEN layers are looked for
     found = layers.analyze(program.trace(tmp_path))
-    # THEN all ten are counted
     assert isinstance(found, Layers)
     (block,) = found.repeated
     assert block.times <= 7
@@ -138,15 +130,12 @@ def test_the_phase_of_a_step(name: str, phase: str | None) -> None:
 
 
 def test_steps_of_a_server_by_phase(tmp_path: Path) -> None:
-    # GIVEN two steps of prefill and six of decode
     program = Program()
     for name, us in [("EXTEND", 900)] * 2 + [("DECODE", 100)] * 6:
         with program.within(f"step[{name} bs=4]", "user_annotation"):
             program.operator(us=us, before=0)
             program.wait()
-    # WHEN the steps are split
     found = steps.analyze(program.trace(tmp_path))
-    # THEN each phase has its own median
     assert isinstance(found, Steps)
     extra = CALL + LATENCY + 2
     assert [(each.phase, each.steps, each.median_ns) for each in found.phases] == [

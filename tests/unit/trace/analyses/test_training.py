@@ -110,7 +110,6 @@ def test_advice_is_what_the_optimizer_can_do(
     optimizer: str, on_host: str | None, on_device: str | None, tmp_path: Path
 ) -> None:
     for device, advice in ((False, on_host), (True, on_device)):
-        # GIVEN an optimizer that runs 20 operators, on the host or on a device
         program = Program()
         launching(program, "aten::mm", "gemm", 100) if device else operator(
             program, "aten::mm", 100
@@ -124,7 +123,6 @@ def test_advice_is_what_the_optimizer_can_do(
         folder = tmp_path / str(device)
         folder.mkdir()
         found = found_in(program.trace(folder))
-        # THEN the advice names an argument only if the optimizer has it, and it helps there
         sentences = [each.sentence for each in found.findings()]
         assert len(sentences) == (advice is not None)
         assert advice is None or advice in sentences[0]
@@ -184,7 +182,6 @@ def test_checkpoints_of_torch_are_recognised(mode: str, tmp_path: Path) -> None:
         step()
     path = tmp_path / "trace.json"
     running.export_chrome_trace(str(path))
-    # THEN the modules of each checkpoint ran again
     found = found_in(read_trace(path))
     if mode == "none":
         assert found.recomputed == 0

@@ -30,9 +30,7 @@ def test_the_verdict_is_the_activity_with_the_most_time(
     # GIVEN a device that does one thing for 80 % of its time
     other = ("gemm", "kernel") if cat == "gpu_memcpy" else ("Memcpy DtoD", "gpu_memcpy")
     trace = device_only(tmp_path, (name, cat, 7, 0, 800), (*other, 7, 800, 1_000))
-    # WHEN the verdict is determined
     found = verdict.analyze(trace)
-    # THEN it is this activity, with that figure
     assert isinstance(found, Verdict)
     assert found.verdict == expected
     assert found.to_dict()["percent"] == 80
@@ -47,9 +45,7 @@ def test_a_quarter_of_lost_time_decides(lost: int, expected: str, tmp_path: Path
         ("gemm", "kernel", 7, 0, 1_000 - lost),
         ("ncclKernel", "kernel", 7, 1_000 - lost, 1_000),
     )
-    # WHEN the verdict is determined
     found = judged(trace)
-    # THEN communication decides if it takes a quarter
     assert found.verdict == expected
     assert found.times_ns == {
         "device-busy": (1_000 - lost) * US,
@@ -70,7 +66,6 @@ def test_the_causes_on_the_host_decide_together(tmp_path: Path) -> None:
         program.work(130)
         program.call("cudaMalloc", 130)
     program.operator(us=600)
-    # WHEN the verdict is determined
     trace = program.trace(tmp_path)
     found = judged(trace)
     # THEN it is the host, although each cause takes less than a quarter, and computing most
@@ -78,19 +73,16 @@ def test_the_causes_on_the_host_decide_together(tmp_path: Path) -> None:
     assert found.parts_ns["computing"] > found.whole_ns / 2
     assert found.verdict == "host-bound"
     assert found.time_ns == found.whole_ns - found.parts_ns["computing"]
-    # AND the largest finding is as severe as all of it
     idle = analyze(trace, ["idle"]).findings()
     assert [each.severity for each in idle] == ["high", *(["medium"] * (len(idle) - 1))]
     assert len(idle) == 3
 
 
 def test_time_before_and_after_all_work_of_a_trace_without_steps(tmp_path: Path) -> None:
-    # GIVEN a trace without steps that begins long before the device's work
     program = Program()
     with program.within("import_all", "user_annotation"):
         program.work(400)
     program.operator(us=1_000, before=0)
-    # WHEN the verdict is determined
     found = judged(program.trace(tmp_path))
     # THEN this time, which another begin of the recording would change, does not decide
     assert found.parts_ns["preparation"] > found.whole_ns / 4
@@ -103,7 +95,6 @@ def test_idle_time_between_work_that_was_launched_in_time(tmp_path: Path) -> Non
     for _ in range(20):
         program.launch("tiny", 10)
         program.free[7] += 40
-    # WHEN the verdict is determined
     found = verdict.analyze(program.trace(tmp_path))
     # THEN launches that the pauses hide are not blamed
     assert isinstance(found, Verdict)
@@ -124,10 +115,8 @@ def test_devices_that_are_idle_together(tmp_path: Path) -> None:
             program.events[-1]["args"]["device"] = device
         program.work(3_000)
     trace = program.trace(tmp_path)
-    # WHEN the causes are determined
     idle = analyze(trace, ["idle"]).results["idle"]
     assert isinstance(idle, Idle)
-    # THEN the causes are for the time in which both are idle, and say so
     both = 3_000 - 20 - LATENCY
     assert idle.by_cause == {
         causes.HOST_UNSEEN: both * US,
@@ -137,7 +126,7 @@ def test_devices_that_are_idle_together(tmp_path: Path) -> None:
     (finding,) = idle.findings()
     assert (finding.code, finding.evidence[0].figure) == ("idle.host_unseen", 2_977 * US)
     assert idle.devices == 2
-    # AND in the verdict they count for each device, as do the first launch and its latency, and 5
+    # THEN in the verdict they count for each device, as do the first launch and its latency, and 5
     # µs for each in which the other one worked: after both first kernels, and before and after all
     found = judged(trace)
     assert (found.verdict, found.cause, found.differs) == ("host-bound", causes.HOST_UNSEEN, ())
@@ -149,13 +138,10 @@ def test_devices_that_are_idle_together(tmp_path: Path) -> None:
 
 
 def test_a_device_that_was_idle_as_long_as_it_computed_is_not_named(tmp_path: Path) -> None:
-    # GIVEN a device that is mostly idle, and one that is idle half of its time
     trace = devices_only(
         tmp_path, ("gemm", 0, 0, 1), ("gemm", 0, 19, 20), ("gemm", 1, 0, 5), ("gemm", 1, 15, 20)
     )
-    # WHEN the verdict is determined by their idle time
     found = judged(trace)
-    # THEN the second is not an exception
     assert (found.verdict, found.cause, found.differs) == ("cannot tell", "not_traced", ())
 
 
@@ -167,14 +153,12 @@ def test_a_device_that_differs_from_most_is_named(tmp_path: Path) -> None:
         *(("gemm", device, 0, 1_000) for device in (0, 1, 3)),
         ("Memcpy HtoD", 4, 0, 10),
     )
-    # WHEN the verdict is determined
     # THEN the one that communicates is named, and the brief copy is not
     found = judged(trace)
     assert (found.verdict, found.devices) == ("device-busy", 5)
     assert (found.time_ns, found.whole_ns) == (3_000 * US, 5_000 * US)
     (differing,) = found.differs
     assert differing.startswith("device 2: ")
-    # AND if several differ, the first is named and the others are counted
     work = [("ncclKernel", device, 0, 1_000) for device in (5, 6)]
     work += [("gemm", device, 0, 1_000) for device in range(5)]
     sentence = judged(devices_only(tmp_path, *work, ("ncclKernel", 7, 0, 1_000))).sentence
@@ -191,7 +175,6 @@ def test_devices_that_take_turns(tmp_path: Path) -> None:
         ("gemm", 0, 250, 300),
         ("gemm", 1, 300, 400),
     )
-    # WHEN the verdict is determined
     found = judged(trace)
     # THEN a device that is idle while the other works is distinguished from both being idle
     assert (found.span_ns, found.whole_ns) == (600 * US, 800 * US)
@@ -201,7 +184,6 @@ def test_devices_that_take_turns(tmp_path: Path) -> None:
         "cannot tell": 100 * US,
     }
     assert found.parts_ns["other_device_busy"] == 350 * US
-    # AND it is reported if it takes most of the time
     late = judged(
         devices_only(
             tmp_path,
@@ -223,7 +205,6 @@ def test_devices_that_take_turns(tmp_path: Path) -> None:
 def test_time_between_the_work_of_two_devices_counts_for_both(tmp_path: Path) -> None:
     # GIVEN a device that begins long after the other one has finished
     trace = devices_only(tmp_path, ("gemm", 0, 0, 10), ("gemm", 1, 990, 1_000))
-    # WHEN the verdict is determined
     found = judged(trace)
     # THEN the time in between is counted, although it is in neither device's span
     assert (found.span_ns, found.whole_ns) == (1_000 * US, 2_000 * US)
@@ -239,8 +220,6 @@ def test_time_between_the_work_of_two_devices_counts_for_both(tmp_path: Path) ->
 def test_device_events_without_a_duration_have_no_verdict(tmp_path: Path) -> None:
     # GIVEN kernels that begin and end at one time
     trace = device_only(tmp_path, ("gemm", "kernel", 7, 5, 5), ("gemm", "kernel", 7, 9, 9))
-    # WHEN the verdict is determined
     found = verdict.analyze(trace)
-    # THEN there is none
     assert isinstance(found, Unavailable)
     assert "device events have no duration" in found.reason

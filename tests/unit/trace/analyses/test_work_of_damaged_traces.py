@@ -68,13 +68,11 @@ def test_damage_gives_no_traceback_and_no_wrong_sum(seed: int, tmp_path: Path) -
             event[key] = source.choice(VALUES)
     path = tmp_path / "damaged.json"
     path.write_text(json.dumps({"traceEvents": found}))
-    # WHEN it is read and analysed
     try:
         trace = read_trace(path)
     except TraceError:
         return
     analysis = analyze(trace, ["kernels", "compiled"])
-    # THEN there is a result that fits its schema, with correct sums, or a sentence
     written = json.loads(json.dumps(analysis.to_dict(), allow_nan=False))
     schema = json_schema()["properties"]
     for name, result in analysis.results.items():

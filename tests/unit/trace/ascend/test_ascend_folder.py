@@ -23,9 +23,7 @@ from stagespan.trace.read.csv_tables import read_table
 
 
 def test_every_file_of_a_folder_is_reported(tmp_path: Path) -> None:
-    # GIVEN a synthetic folder with all files
     found = analysed(synthetic(tmp_path))
-    # THEN the figures of each are exact
     assert found["ascend_steps"]["differences"] == []
     assert found["ascend_steps"]["checked_against"].keys() == {
         "operators",
@@ -62,7 +60,6 @@ def test_every_file_of_a_folder_is_reported(tmp_path: Path) -> None:
     (link,) = found["ascend_collectives"]["links"]
     assert (link["from"], link["to"], link["gb_per_s"]) == ("0", "1", 10.0)
     assert found["ascend_files"]["missing"] == found["ascend_files"]["problems"] == []
-    # AND the findings name the AI CPU, the conversions, the waiting and the memory
     told = " ".join(finding["sentence"] for finding in found["findings"])
     for words in (
         "1 operator ran on the AI CPU, which is slow: 100.000 µs (20.2 %",
@@ -89,7 +86,6 @@ def test_every_file_of_a_folder_is_reported(tmp_path: Path) -> None:
 def test_a_file_that_is_missing_or_damaged(
     name: str, kind: str, damage: Callable[[bytes], bytes | None], tmp_path: Path
 ) -> None:
-    # GIVEN a folder with one file that is missing or damaged
     root = synthetic(tmp_path)
     file = root / OUTPUT / name
     data = damage(file.read_bytes())
@@ -97,9 +93,7 @@ def test_a_file_that_is_missing_or_damaged(
         file.unlink()
     else:
         file.write_bytes(data)
-    # WHEN it is analysed
     status, out, error = run(root, "--json", tmp_path / "a.json", "--markdown", tmp_path / "a.md")
-    # THEN the rest is reported, and the file is listed as missing or damaged
     assert (status, error) == (0, "")
     written = json.loads((tmp_path / "a.json").read_text())
     fits(written, json_schema())
@@ -111,7 +105,7 @@ def test_a_file_that_is_missing_or_damaged(
     if files["problems"]:
         assert name in files["problems"][0]
         assert files["problems"][0].replace(" ", "") in "".join(out.split())
-    # AND no figure is invented
+    # THEN no figure is invented
     for finding in written["findings"]:
         assert finding["evidence"]
 
@@ -136,9 +130,7 @@ def test_missing_figures_are_unknown(tmp_path: Path) -> None:
     (output / "operator_memory.csv").write_text("Name,Size(KB)\naten::empty,1024\n")
     file = output / "communication.json"
     file.write_text(file.read_text().replace('"Elapse Time(ms)": 0.25', '"x": 1'))
-    # WHEN the folder is analysed
     found = analysed(root)
-    # THEN the unknown figures are not 0
     (operator,) = found["ascend_host_operators"]["operators"]
     assert (operator["host_self_us"], operator["calls"]) == (10.5, 1)
     assert {operator[f"{key}_us"] for key in ("host_total", "device_self", "device_total")} == {
@@ -158,8 +150,6 @@ def test_sizes_beyond_all_bounds(tmp_path: Path) -> None:
     sizes = {"0-1": 10**400, "0-2": True, "0-3": "x", "0-4": 20}
     links = {pair: link | {"Transit Size(MB)": size} for pair, size in sizes.items()}
     file.write_text(json.dumps({"step1": {"collective": {"allreduce-total@9": links}}}))
-    # WHEN the folder is analysed
-    # THEN they are left out
     (found,) = analysed(root)["ascend_collectives"]["links"]
     assert (found["to"], found["megabytes"]) == ("4", 20)
 
@@ -192,11 +182,9 @@ def test_other_layouts_and_units_of_tables(tmp_path: Path) -> None:
     data = ("\ufeff" + "\r\n".join(lines) + "\r\n\r\n").encode()
     file.unlink()
     (root / OUTPUT / "kernel_details.csv.gz").write_bytes(gzip.compress(data))
-    # WHEN it is analysed, also without the statistic
     assert analysed(root)["ascend_operators"] == plain
     (root / OUTPUT / "op_statistic.csv").unlink()
     found = analysed(root)["ascend_operators"]
-    # THEN the figures are the same
     assert found["source"] == "kernel_details.csv"
     assert [each["total_us"] for each in found["by_type"]] == [
         each["total_us"] for each in plain["by_type"]
@@ -204,15 +192,12 @@ def test_other_layouts_and_units_of_tables(tmp_path: Path) -> None:
 
 
 def test_statistics_of_several_devices_are_summed(tmp_path: Path) -> None:
-    # GIVEN a statistic of two devices, and a row without a number
     (tmp_path / "op_statistic.csv").write_text(
         "Device_id,OP Type,Core Type,Count,Total Time(us),Min Time(us),Avg Time(us),Max Time(us)\n"
         "0,Add,AI_CORE,3,30.5,5,10,20\n1,Add,AI_CORE,2,10,4,5,6\n1,Mul,AI_CORE,1,N/A,1,1,1\n"
         "0,Mul,AI_CORE,1,50,50,50,50\n"
     )
-    # WHEN it is read
     found = analysed(tmp_path)["ascend_operators"]
-    # THEN the types of both are there, and the row is counted
     mul, add = found["by_type"]
     assert (mul["type"], mul["total_us"], mul["percent"]) == ("Mul", 50.0, pytest.approx(55.2486))
     figures = add["count"], add["total_us"], add["min_us"], add["max_us"], add["avg_us"]
@@ -226,24 +211,21 @@ def test_levels(level: int, tmp_path: Path) -> None:
     root = synthetic(tmp_path, level)
     found = analysed(root)
     assert found["ascend_files"]["level"] == f"Level{level}"
-    # THEN steps and the head overhead are the same for each
     assert found["ascend_steps"]["differences"] == []
     assert found["head_overhead"]["totals"]["torchair_us"] == 280.0
     assert found["head_overhead"]["totals"]["ge_to_first_operator_us"] == 5.0
     assert found["head_overhead"]["per_call"][0]["first_operator_by"] == "launch"
-    # AND so is the free time, except for the duration of calls
+    # THEN so is the free time, except for the duration of calls
     free = found["ascend_free"]["parts_us"]
     assert sum(free.values()) == found["ascend_free"]["free_us"] == 170.0 + 100.0
     assert "unknown" not in free
 
 
 def test_a_folder_of_few_files(tmp_path: Path) -> None:
-    # GIVEN only the file with the steps' times, in the folder itself
     root = synthetic(tmp_path)
     few = tmp_path / "few"
     few.mkdir()
     shutil.copy(root / OUTPUT / "step_trace_time.csv", few)
-    # WHEN it is analysed
     found = analysed(few)
     # THEN this is reported, and nothing else
     assert found["ascend_steps"]["source"] == "file"
@@ -253,7 +235,6 @@ def test_a_folder_of_few_files(tmp_path: Path) -> None:
 
 
 def test_kernel_details_alone_give_the_steps(tmp_path: Path) -> None:
-    # GIVEN kernels of two steps, and a collective that overlaps one of them
     (tmp_path / "kernel_details.csv").write_text(
         "Step Id,Device_id,Name,Type,Accelerator Core,Start Time(us),Duration(us)\n"
         "1,0,a,Mul,AI_CORE,1736408883000100.000\t,50.5\n"
@@ -262,7 +243,6 @@ def test_kernel_details_alone_give_the_steps(tmp_path: Path) -> None:
         "2,0,c,Mul,AI_CORE,1736408883000300.000\t,1\n"
         "2,0,d,Mul,AI_CORE,N/A,1\n"
     )
-    # WHEN it is analysed
     found = analysed(tmp_path)["ascend_steps"]
     # THEN the figures are exact, and the host's are unknown
     assert found["source"] == "kernels"
@@ -290,17 +270,14 @@ def test_ascend_folders_are_recognised(tmp_path: Path) -> None:
 
 
 def test_a_trace_without_its_folder_is_analysed_too(tmp_path: Path) -> None:
-    # GIVEN only trace_view.json, compressed
     root = synthetic(tmp_path)
     file = tmp_path / "trace_view.json.gz"
     file.write_bytes(gzip.compress((root / OUTPUT / "trace_view.json").read_bytes()))
-    # WHEN it is analysed as a file
     found = analysed(file)
-    # THEN everything in the trace is there
     assert found["head_overhead"]["calls"] == 1
     assert found["ascend_steps"]["source"] == "tracks"
     assert [each["name"] for each in found["ascend_cores"]["ai_cpu_operators"]] == ["c_Nonzero"]
-    # AND the file's tables are not reported as missing
+    # THEN the file's tables are not reported as missing
     assert "ascend_operators" not in found
 
 
@@ -315,7 +292,6 @@ def test_folders_without_readable_files(tmp_path: Path) -> None:
     (databases / OUTPUT / "ascend_pytorch_profiler_0.db").touch()
     (garbage / OUTPUT).mkdir(parents=True)
     (garbage / OUTPUT / "trace_view.json").write_bytes(b"\x00\xff" * 9)
-    # WHEN they are analysed
     for path, words in (
         (nothing, "contains no files of torch_npu.profiler"),
         (raw, "contains only raw data"),
@@ -325,19 +301,15 @@ def test_folders_without_readable_files(tmp_path: Path) -> None:
         with pytest.raises(TraceError, match=words):
             analyze_path(path)
         status, _, error = run(path)
-        # THEN one sentence says what to do
         assert (status, error.count("\n")) == (2, 1)
         assert "Traceback" not in error
 
 
 def test_tables_with_long_cells_are_read_by_several_threads(tmp_path: Path) -> None:
-    # GIVEN a table with a call stack that is longer than csv's default limit
     path = tmp_path / "operator_details.csv"
     path.write_text(f'Name,Call Stack\naten::mm,"{"f;" * 100_000}"\n')
     before = csv.field_size_limit()
-    # WHEN threads read it at once
     with ThreadPoolExecutor(8) as pool:
         tables = list(pool.map(read_table, [path] * 40))
-    # THEN each gets the whole table, and csv's limit is unchanged
     assert {(table.problem, len(table.rows)) for table in tables} == {(None, 1)}
     assert csv.field_size_limit() == before

@@ -30,9 +30,7 @@ def test_a_gap_is_split_along_the_next_operators_way(tmp_path: Path) -> None:
         tid=QUEUE,
         queued=(400_000, 550_000),
     )
-    # WHEN the free time is split
     found = free_in(it, tmp_path)
-    # THEN each part is known to the nanosecond, and they sum to it
     assert found.parts == {
         "framework": 300_000,
         "launched": 250_000,
@@ -46,7 +44,6 @@ def test_a_gap_is_split_along_the_next_operators_way(tmp_path: Path) -> None:
 
 
 def test_level_0_shows_where_calls_began(tmp_path: Path) -> None:
-    # GIVEN the same gap on level 0, which has flows but no calls
     it = SyntheticAscend(level=0)
     it.kernel("a_Mul", 0, 100_000)
     queued = (400_000, 550_000)
@@ -85,9 +82,7 @@ def test_host_bound_says_which_part_of_the_host(
             tid=QUEUE,
             queued=(at + queued[0], at + queued[1]),
         )
-    # WHEN it is analysed
     found = free_in(it, tmp_path)
-    # THEN it is host-bound, with the reason
     assert max(found.parts, key=lambda name: found.parts[name]) == part
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("ascend.host_bound", "high")
@@ -143,19 +138,16 @@ def test_operators_of_the_ai_cpu_are_named(tmp_path: Path) -> None:
     it.kernel("b_Nonzero", 700_000, 900_000, core="AI_CPU")
     it.kernel("c_Unique", 900_000, 1_000_000, core="AI_CPU")
     found = cores(it.trace(tmp_path))
-    # WHEN cores are distinguished
     assert found.to_dict()["cores"] == [
         {"core": "AI_CORE", "operators": 7, "total_us": 700.0},
         {"core": "AI_CPU", "operators": 2, "total_us": 300.0},
     ]
-    # THEN the finding names them
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("ascend.ai_cpu", "medium")
     assert finding.numbers == {"operators": 2, "time_ns": 300_000, "percent": 30}
     assert finding.gain is not None
     assert (finding.gain.time_ns, finding.gain.at_most) == (300_000, True)
     assert [each.event for each in finding.evidence] == ["b_Nonzero", "c_Unique"]
-    # AND without them there is none
     it = SyntheticAscend()
     it.kernel("a_Mul", 0, 100_000)
     assert cores(it.trace(tmp_path)).findings() == []

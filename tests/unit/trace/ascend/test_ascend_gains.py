@@ -34,16 +34,13 @@ def found_in(folder: Path, code: str) -> Finding:
 
 
 def test_free_time_of_a_table_can_be_won_at_most_once(tmp_path: Path) -> None:
-    # GIVEN two steps of 1 ms each, in which the device is free for 300 and 100 µs
     steps = f"{STEP_COLUMNS}\n1,600,100,0,100,300,1000,0,100,0\n2,800,100,0,100,100,1000,0,100,0\n"
     finding = found_in(folder_of(tmp_path, step_trace_time__csv=steps), "ascend.free")
-    # THEN at most 400 µs can be won
     assert finding.gain is not None
     assert (finding.gain.time_ns, finding.gain.at_most) == (400_000, True)
 
 
 def test_exposed_communication_wins_what_computing_can_hide(tmp_path: Path) -> None:
-    # GIVEN a step that communicates for 700 µs, and computes for 200 µs at other times
     steps = f"{STEP_COLUMNS}\n1,200,700,0,700,100,1000,0,700,0\n"
     folder = folder_of(tmp_path, step_trace_time__csv=steps)
     finding = found_in(folder, "ascend.exposed_communication")
@@ -52,7 +49,6 @@ def test_exposed_communication_wins_what_computing_can_hide(tmp_path: Path) -> N
 
 
 def test_collectives_that_wait_win_this_time(tmp_path: Path) -> None:
-    # GIVEN two collectives that wait for other ranks for 6 of 10 ms, and for 1 of 2 ms
     operations = {
         f"hcom_allReduce__1_{number}@9": {
             "Communication Time Info": {"Elapse Time(ms)": took, "Wait Time(ms)": waited}
@@ -68,7 +64,6 @@ def test_collectives_that_wait_win_this_time(tmp_path: Path) -> None:
 
 
 def test_conversions_and_operators_of_the_ai_cpu_win_their_time(tmp_path: Path) -> None:
-    # GIVEN a folder with a TransData of 200 µs, and an operator of 100 µs on the AI CPU
     folder = synthetic(tmp_path)
     conversions, of_cpu = (
         found_in(folder, code) for code in ("ascend.conversions", "ascend.ai_cpu")

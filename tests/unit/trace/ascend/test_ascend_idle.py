@@ -50,16 +50,13 @@ def late_request() -> SyntheticAscend:
 def test_the_thread_that_requested_the_work_shows_the_cause(
     name: str, category: str, cause: str, tmp_path: Path
 ) -> None:
-    # GIVEN a program whose thread does one thing before it requests the next work
     it = late_request()
     it.host(LINE, -100_000, 5_200_000, cat="python_function")
     if category:
         it.host(name, 100_000, 4_800_000, cat=category)
     else:
         it.cann(name, 100_000, 4_800_000)
-    # WHEN it is analysed
     found = idle_in(it, tmp_path)
-    # THEN the idle time has this cause, with the line of Python of that thread
     assert found.by_cause[cause] >= 4_700_000
     assert "host_unseen" not in found.by_cause
     (gap,) = found.largest
@@ -92,7 +89,6 @@ def test_a_long_call_of_the_queues_thread_is_distinguished(tmp_path: Path) -> No
 
 
 def test_steps_end_on_the_thread_that_requests_work(tmp_path: Path) -> None:
-    # GIVEN a step that ends after its work was requested and before the next was
     it = late_request()
     it.host("ProfilerStep#1", -100_000, 2_000_000)
     it.host("ProfilerStep#2", 2_000_000, 5_200_000)
@@ -102,12 +98,10 @@ def test_steps_end_on_the_thread_that_requests_work(tmp_path: Path) -> None:
 
 
 def test_without_a_queue_the_calls_thread_shows_the_cause(tmp_path: Path) -> None:
-    # GIVEN work that was launched from the program's thread, with an operator on another thread
     it = SyntheticAscend()
     it.kernel("a_Mul", 0, 100_000, launched=(-40_000, -30_000))
     it.host("aten::linear", 100_000, 4_800_000)
     it.host("aten::item", 100_000, 4_800_000, tid=QUEUE)
     it.kernel("b_Mul", 5_000_000, 5_100_000, launched=(4_970_000, 4_980_000))
-    # THEN the cause is that of the program's thread
     (gap,) = idle_in(it, tmp_path).largest
     assert (gap.cause, gap.culprit) == ("host_work", "aten::linear")

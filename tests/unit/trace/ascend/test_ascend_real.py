@@ -16,12 +16,9 @@ def near(value: float | None, cell: str, least: float = 0.001) -> bool:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_real_folders_equal_their_own_files(rank: int, traces: Path) -> None:
-    # GIVEN the result folder of a rank
     folder = traces / "ascend_level1" / f"rank{rank}_ascend_pt"
     files = folder / OUTPUT
-    # WHEN it is analysed
     found = analysed(folder)
-    # THEN the figures equal step_trace_time.csv
     (step,), (row,) = found["ascend_steps"]["steps"], rows_of(files / "step_trace_time.csv")
     assert found["ascend_steps"]["source"] == "tracks"
     assert step["step"] == row["Step"]
@@ -37,12 +34,10 @@ def test_real_folders_equal_their_own_files(rank: int, traces: Path) -> None:
         ),
     }.items():
         assert near(step[key], row[column]), key
-    # AND these are differences of doubles in the file, which are 0.25 µs apart
     assert near(step["stage_us"], row["Stage"], 0.25)
     assert near(step["preparing_us"], row["Preparing"], 0.25)
-    # AND the operators alone give the same figures, except for rounding to ns
+    # THEN the operators alone give the same figures, except for rounding to ns
     assert found["ascend_steps"]["differences"] == []
-    # AND the figures equal op_statistic.csv, type by type
     statistic = rows_of(files / "op_statistic.csv")
     types = {(each["type"], each["core"]): each for each in found["ascend_operators"]["by_type"]}
     assert len(types) == len(statistic)
@@ -56,7 +51,6 @@ def test_real_folders_equal_their_own_files(rank: int, traces: Path) -> None:
             each["total_of_kernel_details_us"], row["Total Time(us)"], 0.001 * each["count"]
         )
     assert found["ascend_operators"]["differences"] == []
-    # AND api_statistic.csv, which equals the trace's own calls
     calls = {(each["level"], each["name"]): each for each in found["ascend_api"]["calls"]}
     for row in rows_of(files / "api_statistic.csv"):
         each = calls[row["Level"], row["API Name"]]
@@ -67,14 +61,12 @@ def test_real_folders_equal_their_own_files(rank: int, traces: Path) -> None:
     # AND communication.json has the trace's collectives
     assert found["ascend_collectives"]["compared_operations"] == 4
     assert found["ascend_collectives"]["differences"] == []
-    # AND level and rank are known
     assert (found["ascend_files"]["level"], found["ascend_files"]["rank"]) == ("Level1", rank)
 
 
 def test_the_real_folder_has_the_findings_of_an_expert(traces: Path) -> None:
     # GIVEN rank 0, which computes 9 ms of 137 and waits for the others
     folder = traces / "ascend_level1" / "rank0_ascend_pt"
-    # WHEN its waits and free time are analysed
     found = analysed(folder)
     waits, host = found["ascend_waits"], found["ascend_host_waits"]["waits"]
     # THEN the first collective waited 79 ms for another rank, and stream 2 for the collective
@@ -87,12 +79,10 @@ def test_the_real_folder_has_the_findings_of_an_expert(traces: Path) -> None:
     assert host[0]["operator"] == "aten::item"
     assert host[0]["python"] == "main.py(483): __str__"
     assert host[0]["longest_us"] == pytest.approx(91_682.16)
-    # AND the parts of free time sum to it
     free = found["ascend_free"]
     assert sum(free["parts_us"].values()) == pytest.approx(free["free_us"])
     assert free["free_us"] == pytest.approx(found["ascend_steps"]["steps"][0]["free_us"], rel=1e-6)
     assert max(free["parts_us"], key=lambda part: free["parts_us"][part]) == "framework"
-    # AND the waits and the exposed communication, which are the same event, are one finding
     told = [each for each in found["findings"] if each["severity"] == "high"]
     assert [each["code"] for each in told] == ["ascend.exposed_communication"]
     assert told[0]["figures"]["time_us"] == pytest.approx(101_963.203, abs=0.001)

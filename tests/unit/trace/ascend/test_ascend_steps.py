@@ -62,12 +62,10 @@ def figures(steps: AscendSteps) -> list[tuple[int | None, ...]]:
 def test_the_overlap_analysis_and_operators_give_the_same_steps(tmp_path: Path) -> None:
     # GIVEN two steps with figures known by hand
     found = steps_of(tmp_path, None)
-    # WHEN the overlap analysis is summed up
     assert found.source == "tracks"
     assert [step.step for step in found.steps] == ["7", "8"]
     # THEN these are the figures; the time from the last work of a step to the next is the first's
     assert figures(found) == [FIRST, SECOND]
-    # AND the operators alone, in a trace without it, give the same figures
     without = steps_of(tmp_path, None, overlap=False)
     assert without.source == "operators"
     assert figures(without) == [FIRST, SECOND]
@@ -78,14 +76,12 @@ def test_differences_from_the_file_are_reported(tmp_path: Path) -> None:
     # GIVEN a step_trace_time.csv with these figures
     (tmp_path / "a").mkdir()
     found = steps_of(tmp_path / "a", {"7": FIRST, "8": SECOND})
-    # THEN there is no difference, and both checks are named
     assert found.differences == []
     assert list(found.to_dict()["checked_against"]) == ["operators", "file"]
-    # AND GIVEN one with 2 ns more computing, which is more than 1e-6 of it
+    # THEN GIVEN one with 2 ns more computing, which is more than 1e-6 of it
     (tmp_path / "b").mkdir()
     changed = (350_002, *FIRST[1:])
     found = steps_of(tmp_path / "b", {"7": changed, "8": SECOND})
-    # THEN it is reported once
     (difference,) = found.differences
     assert (difference.figure, difference.step) == ("Computing", "step 7")
     assert (difference.time_ns, difference.other_ns) == (350_000, 350_002)
@@ -103,7 +99,6 @@ def test_stage_and_preparing_have_the_precision_of_the_file(tmp_path: Path) -> N
 
 
 def test_an_overlap_analysis_that_does_not_fit_the_operators_is_found(tmp_path: Path) -> None:
-    # GIVEN an overlap analysis of which an event is longer than its operator by 10 µs
     it = program()
     entries = it.entries()
     name = next(e for e in entries if e.get("name") == "Computing")
@@ -116,7 +111,6 @@ def test_an_overlap_analysis_that_does_not_fit_the_operators_is_found(tmp_path: 
 
 
 def test_without_steps_the_whole_trace_is_one(tmp_path: Path) -> None:
-    # GIVEN a trace without steps, whose first operator begins at 30 µs
     it = SyntheticAscend()
     it.host("aten::mm", 30_000, 90_000)
     it.kernel("mm_MatMulV2", 130_000, 150_000)
@@ -146,11 +140,8 @@ def test_much_free_time_without_a_trace_has_a_finding(tmp_path: Path) -> None:
     for free, severities in ((300, ["medium"]), (35, [])):
         file = tmp_path / "step_trace_time.csv"
         file.write_text(f"Step,Computing,Communication(Not Overlapped),Free\n1,600,100,{free}\n")
-        # WHEN there is no trace that shows why
         found = ascend_steps.analyze(SyntheticAscend().trace(tmp_path), read_table(file))
-        # THEN this is reported
         assert [finding.severity for finding in found.findings()] == severities
-    # AND with a trace, the free time has its own analysis
     it = SyntheticAscend()
     it.kernel("a_Mul", 0, 10_000)
     it.kernel("a_Mul", 100_000, 110_000)
@@ -171,7 +162,6 @@ def test_the_screen_has_a_line_a_step(tmp_path: Path) -> None:
 
 
 def test_devices_are_distinguished(tmp_path: Path) -> None:
-    # GIVEN one trace with the operators of two devices, named by their processes' labels
     entries = []
     for device in (0, 1):
         it = SyntheticAscend()
@@ -186,16 +176,13 @@ def test_devices_are_distinguished(tmp_path: Path) -> None:
     (tmp_path / "step_trace_time.csv").write_text(
         "Device_id,Step,Computing,Free\n0,,150,100\n1,,200.1,50\n"
     )
-    # WHEN they are summed up
     table = read_table(tmp_path / "step_trace_time.csv")
     found = ascend_steps.analyze(read_trace(path), table)
     assert isinstance(found, AscendSteps)
-    # THEN each has its own figures
     assert [(s.device, s.computing_ns, s.free_ns) for s in found.steps] == [
         ("0", 150_000, 100_000),
         ("1", 200_000, 50_000),
     ]
-    # AND is compared with its own row
     (difference,) = found.differences
     assert (difference.step, difference.figure) == ("the whole trace, device 1", "Computing")
 
@@ -208,13 +195,11 @@ def test_a_trace_without_a_device(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_differences_of_intervals_against_counting(seed: int) -> None:
-    # GIVEN disjoint random intervals
     draw = random.Random(seed)
     sets = []
     for _ in range(2):
         begin = np.array([draw.randrange(60) for _ in range(draw.randrange(8))], dtype=np.int64)
         sets.append(merged(begin, begin + draw.randrange(1, 9)))
-    # WHEN one is taken from the other
     begin, end = minus(*sets)
     # THEN the result contains the moments that only the first contains
     points = [

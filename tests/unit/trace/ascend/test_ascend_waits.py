@@ -35,9 +35,7 @@ def test_event_waits_are_named_with_operator_and_time(tmp_path: Path) -> None:
     it.collective("hcom_allReduce__1", 100_000, 690_000)
     it.kernel("b_Add", 150_000, 250_000, stream=3)
     it.kernel("c_Mul", 700_000, 1_000_000)
-    # WHEN waits are listed
     found = waits_in(it.trace(tmp_path))
-    # THEN the wait, what waited and what overlapped it are known
     (wait,) = found.largest
     assert (wait.event, wait.time_ns, wait.wait_ns) == ("EVENT_WAIT", 100_000, 600_000)
     assert (wait.operator, wait.overlapped_by, wait.stream) == (
@@ -48,7 +46,7 @@ def test_event_waits_are_named_with_operator_and_time(tmp_path: Path) -> None:
     (kind,) = found.by_kind.values()
     assert (kind.total_ns, kind.exposed_ns) == (600_000, 500_000)
     assert wait.exposed_ns == 500_000
-    # AND the 10 µs of it without a collective are distinguished
+    # THEN the 10 µs of it without a collective are distinguished
     assert kind.communicating_ns == 490_000
 
 
@@ -58,9 +56,7 @@ def test_a_wait_for_other_work_is_a_finding(tmp_path: Path) -> None:
     it.kernel("a_MatMul", 0, 100_000)
     it.wait("EVENT_WAIT", 100_000, 700_000)
     it.kernel("c_Mul", 700_000, 1_000_000)
-    # WHEN waits are listed
     found = waits_in(it.trace(tmp_path))
-    # THEN it is reported, with the operator that waited
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("ascend.event_wait", "high")
     assert (finding.numbers["time_ns"], finding.numbers["waits"]) == (600_000, 1)
@@ -78,7 +74,6 @@ def test_waits_within_a_collective_are_one_finding(tmp_path: Path) -> None:
     it.wait("Notify Wait", 310_000, 900_000, stream=4)
     it.wait("EVENT_WAIT", 300_000, 1_000_000)
     it.kernel("b_Add", 1_000_000, 1_100_000)
-    # WHEN the trace is analysed as a whole
     findings = analyze(it.trace(tmp_path)).findings()
     # THEN one finding covers them all, with each in its evidence
     told = [f for f in findings if f.severity == "high"]
@@ -99,7 +94,6 @@ def test_waits_within_a_collective_are_one_finding(tmp_path: Path) -> None:
 
 
 def test_waits_for_other_ranks_are_distinguished(tmp_path: Path) -> None:
-    # GIVEN a collective that waits for most of its time, in two planes at once
     it = SyntheticAscend()
     it.kernel("a_MatMul", 0, 300_000)
     it.collective("hcom_allReduce__1", 300_000, 1_000_000)
@@ -110,18 +104,15 @@ def test_waits_for_other_ranks_are_distinguished(tmp_path: Path) -> None:
     kind = found.by_kind["notify"]
     assert (kind.count, kind.total_ns, kind.exposed_ns) == (2, 690_000, 590_000)
     assert found.largest[0].operator == "hcom_allReduce__1"
-    # AND all of it is exposed communication, whose finding covers it
     assert kind.communicating_ns == 590_000
     assert found.findings() == []
 
 
 def test_a_wait_for_other_ranks_outside_of_collectives_is_a_finding(tmp_path: Path) -> None:
-    # GIVEN a trace of level 0, which has no rows of collectives
     it = SyntheticAscend(level=0)
     it.kernel("a_MatMul", 0, 300_000)
     it.wait("Notify Wait", 310_000, 900_000, stream=4)
     it.kernel("b_Add", 900_000, 1_000_000)
-    # WHEN waits are listed
     (finding,) = waits_in(it.trace(tmp_path)).findings()
     # THEN the wait is reported separately
     assert (finding.code, finding.severity) == ("ascend.notify_wait", "high")
@@ -157,9 +148,7 @@ def test_item_and_to_are_named_with_their_waits(tmp_path: Path) -> None:
         it.kernel("a_Mul", begin + 10_000, begin + 110_000)
     item(it, 3_000_000, 100_000, name="aten::to")
     it.host("aten::mm", 3_900_000, 4_000_000)
-    # WHEN waits of the host are listed
     found = host_waits_in(it.trace(tmp_path))
-    # THEN they are grouped by operator and call
     assert [(g.operator, g.call, g.waits, g.total_ns, g.busy_ns) for g in found.groups] == [
         ("aten::item", SYNCHRONISE, 3, 1_200_000, 300_000),
         ("aten::to", SYNCHRONISE, 1, 100_000, 0),
@@ -230,9 +219,7 @@ def test_an_operator_that_overlaps_one_with_a_recorded_wait(tmp_path: Path) -> N
     it.host("aten::is_nonzero", 2_020_000, 3_920_000)
     # AND one on another thread at that time
     it.host("aten::item", 500_000, 1_700_000, tid=QUEUE)
-    # WHEN waits of the host are listed
     found = host_waits_in(it.trace(tmp_path))
-    # THEN the one that crosses is not counted again
     assert [(g.operator, g.call, g.waits, g.total_ns) for g in found.groups] == [
         ("aten::item", SYNCHRONISE, 1, 2_000_000),
         ("aten::is_nonzero", None, 1, 1_900_000),
@@ -241,15 +228,12 @@ def test_an_operator_that_overlaps_one_with_a_recorded_wait(tmp_path: Path) -> N
 
 
 def test_many_long_operators(tmp_path: Path) -> None:
-    # GIVEN 5,000 items with recorded waits, and as many without
     it = SyntheticAscend()
     for number in range(5_000):
         item(it, 4_000_000 * number, 1_000_000)
         it.host("aten::item", 4_000_000 * number + 2_000_000, 4_000_000 * number + 3_500_000)
     trace = it.trace(tmp_path)
-    # WHEN waits of the host are listed
     found = host_waits_in(trace)
-    # THEN all are listed
     assert [(g.call, g.waits) for g in found.groups] == [(None, 5_000), (SYNCHRONISE, 5_000)]
 
 

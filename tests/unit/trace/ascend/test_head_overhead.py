@@ -33,9 +33,7 @@ def test_a_call_is_split_at_the_events_that_mark_its_parts(tmp_path: Path) -> No
     program.kernel(
         "graph_Add", executed + 400_000, executed + 500_000, launched=(executed, executed + 9)
     )
-    # WHEN its head is split
     found = parts(tmp_path, program)
-    # THEN each part has its time, and nested parts are separate
     assert found["totals"] == {
         "framework_us": 150.0,
         "framework_cache_lookup_us": 50.0,
@@ -50,7 +48,6 @@ def test_a_call_is_split_at_the_events_that_mark_its_parts(tmp_path: Path) -> No
         "unknown_us": 0.0,
     }
     assert found["medians"] == found["totals"]
-    # AND the head is the time before the first operator
     assert found["head_us"] == 150 + 280 + 400
     call = found["per_call"][0]
     assert (call["first_operator"], call["first_operator_by"]) == ("graph_Add", "launch")
@@ -72,7 +69,6 @@ def test_all_spellings_and_executors(compiler: str, run: str, tmp_path: Path) ->
 
 
 def test_conversions_of_inputs_are_named(tmp_path: Path) -> None:
-    # GIVEN two inputs that are numbers, and one that is not contiguous
     program = SyntheticAscend()
     program.call(0)
     python = 150_000
@@ -83,10 +79,8 @@ def test_conversions_of_inputs_are_named(tmp_path: Path) -> None:
     program.host("aten::contiguous", python + 100_000, python + 170_000)
     program.host("aten::clone", python + 105_000, python + 165_000)
     program.host("aten::empty_like", python + 110_000, python + 120_000)
-    # AND in C++ something that is not a conversion
     program.host("AssembleInputs", python + 200_000 + 5_000, python + 200_000 + 25_000)
     program.host("aten::empty", python + 200_000 + 30_000, python + 200_000 + 35_000)
-    # WHEN it is split
     found = parts(tmp_path, program)
     # THEN only the outermost conversions in Python are counted
     assert found["scalar_inputs"] == {"operators": 2, "time_us": 30.0}
@@ -95,16 +89,13 @@ def test_conversions_of_inputs_are_named(tmp_path: Path) -> None:
 
 
 def test_the_lookup_belongs_to_the_region_only_if_it_found_it(tmp_path: Path) -> None:
-    # GIVEN a lookup, then another operator, then a region
     program = SyntheticAscend()
     program.host("TorchDynamo Cache Lookup", 0, 40_000)
     program.host("aten::add", 50_000, 60_000)
     program.call(70_000, lookup=0)
-    # AND guards with their own event in the region, and a lookup of a nested frame
     program.host("check_guards", 80_000, 95_000)
     program.host("TorchDynamo Cache Lookup", 100_000, 120_000)
     found = parts(tmp_path, program)
-    # THEN the framework's part begins with the region
     assert found["totals"]["framework_us"] == 100.0
     assert found["totals"]["framework_cache_lookup_us"] == 20.0
     assert found["totals"]["framework_guards_us"] == 15.0
@@ -115,12 +106,10 @@ def test_missing_parts_are_unknown(tmp_path: Path) -> None:
     program = SyntheticAscend()
     program.host("npu_fx_compiler inference", 0, 500_000)
     found = parts(tmp_path, program)
-    # THEN these parts are unknown
     assert found["totals"].pop("unknown_us") == found["head_us"] == 500.0
     assert set(found["totals"].values()) - {0.0} == {None}
     assert found["totals"]["framework_us"] is None
     assert found["totals"]["torchair_us"] is None
-    # AND with only the run, Python and C++ are not distinguished
     program = SyntheticAscend()
     program.host("npu_fx_compiler inference", 0, 500_000)
     program.host("ExecuteGraph", 300_000, 450_000)
@@ -128,7 +117,7 @@ def test_missing_parts_are_unknown(tmp_path: Path) -> None:
     assert found["totals"]["torchair_us"] == 300.0
     assert found["totals"]["torchair_python_us"] is None
     assert found["totals"]["ge_to_first_operator_us"] is None
-    # AND without an operator on the device, the head is the whole call
+    # THEN without an operator on the device, the head is the whole call
     assert found["head_us"] == found["per_call"][0]["head_us"] == 500.0
     assert found["totals"]["unknown_us"] == 0.0
     note = found_in(program.trace(tmp_path)).tables()[0].note
@@ -170,18 +159,14 @@ def test_old_traces_without_regions(tmp_path: Path) -> None:
 
 
 def test_the_first_operator_is_the_graphs_own(tmp_path: Path) -> None:
-    # GIVEN an operator that was launched before, and begins after the graph is run
     program = SyntheticAscend()
     executed = program.call(1_000_000)
     program.kernel("eager_Mul", executed + 20_000, executed + 90_000, launched=(900_000, 950_000))
     program.kernel(
         "graph_Add", executed + 90_000, executed + 200_000, launched=(executed + 5, executed + 9)
     )
-    # WHEN the launches are known
     found = parts(tmp_path, program)
-    # THEN it does not belong to the graph
     assert found["totals"]["ge_to_first_operator_us"] == 90.0
-    # AND WHEN they are not, as on level 0, it is the next one in time, and marked as such
     program = SyntheticAscend(level=0)
     executed = program.call(1_000_000)
     program.kernel("graph_Add", executed + 70_000, executed + 200_000)
@@ -191,20 +176,16 @@ def test_the_first_operator_is_the_graphs_own(tmp_path: Path) -> None:
 
 
 def test_an_operator_that_begins_with_the_graph_ends_the_head(tmp_path: Path) -> None:
-    # GIVEN a call whose graph has its first operator at once
     program = SyntheticAscend()
     executed = program.call(1_000_000)
     program.kernel("graph_Add", executed, executed + 200_000, launched=(executed, executed + 9))
-    # WHEN its head is split
     found = parts(tmp_path, program)
-    # THEN nothing of it is GE's
     assert found["totals"]["ge_to_first_operator_us"] == 0.0
     assert found["head_us"] == found["per_call"][0]["head_us"] == 150 + 280
     assert found["totals"]["unknown_us"] == 0.0
 
 
 def test_a_graph_that_launches_later_on_another_thread(tmp_path: Path) -> None:
-    # GIVEN an operator that the graph's own thread launches after the call returned
     program = SyntheticAscend()
     executed = program.call(1_000_000)
     later = executed + 300_000
@@ -243,7 +224,6 @@ def test_a_head_hidden_by_the_device_is_not_a_finding(tmp_path: Path) -> None:
     busy(program, 20)
     found = found_in(program.trace(tmp_path))
     assert found.findings() == []
-    # AND one during which the device is idle is a finding, and names the largest part
     program = SyntheticAscend()
     for number in range(20):
         executed = program.call(number * 1_000_000, python=400_000)
@@ -303,9 +283,7 @@ def test_parts_sum_to_the_heads(
         program.host("npu_fx_compiler inference", at + 150_000, at + 750_000)
         for name, (begin, end) in marks.items():
             program.host(name, at + 50_000 + begin, at + 50_000 + end)
-    # WHEN their heads are split
     found = found_in(program.trace(tmp_path))
-    # THEN the parts sum to them, and unknown time is not blamed on any part
     (finding,) = found.findings()
     assert finding.numbers == {
         "calls": 20,
@@ -314,12 +292,11 @@ def test_parts_sum_to_the_heads(
         **split,
     }
     assert 3_000_000 + sum(split.values()) == sum(call.head_ns for call in found.counted)
-    # AND the advice is about the largest part
+    # THEN the advice is about the largest part
     assert most in finding.sentence
 
 
 def test_threads_do_not_mix(tmp_path: Path) -> None:
-    # GIVEN a call in one thread, and the same events of another thread within its time
     program = SyntheticAscend()
     program.call(0)
     program.host("TorchNpuGraphBase::Run", 160_000, 170_000, tid=QUEUE)
@@ -357,13 +334,11 @@ def test_a_trace_of_torch_itself_has_the_expected_events(tmp_path: Path) -> None
     compiled = torch.compile(lambda x: x * 2 + 1, backend=backend)
     x = torch.randn(64, 32)
     compiled(x)
-    # WHEN torch's own profiler records it
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(3):
             compiled(x)
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     trace = read_trace(tmp_path / "trace.json")
-    # THEN the parts are found, including dynamo's lookup, and they sum to the head
     found = analyze(trace).results["head_overhead"].to_dict()
     assert found["counted_calls"] == 3
     for call in found["per_call"]:

@@ -63,11 +63,9 @@ def test_no_claim_is_wrong(
     every_trace: list[Path],
     listed: list[tuple[str, Claim]],
 ) -> None:
-    # GIVEN the page of a real trace, and the raw events
     told = analyze(real(name)).to_dict()
     path = next(path for path in every_trace if path.name == f"{name}.json.gz")
     page = Page(name, told, RawTrace(path))
-    # WHEN each claim is compared with them
     claims = [claim for check in CHECKS.values() for claim in check(page)]
     listed += [(name, claim) for claim in claims]
     # THEN none is wrong, and few cannot be decided
@@ -102,7 +100,6 @@ def test_no_claim_about_an_ascend_folder_is_wrong(
     # GIVEN the page of a rank's folder
     folder = next(each / name for each in (traces, more_traces) if (each / name).is_dir())
     told = analyze_path(folder).to_dict()
-    # WHEN each claim is compared with the profiler's files
     claims = claims_of(told, folder)
     listed += [(name, claim) for claim in claims]
     # THEN none is wrong, and few cannot be decided
@@ -123,23 +120,18 @@ def test_no_claim_about_a_job_of_ascend_is_wrong(
 
 
 def test_the_late_rank_of_a_job_is_late_in_the_raw_events(traces: Path) -> None:
-    # GIVEN the kernels of NCCL of eight ranks, in the order in which each rank ran them
     folder = traces / "nccl_dlrm_8rank"
     ranks = [RawTrace(folder / f"rank{rank}.json.gz") for rank in range(8)]
     kernels = [[e for e in raw.device if raw.kind(e) == "communication"] for raw in ranks]
-    # WHEN the ranks are analysed together
     job = analyze_path(folder, jobs=1)
     told = job.to_dict()["ranks"]
-    # THEN as many collectives are matched as the shortest trace has
     matched = told["matched_collectives"]
     assert matched == min(map(len, kernels))
-    # AND the rank that is said to be late came last, and so had the shortest kernels
     calls = list(zip(*(each[-matched:] for each in kernels), strict=True))
     shortest = [min(range(8), key=lambda rank: call[rank].duration) for call in calls]
     (late,) = [each for each in job.findings() if each.code == "ranks.late"]
     assert late.numbers["rank"] == max(set(shortest), key=shortest.count)
     assert abs(shortest.count(late.numbers["rank"]) - late.numbers["last"]) <= 1
-    # AND the others waited for as long as their kernels are longer
     longer = sum(
         event.duration - min(each.duration for each in call) for call in calls for event in call
     )
@@ -147,14 +139,11 @@ def test_the_late_rank_of_a_job_is_late_in_the_raw_events(traces: Path) -> None:
 
 
 def test_every_real_trace_is_checked(every_trace: list[Path]) -> None:
-    # GIVEN the folders of real traces
-    # THEN each is among those above
     names = {path.name.removesuffix(".json.gz") for path in every_trace}
     assert names <= {*SHORT, *LONG}
 
 
 def test_a_wrong_page_is_noticed(real: Callable[[str], Trace], every_trace: list[Path]) -> None:
-    # GIVEN a page, and the raw events of its trace
     name = "cuda_h100_timesformer"
     told = analyze(real(name)).to_dict()
     raw = RawTrace(next(path for path in every_trace if path.name == f"{name}.json.gz"))
@@ -165,7 +154,6 @@ def test_a_wrong_page_is_noticed(real: Callable[[str], Trace], every_trace: list
         return {claim.kind for claim in claims if claim.state == WRONG}
 
     assert wrong() == set()
-    # WHEN figures of it are changed
     told["verdict"]["parts_us"]["computing"] += 100.0
     told["rates"]["by_shape"][1]["tflop_s"] *= 1.02
     told["findings"][1]["figures"]["time_us"] *= 1.1
@@ -187,7 +175,6 @@ def test_a_wrong_page_of_an_ascend_folder_is_noticed(traces: Path) -> None:
 
 
 def test_every_kind_of_finding_has_a_check() -> None:
-    # GIVEN the checks
     # THEN the scripts for findings are among them
     assert finding_claims.findings in CHECKS.values()
     assert {RIGHT, WRONG, UNCHECKED} == {"right", "wrong", "unchecked"}

@@ -37,14 +37,10 @@ def test_the_parts_explain_the_change(tmp_path: Path) -> None:
     # GIVEN a program that later loads 300 µs faster and multiplies 40 µs slower
     before = training(tmp_path, "before")
     after = training(tmp_path, "after", load=100, gemm=140)
-    # WHEN they are compared
     found = against(before, after)
-    # THEN the mean step goes from 570 to 310 µs
     assert (found.before_ns, found.after_ns) == (570 * US, 310 * US)
-    # AND loading and multiplying explain it, and nothing else changed
     changes = {part.name: part.change_ns for part in found.parts if part.change_ns}
     assert changes == {LOADING: -300 * US, MATMUL: 40 * US}
-    # AND the findings say so
     first, second, third = found.findings()
     assert (first.severity, first.code) == ("better", "comparison.step")
     assert first.sentence == (
@@ -59,14 +55,12 @@ def test_the_parts_explain_the_change(tmp_path: Path) -> None:
     }
     assert (second.severity, second.code) == ("better", "comparison.idle.data_loading")
     assert (third.severity, third.code) == ("medium", "comparison.compute.matmul")
-    # AND the kernel that took the time is named
+    # THEN the kernel that took the time is named
     assert [str(each) for each in third.evidence] == ["kernel_gemm, more: 40.000 µs"]
-    # AND no figure of a sentence is repeated as its evidence
     for finding in (first, second, third):
         assert not {400 * US, 100 * US, 140 * US, 570 * US, 310 * US} & {
             each.figure for each in finding.evidence if each.unit == "ns"
         }
-    # AND by stage, operator and kernel, the change of the device is the same
     stages = {each.name: each.change_ns for each in found.stages}
     operators = {each.name: each.change_ns for each in found.operators}
     kernels = {(each.name, each.operator): each.change_ns for each in found.kernels}
@@ -74,7 +68,6 @@ def test_the_parts_explain_the_change(tmp_path: Path) -> None:
     assert operators == {"aten::mm": 40 * US, "aten::add": 0}
     assert kernels == {("kernel_gemm", "aten::mm"): 40 * US, ("kernel_add", "aten::add"): 0}
     assert {each.before_count for each in found.kernels} == {1}
-    # AND on the host only the time outside operators, waiting, changed
     assert {each.name: each.change_ns for each in found.host} == {
         "outside of operators": -260 * US,
         "aten::mm": 0,
@@ -83,11 +76,8 @@ def test_the_parts_explain_the_change(tmp_path: Path) -> None:
 
 
 def test_a_trace_against_itself(tmp_path: Path) -> None:
-    # GIVEN a trace
     trace = training(tmp_path, "one")
-    # WHEN it is compared with itself
     found = against(trace, trace)
-    # THEN nothing changed, and there are no findings
     assert found.change_ns == 0
     assert all(part.change_ns == 0 for part in found.parts)
     assert found.findings() == []
@@ -98,7 +88,6 @@ def test_another_number_of_steps(tmp_path: Path) -> None:
     # GIVEN 4 steps before, and 6 steps after that compute 10 µs longer
     before = training(tmp_path, "before")
     after = training(tmp_path, "after", steps=6, gemm=110, first=7)
-    # WHEN they are compared
     found = against(before, after)
     # THEN the comparison is per step, and says so
     assert found.change_ns == 10 * US
@@ -115,9 +104,7 @@ def test_new_and_vanished_kernels(tmp_path: Path) -> None:
     # GIVEN a program that later launches one additional kernel
     before = training(tmp_path, "before")
     after = training(tmp_path, "after", extra=True)
-    # WHEN they are compared, in both directions
     found, back = against(before, after), against(after, before)
-    # THEN it is new, or vanished
     (new,) = found.new_kernels
     assert (new.name, new.change_ns, new.after_count) == ("kernel_relu", 30 * US, 1)
     assert found.vanished_kernels == []
@@ -134,9 +121,7 @@ def test_a_kernel_under_another_name(tmp_path: Path) -> None:
     # GIVEN the same program with another library's matrix product
     before = training(tmp_path, "before")
     after = training(tmp_path, "after", gemm=160, kernel="cutlass_gemm_128x64")
-    # WHEN they are compared
     found = against(before, after)
-    # THEN the two are one row, which says so
     (renamed,) = found.renamed_kernels
     assert (renamed.name, renamed.old_name) == ("cutlass_gemm_128x64", "kernel_gemm")
     assert (renamed.before_ns, renamed.after_ns) == (100 * US, 160 * US)
@@ -152,9 +137,7 @@ def test_a_kernel_of_another_kind_does_not_replace_the_old_one(tmp_path: Path) -
     # GIVEN a kernel that is not a matrix product, instead of one
     before = training(tmp_path, "before")
     after = training(tmp_path, "after", kernel="layer_norm_kernel")
-    # WHEN they are compared
     found = against(before, after)
-    # THEN one is new and the other vanished
     assert found.renamed_kernels == []
     assert [each.name for each in found.new_kernels] == ["layer_norm_kernel"]
     assert [each.name for each in found.vanished_kernels] == ["kernel_gemm"]
@@ -184,9 +167,7 @@ def test_only_computing_kernels_are_renamed(cat: str, old: str, new: str, tmp_pa
         (tmp_path / name[-8:]).mkdir(exist_ok=True)
         return program.trace(tmp_path / name[-8:])
 
-    # WHEN they are compared
     found = against(launched(old), launched(new))
-    # THEN it is not taken for a renamed kernel
     assert found.renamed_kernels == []
 
 
@@ -202,16 +183,13 @@ def test_only_computing_kernels_are_renamed(cat: str, old: str, new: str, tmp_pa
 def test_a_kernel_for_the_same_shapes(
     shapes: tuple[tuple[str, str], tuple[str, str]], tmp_path: Path
 ) -> None:
-    # GIVEN another kernel for inputs of the same, or of other shapes
     before, after = (
         shaped(tmp_path, name, kernel, shape)
         for name, kernel, shape in zip(
             ("before", "after"), ("gemm_64", "gemm_128"), shapes, strict=True
         )
     )
-    # WHEN they are compared
     found = against(before, after)
-    # THEN it replaces the old one only if the shapes are the same
     names = {each.name: each.old_name for each in found.renamed_kernels}
     assert names == ({"gemm_128": "gemm_64"} if shapes[0] == shapes[1] else {})
 
@@ -243,7 +221,6 @@ def test_calls_that_wait(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(exist_ok=True)
         return program.trace(tmp_path / name)
 
-    # WHEN they are compared
     found = against(waiting("before", 12), waiting("after", 212))
     # THEN the call is named: of four steps three waits are between work of the device
     (wait,) = found.waits
@@ -256,13 +233,11 @@ def test_calls_that_wait(tmp_path: Path) -> None:
     assert shown.figure == wait.change_ns
     titles = [table.title for table in found.tables()]
     assert "Idle time by calls that wait or allocate" in titles
-    # AND the number of steps is the same
     assert found.tables()[1].title == "Steps, in their order"
     assert [row[3] for row in found.tables()[1].rows] == [200 * US] * 4
 
 
 def test_calls_that_wait_are_counted_per_step_of_each_trace(tmp_path: Path) -> None:
-    # GIVEN one program that waits in each step, of five steps and of three
     def waiting(steps: int) -> Trace:
         program = Program()
         for step in range(steps):
@@ -273,7 +248,6 @@ def test_calls_that_wait_are_counted_per_step_of_each_trace(tmp_path: Path) -> N
         (tmp_path / str(steps)).mkdir()
         return program.trace(tmp_path / str(steps))
 
-    # WHEN they are compared
     (wait,) = against(waiting(5), waiting(3)).waits
     # THEN four of five, and two of three waits are between work of the device
     assert (wait.before_count, wait.after_count) == (4 / 5, 2 / 3)
@@ -281,7 +255,6 @@ def test_calls_that_wait_are_counted_per_step_of_each_trace(tmp_path: Path) -> N
 
 
 def test_other_devices_are_reported(tmp_path: Path) -> None:
-    # GIVEN one program on two devices
     paths = []
     for name, device in (("before", "Tesla V100"), ("after", "H100")):
         training(tmp_path, name)
@@ -291,14 +264,11 @@ def test_other_devices_are_reported(tmp_path: Path) -> None:
             json.dumps({"traceEvents": events, "deviceProperties": [{"id": 0, "name": device}]})
         )
         paths.append(path)
-    # WHEN they are compared
     found = against(*map(read_trace, paths))
-    # THEN it says so
     assert found.remarks == ["The devices are not the same: Tesla V100 before, H100 after."]
 
 
 def test_layers_and_stages_are_paths(tmp_path: Path) -> None:
-    # GIVEN two layers of one module in a numbered batch, one of which gets slower
     def model(name: str, us: int, batch: int) -> Trace:
         program = Program()
         for step in range(2):
@@ -317,9 +287,7 @@ def test_layers_and_stages_are_paths(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(exist_ok=True)
         return program.trace(tmp_path / name)
 
-    # WHEN it is compared
     found = against(model("before", 100, 1), model("after", 150, 40))
-    # THEN the change is that layer's, and the batches are one stage
     assert {each.name: each.change_ns for each in found.layers} == {
         "Net_0 / Linear_1": 50 * US,
         "Net_0 / Linear_0": 0,
@@ -352,14 +320,11 @@ def test_stages_of_steps_given_by_annotations(
         (tmp_path / name).mkdir(exist_ok=True)
         return program.trace(tmp_path / name)
 
-    # WHEN it is compared
     found = against(model("before", 100), model("after", 150))
-    # THEN the change is that of the stage
     assert {each.name: each.change_ns for each in found.stages} == {stage: 50 * US}
 
 
 def test_one_kernel_of_two_operators(tmp_path: Path) -> None:
-    # GIVEN a kernel that two operators launch, and that one of them later launches twice
     def launched(name: str, times: int) -> Trace:
         program = Program()
         for step in range(2):
@@ -371,9 +336,7 @@ def test_one_kernel_of_two_operators(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(exist_ok=True)
         return program.trace(tmp_path / name)
 
-    # WHEN they are compared
     found = against(launched("before", 1), launched("after", 2))
-    # THEN the change is that operator's
     assert {(k.operator, k.change_ns, k.before_count, k.after_count) for k in found.kernels} == {
         ("aten::mul", 100 * US, 1, 2),
         ("aten::add", 0, 1, 1),
@@ -395,16 +358,13 @@ def test_a_change_within_the_variation_of_the_steps(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(exist_ok=True)
         return program.trace(tmp_path / name)
 
-    # WHEN they are compared
     found = against(varied("before", 600), varied("after", 400))
-    # THEN the change is reported, with at most low severity
     assert found.change_ns == -50 * US
     assert found.within_variation
     assert {finding.severity for finding in found.findings()} == {"low"}
 
 
 def test_without_a_device_operators_are_compared(tmp_path: Path) -> None:
-    # GIVEN a program on the host whose operator later takes 30 µs longer
     def hosted(name: str, us: int) -> Trace:
         program = Program()
         for step in range(3):
@@ -421,7 +381,6 @@ def test_without_a_device_operators_are_compared(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(exist_ok=True)
         return program.trace(tmp_path / name)
 
-    # WHEN they are compared
     found = against(hosted("before", 100), hosted("after", 130))
     # THEN its self time explains the change
     assert (found.before_ns, found.after_ns) == (125 * US, 155 * US)
@@ -436,12 +395,10 @@ def test_without_a_device_operators_are_compared(tmp_path: Path) -> None:
 
 
 def test_a_device_on_one_side_only(tmp_path: Path) -> None:
-    # GIVEN a trace with device events and one without
     program = Program()
     with program.within("aten::mm"):
         program.work(10)
     host, device = program.trace(tmp_path), training(tmp_path, "device")
-    # WHEN they are compared
     found = compare(host, device)
     # THEN nothing is compared, and a sentence says why
     assert isinstance(found, Unavailable)
@@ -449,7 +406,6 @@ def test_a_device_on_one_side_only(tmp_path: Path) -> None:
 
 
 def test_windows_without_steps_and_with_different_work(tmp_path: Path) -> None:
-    # GIVEN traces without steps, one of which has three times the work
     def launched(name: str, times: int, us: int = 20) -> Trace:
         program = Program()
         for number in range(times):
@@ -457,12 +413,10 @@ def test_windows_without_steps_and_with_different_work(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(exist_ok=True)
         return program.trace(tmp_path / name)
 
-    # WHEN they are compared
     found = compare(launched("before", 7), launched("after", 21))
-    # THEN their totals are not compared
     assert isinstance(found, Unavailable)
     assert "7 launches of kernels and copies before, 21 after, 33 % of them" in found.reason
-    # AND if the work is the same, all of it is compared, and this is reported
+    # THEN if the work is the same, all of it is compared, and this is reported
     same = against(launched("fast", 7), launched("slow", 7, us=30))
     assert same.per == "trace"
     assert same.change_ns == 70 * US
@@ -472,7 +426,6 @@ def test_windows_without_steps_and_with_different_work(tmp_path: Path) -> None:
 
 
 def test_steps_in_one_trace_only(tmp_path: Path) -> None:
-    # GIVEN a program that waits once, recorded with and without its two steps
     def recorded(name: str, has_steps: bool) -> Trace:
         program = Program()
         for step in range(2):
@@ -485,9 +438,7 @@ def test_steps_in_one_trace_only(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         return program.trace(tmp_path / name)
 
-    # WHEN they are compared
     found = against(recorded("before", True), recorded("after", False))
-    # THEN the whole traces are compared, and the wait is not divided by a number of steps
     assert (found.per, found.change_ns) == ("trace", 0)
     assert "The whole traces are compared" in found.remarks[0]
     (wait,) = found.waits
@@ -511,7 +462,6 @@ def test_likeness_is_the_smaller_share_of_each_name(tmp_path: Path) -> None:
     # GIVEN two traces that have half, and a quarter, of their work in common
     before = launching(tmp_path / "a", ("aten::mm", 2), ("aten::add", 2))
     after = launching(tmp_path / "b", ("aten::mm", 6), ("aten::add", 2))
-    # WHEN they are compared
     found = likeness(before, after)
     # THEN half and a quarter are common
     assert (found.kernels, found.operators, found.shapes) == (0.75, 0.75, None)
@@ -528,7 +478,6 @@ def test_likeness_if_the_last_operators_have_no_shapes(tmp_path: Path) -> None:
 
 
 def test_likeness_needs_the_operators_of_half_of_the_kernels(tmp_path: Path) -> None:
-    # GIVEN three kernels, of which operators launched two, or one, and operators without kernels
     def launched(by_operators: int) -> Trace:
         program = Program()
         for number in range(3):
@@ -546,13 +495,10 @@ def test_likeness_needs_the_operators_of_half_of_the_kernels(tmp_path: Path) -> 
 
 
 def test_likeness_counts_the_first_event_of_a_trace(tmp_path: Path) -> None:
-    # GIVEN a trace whose first event is its only operator
     program = Program()
     program.operator()
     program.events.reverse()
-    # WHEN it is compared with itself
     trace = program.trace(tmp_path)
-    # THEN the operator is known
     assert trace.names[trace.events.name[0]] == "aten::mm"
     assert likeness(trace, trace).operators == 1
 
@@ -584,7 +530,6 @@ def test_likeness_is_of_pairs_of_operators_and_shapes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("stages", "parts"), [("ab", None), ("abc", 1), ("abcd", 0.75)])
 def test_likeness_of_three_stages_or_more(stages: str, parts: float | None, tmp_path: Path) -> None:
-    # GIVEN a program of three stages, and one of two to four
     def staged(names: str) -> Trace:
         program = Program()
         for name in names:
@@ -593,12 +538,10 @@ def test_likeness_of_three_stages_or_more(stages: str, parts: float | None, tmp_
         (tmp_path / names).mkdir(exist_ok=True)
         return program.trace(tmp_path / names)
 
-    # WHEN they are compared THEN three stages are enough
     assert likeness(staged("abc"), staged(stages)).parts == parts
 
 
 def test_different_programs_are_reported(tmp_path: Path) -> None:
-    # GIVEN two programs that have only their steps in common
     program = Program()
     for step in range(4):
         with program.within(f"ProfilerStep#{step}", "user_annotation"):
@@ -606,9 +549,7 @@ def test_different_programs_are_reported(tmp_path: Path) -> None:
             program.wait()
     (tmp_path / "other").mkdir(exist_ok=True)
     other = program.trace(tmp_path / "other")
-    # WHEN they are compared
     found = against(training(tmp_path, "one", steps=6), other)
-    # THEN this is reported first, and no finding is severe
     assert "6 and 4 steps" in found.remarks[1]
     assert not found.alike
     assert found.findings()[0].sentence.endswith(found.remarks[0])
@@ -619,12 +560,10 @@ def test_the_known_pair(traces: Path) -> None:
     # GIVEN a training without and with four workers that load data
     before = read_trace(traces / "old_v100_resnet_workers0.json.gz")
     after = read_trace(traces / "old_v100_resnet_workers4.json.gz")
-    # WHEN they are compared
     found = against(before, after)
     # THEN the mean step is as known
     assert found.before_ns == pytest.approx(177_592.167 * US, abs=US)
     assert found.after_ns == 141_068 * US
-    # AND the loader is the reason, and all parts sum to the change
     assert found.parts[0].name == LOADING
     assert found.parts[0].change_ns < -57e6
     # AND the figures are those in docs/compare.md, to the microsecond
@@ -656,11 +595,8 @@ _UNLIKE = (
 def test_programs_that_only_share_operators_are_different(
     first: str, second: str, traces: Path
 ) -> None:
-    # GIVEN traces of different models that use the same operators
     trace, other = (read_trace(traces / f"{name}.json.gz") for name in (first, second))
-    # WHEN they are compared, in both directions
     for found in (compare(trace, other), compare(other, trace)):
-        # THEN they are reported as different programs, without further findings
         assert isinstance(found, TraceComparison)
         assert not found.alike
         assert {finding.severity for finding in found.findings()} <= {"low"}

@@ -77,13 +77,10 @@ def owners(trace: Trace, windows: Windows) -> dict[int, int]:
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(work=WORK, steps=STEPS)
 def test_every_moment_has_one_owner(work: Any, steps: Any, tmp_path: Path) -> None:
-    # GIVEN any device work, and any steps
     trace = trace_of(tmp_path, work, steps)
     windows = steps_of(trace) or whole(trace)
     assert windows is not None
-    # WHEN their time is assigned
     found = attribute(trace, windows)
-    # THEN the time of each kind equals its moments, and all kinds sum to the steps
     expected = owners(trace, windows)
     for kind in _KINDS:
         assert int(found.time_ns[found.kind == kind].sum()) == expected[kind]
@@ -97,10 +94,8 @@ def test_every_moment_has_one_owner(work: Any, steps: Any, tmp_path: Path) -> No
 def test_all_parts_sum_to_the_change(
     first: Any, second: Any, steps: Any, others: Any, tmp_path: Path
 ) -> None:
-    # GIVEN any two traces
     before = trace_of(tmp_path, first, steps)
     after = trace_of(tmp_path, second, others)
-    # WHEN they are compared
     found = compare(before, after)
     # THEN a sentence says why not, or every list of changes sums to its total
     if isinstance(found, Unavailable):
@@ -135,7 +130,6 @@ def test_apportioned_parts_sum_to_the_total(
 ) -> None:
     # GIVEN any parts and any fraction up to 1
     numerator = min(numerator, denominator)
-    # WHEN the parts are scaled by that fraction
     got = apportioned(np.array(parts, dtype=np.int64), numerator, denominator).tolist()
     # THEN they sum to the rounded total, and none is off by a whole nanosecond
     exact = sum(parts) * numerator
@@ -147,19 +141,15 @@ def test_apportioned_parts_sum_to_the_total(
 
 
 def test_sums_of_all_traces_are_correct(traces: Path) -> None:
-    # GIVEN real traces
     for path in sorted(traces.glob("*.json.gz")):
         trace = read_real(path)
         found, stretch = steps_of(trace), whole(trace)
-        # WHEN the time of their steps, and all of it, is split into cells
         for windows in (found, stretch):
             if windows is None:
                 continue
             on_device = len(device_work(trace).rows) > 0
             cells = (device_cells if on_device else host_cells)(trace, windows, trace.names)
-            # THEN they sum to it
             assert cells.total_ns == pytest.approx(windows.total_ns / cells.per, abs=0.5), path.name
-        # AND for a whole trace, the device's use is the same as computed with unions
         use = use_of(trace)
         if isinstance(use, Unavailable) or stretch is None:
             continue

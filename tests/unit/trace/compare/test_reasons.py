@@ -57,7 +57,6 @@ def compared(
 
 
 def test_a_slower_launch_is_told_from_more_launches(tmp_path: Path) -> None:
-    # GIVEN 4 products of 100 µs before, and 6 of 150 µs after
     found = compared(tmp_path, products(4, 100, SMALL), products(6, 150, SMALL))
     reasons = {(each.operator, each.kind): each for each in found.why}
     assert set(reasons) == {("aten::mm", LAUNCHES), ("aten::mm", RATE)}
@@ -68,7 +67,6 @@ def test_a_slower_launch_is_told_from_more_launches(tmp_path: Path) -> None:
     assert (rate.change_ns, rate.before, rate.after) == (
         6 * 50 * US, "100.000 µs", "150.000 µs",
     )  # fmt: skip
-    # AND the finding says so
     (part,) = [each for each in found.findings() if each.code == "comparison.compute.matmul"]
     assert "each launch of aten::mm takes 150.000 µs, before 100.000 µs" in part.sentence
 

@@ -265,9 +265,7 @@ def test_no_advice_contradicts_a_real_trace(paths: list[Path]) -> None:
     codes: set[str] = set()
     for path in paths:
         raw = Raw(path)
-        # WHEN they are analysed
         findings = findings_of(path)
-        # THEN the advice fits the events, and each finding has a code and evidence
         assert contradictions(raw, findings) == [], path.name
         assert all(each.evidence for each in findings), path.name
         for each in findings:
@@ -277,7 +275,6 @@ def test_no_advice_contradicts_a_real_trace(paths: list[Path]) -> None:
         own = [f for f in findings if f.code.split(".")[0] in ("idle", "host", "memory")]
         assert len(own) == len({f.code for f in own}), path.name
         given |= {name for finding in own for name in said_in(finding)}
-    # AND the traces cover these kinds of advice
     assert {
         "launch.compile_or_graph", "launch.graph", "launch.graph_of_compiled", "wait.later",
         "loader.workers", "memory.caching", "queue.compile_or_graph", "unseen.stacks",
@@ -300,7 +297,6 @@ def test_advice_on_copies_depends_on_their_kind(paths: list[Path]) -> None:
         within = sum(e["dur"] for e in rows if "DtoD" in e["name"])
         others = sum(e["dur"] for e in rows) - pageable - within
         for finding in copies:
-            # WHEN advice is given THEN it is for the kind that takes the most time
             seen += 1
             advised = "pinned memory" in finding.sentence, "within the device" in finding.sentence
             longest = max(pageable, within, others)

@@ -29,7 +29,6 @@ def test_the_innermost_event_at_a_time(
     # GIVEN intervals in threads, which may cross
     thread, begin, end, _ = columns(rows)
     tree = Tree(begin, end, thread)
-    # WHEN the innermost one at a time is determined
     (found,) = tree.at(np.array([asked]), np.array([time]))
     # THEN it is the enclosing one that began last; of those that began together, the shortest
     around = [n for n in range(len(rows)) if thread[n] == asked and begin[n] <= time < end[n]]
@@ -43,7 +42,6 @@ def test_the_innermost_event_at_a_time(
 @settings(max_examples=examples(200))
 @given(_rows)
 def test_parents_levels_and_paths(rows: list[tuple[int, int, int, int]]) -> None:
-    # GIVEN the same
     thread, begin, end, word = columns(rows)
     tree = Tree(begin, end, thread)
     parent = tree.parent.tolist()
@@ -51,11 +49,9 @@ def test_parents_levels_and_paths(rows: list[tuple[int, int, int, int]]) -> None
     def way(at: int) -> list[int]:
         return [] if at < 0 else [*way(parent[at]), int(word[at])]
 
-    # WHEN levels and nodes are computed
     level, paths = levels(tree.parent), Paths(tree.parent, word)
     own = np.arange(1, len(rows) + 1)
     total = paths.inclusive(paths.sums(own))
-    # THEN a parent began before its child, a level is the length of the path, and a node is a path
     for at, above in enumerate(parent):
         assert level[at] == len(way(at)) - 1
         if above >= 0:
@@ -63,7 +59,6 @@ def test_parents_levels_and_paths(rows: list[tuple[int, int, int, int]]) -> None
             assert thread[above] == thread[at]
     ways = {tuple(way(at)) for at in range(len(rows))}
     assert len(paths) == len(ways) == len(set(paths.node.tolist()))
-    # AND a node's figure is that of all paths that begin with it
     for at, node in enumerate(paths.node.tolist()):
         start = way(at)
         below = [n for n in range(len(rows)) if way(n)[: len(start)] == start]

@@ -76,7 +76,6 @@ def test_calls_and_work_are_joined_in_order(tmp_path: Path) -> None:
         each.mkdir()
     known = written(program(), folders[0])
     other = written(without_correlations(program(), calls=True), folders[1])
-    # THEN both have the same operators, causes of idle time, and rates
     assert operators_of(other) == operators_of(known)
     assert operators_of(other)["second_part"] == "aten::mm"
     one, two = (base_idle(each) for each in (known, other))
@@ -93,7 +92,6 @@ def test_calls_and_work_are_joined_in_order(tmp_path: Path) -> None:
 def test_operators_are_found_without_calls(tmp_path: Path) -> None:
     # GIVEN a trace from which the calls of the runtime were left out
     trace = written(without_correlations(program(), calls=False), tmp_path)
-    # THEN each kernel has its operator, and the product its rate
     assert operators_of(trace) == {
         "first_part": "aten::mm",
         "second_part": "aten::mm",
@@ -105,24 +103,20 @@ def test_operators_are_found_without_calls(tmp_path: Path) -> None:
 
 
 def test_different_numbers_of_calls_and_work_stay_unknown(tmp_path: Path) -> None:
-    # GIVEN two kernels with the id of one call
     events = without_correlations(program(), calls=True)
     first = next(each for each in events if each["cat"] == "cuda_runtime")
     events.remove(first)
-    # THEN which of them it launched is unknown
     found = operators_of(written(events, tmp_path))
     assert found["first_part"] is None
     assert found["copy_kernel"] == "aten::copy_"
 
 
 def test_external_ids_of_two_files_are_different(tmp_path: Path) -> None:
-    # GIVEN two traces with the same external ids, in one of which kernels wait for longer
     later = [{**each, "ts": each["ts"] + 5_000 * (each["cat"] == "kernel")} for each in program()]
     first, second = (
         written(without_correlations(events, calls=True), tmp_path, name)
         for events, name in ((program(), "first.json"), (later, "second.json"))
     )
-    # WHEN they are joined THEN each device event has a call of its own file
     both = joined(first, [second])
     rows = device_work(both).rows
     assert len(rows) == len(device_work(first).rows) + len(device_work(second).rows)

@@ -68,5 +68,4 @@ def test_starts_and_ends(
 ) -> None:
     # GIVEN flows, and others of another category with the same ids
     entries = [edge(*each) for each in edges] + [edge("s", 7, 19, "ac2g"), edge("f", 7, 21, "ac2g")]
-    # WHEN they are joined THEN each end has the last start before it
     assert joined(read_trace(write_trace(entries))) == expected

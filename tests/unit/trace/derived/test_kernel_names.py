@@ -82,9 +82,7 @@ def test_similar_kernels_have_different_labels() -> None:
         "x" * 500 + "a" + "y" * 500,
         "x" * 500 + "b" + "y" * 500,
     ]
-    # WHEN they are in one table
     told = labels(names, 60)
-    # THEN each has its own label, which fits
     assert len(set(told.values())) == len(names)
     assert max(map(len, told.values())) <= 60
     assert told[names[2]] == "vectorized_elementwise<CUDAFunctor_add<double>>"
@@ -97,7 +95,6 @@ def test_similar_kernels_have_different_labels() -> None:
 def test_different_names_never_share_a_label(names: list[str], most: int) -> None:
     # GIVEN any names, including ones that look like C++ and are not
     told = labels(names, most)
-    # THEN all have different labels without control characters
     assert told.keys() == set(names)
     assert len(set(told.values())) == len(told)
     assert all(label.isprintable() for label in told.values())
@@ -115,7 +112,6 @@ def test_times_of_a_column_have_one_unit() -> None:
     table = Table("t", (("what", ""), ("at", "ns"), ("a", "ns"), ("b", "ns")), [
         ("x", 90_000_000_000, 1_500, 2_000_000), ("y", 5_000, 200, 3_000_000_000),
     ])  # fmt: skip
-    # WHEN they are written
     # THEN each column has the unit that its heading names, so that short times keep their digits
     heads, rows = texts_of(table)
     assert heads == ["what", "at (ms)", "a (µs)", "b (ms)"]

@@ -32,12 +32,10 @@ from stagespan.trace.read.model import MISSING, Flows, Trace
 def test_operators_are_those_that_the_profiler_recorded(
     name: str, known: int, traces: Path
 ) -> None:
-    # GIVEN a trace whose device events have the id of their operator
     trace = read_trace(traces / f"{name}.json.gz")
     events, rows = trace.events, device_work(trace).rows
     operators = np.flatnonzero(trace.rows_of(["cpu_op"]) & (events.external_id != MISSING))
     by_id = dict(zip(events.external_id[operators].tolist(), operators.tolist(), strict=True))
-    # WHEN operators are found by the times of the launching calls
     found = launch_sources(trace, rows)
     assert found is not None
     # THEN they are the same, and there is none if the profiler has none
@@ -61,12 +59,10 @@ def without_arrows(trace: Trace) -> Trace:
     [("cuda_v100_train_ns", 905), ("rocm_mi300_ddp_resnet", 355), ("cpu_only", 55)],
 )
 def test_sequence_numbers_agree_with_the_flows(name: str, nodes: int, traces: Path) -> None:
-    # GIVEN a trace of a training with flows from forward to backward, and sequence numbers
     trace = read_trace(traces / f"{name}.json.gz")
     operators = np.flatnonzero(trace.rows_of(["cpu_op"]))
     threads = ThreadIndex(trace, operators)
     forest = Nesting.of(trace, threads.axis, operators, threads.of[0])
-    # WHEN forward operators are found by the flows, and without them by the numbers
     by_arrows = forward_operators(trace, threads, forest)
     by_numbers = forward_operators(without_arrows(trace), threads, forest)
     # THEN all links agree: a flow ends at the node, and the operators inside it have its number too

@@ -43,12 +43,8 @@ def program_with(*inner: tuple[str, str]) -> Program:
     ],
 )
 def test_a_device_without_events_is_noticed(name: str, category: str, tmp_path: Path) -> None:
-    # GIVEN a trace in which products start work on a device that has no events
     trace = program_with((name, category)).trace(tmp_path)
-    # WHEN it is analysed
     found = analyze(trace)
-    # THEN the verdict and a finding say so, and there are neither rates nor other advice on the
-    # operators, which would be that of a host
     assert unrecorded_device(trace) == name
     title, sentence = found.results["verdict"].title()
     assert title == "Host only"
@@ -64,7 +60,6 @@ def test_a_file_that_is_cut_off_gets_no_advice_on_the_profiler(tmp_path: Path) -
     whole = Path(program_with(("cudaLaunchKernel", "cuda_runtime")).trace(tmp_path).path)
     text = whole.read_bytes()
     whole.write_bytes(text[: 9 * len(text) // 10])
-    # THEN the finding does not say that they were not recorded
     (found,) = analyze(read_trace(whole)).findings()
     assert found.code == "operators.device_not_recorded"
     assert "cut off" in found.sentence
@@ -90,7 +85,6 @@ def test_a_program_on_the_host_has_its_rates(name: str, category: str, tmp_path:
 
 
 def test_memory_of_a_device_shows_it(tmp_path: Path) -> None:
-    # GIVEN a trace with allocations of a CUDA device, which have the type 1
     def allocated(kind: int) -> Trace:
         program = program_with()
         place = {"Device Type": kind, "Device Id": 0, "Bytes": 1024, "Addr": 1}
@@ -101,6 +95,5 @@ def test_memory_of_a_device_shows_it(tmp_path: Path) -> None:
         folder.mkdir()
         return program.trace(folder)
 
-    # THEN the device is noticed, and the host's memory is no device
     assert unrecorded_device(allocated(1)) == "its memory"
     assert unrecorded_device(allocated(0)) is None

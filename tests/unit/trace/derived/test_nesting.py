@@ -26,21 +26,17 @@ def test_nested_and_crossing_events_against_every_moment() -> None:
         begins = [source.randint(0, 12) for _ in range(source.randint(0, 8))]
         ends = [begin + source.randint(0, 8) for begin in begins]
         found = forest(begins, ends)
-        # WHEN the innermost event at each moment is determined
         innermost = found.at(np.arange(22)).tolist()
-        # THEN it is the event that began last of those that are open
         for moment, index in enumerate(innermost):
             is_open = (found.begin <= moment) & (moment < found.end)
             assert index == (int(np.flatnonzero(is_open).max()) if is_open.any() else -1)
-        # AND self times sum to the moments at which any is open
+        # THEN self times sum to the moments at which any is open
         covered = {moment for b, e in zip(begins, ends, strict=True) for moment in range(b, e)}
         assert found.own_ns().sum() == len(covered)
 
 
 def test_the_innermost_chosen_one_and_the_one_around_a_stretch() -> None:
-    # GIVEN 0..20 around 2..10 around 3..5, and 12..15
     found = forest([0, 2, 3, 12], [20, 10, 5, 15])
-    # WHEN chosen ones are searched from each outwards
     chosen = np.array([True, False, True, False])
     # THEN each finds itself or the next enclosing one
     assert found.first_around(chosen).tolist() == [0, 0, 2, 0]
@@ -51,7 +47,6 @@ def test_the_innermost_chosen_one_and_the_one_around_a_stretch() -> None:
 
 @pytest.mark.parametrize("length", [15, 40_000, 400_000])
 def test_a_long_chain_of_crossing_events(length: int) -> None:
-    # GIVEN 40,000 events, each of which begins before the previous one has ended
     count = 40_000
     begins = 10 * np.arange(count)
     axis = Axis(0, 1_000_000, 1)
@@ -70,10 +65,8 @@ def test_a_long_chain_of_crossing_events(length: int) -> None:
 
 
 def test_very_deep_events() -> None:
-    # GIVEN 3,000 events, each inside the previous one
     index = np.arange(3_000)
     found = Nesting(Axis(0, 9_000, 1), index, index, 9_000 - index)
-    # WHEN the innermost event is determined
     # THEN the result is as with few events
     assert found.at(np.array([0, 2_999, 6_000, 6_001, 8_999, 9_000])).tolist() == [
         0, 2_999, 2_999, 2_998, 0, -1,

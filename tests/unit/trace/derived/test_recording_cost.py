@@ -43,7 +43,6 @@ def test_looking_up_lines_of_a_long_function_is_the_cost_of_recording(tmp_path: 
     # call follows the begin of the function
     parts = np.array_split(np.array(holes[1:]) * 1_000, 5)
     expected = sum(np.quantile(part, 0.1) * len(part) for part in parts)
-    # AND other edges cost what they usually do, at most 1 µs each
     assert expected <= cost <= expected + (edges - CALLS + 1) * 1_000
     assert cost > 0.8 * sum(holes) * 1_000
 

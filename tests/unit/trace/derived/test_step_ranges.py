@@ -37,7 +37,6 @@ def ranges_of(program: Program, folder: Path) -> StepRanges:
 
 
 def test_an_annotation_that_repeats(tmp_path: Path) -> None:
-    # GIVEN requests that are annotated, each with an inner annotation, after a warm-up
     program = Program()
     with program.within("warm up", NOTE):
         program.operator()
@@ -47,7 +46,6 @@ def test_an_annotation_that_repeats(tmp_path: Path) -> None:
             with program.within("model", NOTE):
                 program.operator()
                 program.wait()
-    # WHEN steps are found THEN each request is one, under its own name
     found = ranges_of(program, tmp_path)
     assert found.source == "annotation"
     assert found.names == [f"request {number}" for number in range(5)]
@@ -56,7 +54,6 @@ def test_an_annotation_that_repeats(tmp_path: Path) -> None:
 
 
 def test_annotations_that_follow_each_other(tmp_path: Path) -> None:
-    # GIVEN a loop of three annotated parts, within one annotation of all
     program = Program()
     begins = []
     with program.within("train", NOTE):
@@ -67,7 +64,6 @@ def test_annotations_that_follow_each_other(tmp_path: Path) -> None:
                     program.operator()
                 program.work(5)
         program.wait()
-    # WHEN steps are found
     # THEN one pass through the parts is a step
     found = ranges_of(program, tmp_path)
     assert found.begin_ns.tolist() == begins
@@ -79,7 +75,6 @@ def test_annotations_that_follow_each_other(tmp_path: Path) -> None:
 
 
 def test_an_annotation_that_repeats_occasionally(tmp_path: Path) -> None:
-    # GIVEN steps with a checkpoint between some of them
     program = Program()
     for number in range(7):
         with program.within("train step", NOTE):
@@ -92,8 +87,6 @@ def test_an_annotation_that_repeats_occasionally(tmp_path: Path) -> None:
             if number == 3:
                 with program.within("log", NOTE):
                     program.work(2)
-    # WHEN steps are found
-    # THEN they do not include the checkpoints
     found = ranges_of(program, tmp_path)
     assert (found.source, len(found)) == ("annotation", 7)
     marked = [program.events[row]["name"] for row in found.marks]
@@ -108,13 +101,10 @@ def test_marks_of_the_framework_are_not_steps(name: str, tmp_path: Path) -> None
         with program.within(name, NOTE):
             program.operator("aten::a")
         program.work(3)
-    # WHEN steps are searched
-    # THEN there are none
     assert step_ranges(program.trace(tmp_path)) is None
 
 
 def test_requests_that_overlap_on_several_threads_are_not_steps(tmp_path: Path) -> None:
-    # GIVEN a server with two threads that are in the same annotation at the same time
     program = Program()
     for thread in (100, 101):
         program.thread, program.now = thread, 1_000 + thread % 100 * 30
@@ -122,8 +112,6 @@ def test_requests_that_overlap_on_several_threads_are_not_steps(tmp_path: Path) 
             with program.within("serve", NOTE):
                 program.operator()
                 program.work(60)
-    # WHEN steps are searched
-    # THEN there are none
     assert step_ranges(program.trace(tmp_path)) is None
 
 
@@ -136,8 +124,6 @@ def test_annotations_of_a_small_part_are_not_steps(tmp_path: Path) -> None:
     program.operator(us=5_000)
     program.work(10_000)
     program.operator()
-    # WHEN steps are searched
-    # THEN there are none
     assert step_ranges(program.trace(tmp_path)) is None
 
 
@@ -152,7 +138,6 @@ def test_from_one_end_of_the_optimizer_to_the_next(tmp_path: Path) -> None:
         with program.within("Optimizer.step#SGD.step", NOTE):
             program.operator("aten::add_")
         ends.append(program.now * US)
-    # WHEN steps are found
     # THEN the first one, whose begin is unknown, is left out
     found = ranges_of(program, tmp_path)
     assert (found.source, found.inferred) == ("optimizer", True)
@@ -185,7 +170,6 @@ def test_operators_that_repeat_with_a_wait_in_each(tmp_path: Path) -> None:
     program = Program()
     program.operator("aten::load")
     decoding(program, 5, with_item=True)
-    # WHEN steps are found
     # THEN a token is a step, and the result says how they were identified
     found = ranges_of(program, tmp_path)
     assert (found.source, found.inferred, len(found)) == ("operators", True, 5)
@@ -204,7 +188,6 @@ def test_a_trace_that_begins_in_a_step(tmp_path: Path) -> None:
         program.wait()
     begin = program.now
     decoding(program, 5, with_item=True)
-    # WHEN steps are found THEN they begin after the wait
     found = ranges_of(program, tmp_path)
     assert found.begin_ns[0] == begin * US
     assert step_operators(program, found) == ["aten::embedding"] * 4
@@ -221,8 +204,6 @@ def test_decoding_on_the_host_alone(tmp_path: Path) -> None:
             if reads:
                 with program.within("aten::item"):
                     program.work(1)
-        # WHEN steps are searched
-        # THEN only the first one has any
         found = step_ranges(program.trace(tmp_path))
         assert (found is not None and len(found) == 4) == reads
 
@@ -240,14 +221,12 @@ def trained_on_host(program: HostProgram, layers: int = 2) -> None:
 
 
 def test_forward_and_backward_passes_that_repeat(tmp_path: Path) -> None:
-    # GIVEN a loop of forward and backward passes on the host, which reads no value
     program = HostProgram()
     begins = []
     for _ in range(6):
         begins.append(program.now * US)
         trained_on_host(program)
         program.work(5)
-    # WHEN steps are found THEN each repetition is one
     found = ranges_of(program, tmp_path)
     assert found.source == "operators"
     assert found.begin_ns.tolist() == begins
@@ -255,7 +234,6 @@ def test_forward_and_backward_passes_that_repeat(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("last", [10, 256])
 def test_calls_of_a_model_that_repeat_on_the_host(last: int, tmp_path: Path) -> None:
-    # GIVEN a trace of nothing but repeated calls of a model with 64x256 inputs
     program = HostProgram()
     begins = []
     for _ in range(20):
@@ -269,7 +247,6 @@ def test_calls_of_a_model_that_repeat_on_the_host(last: int, tmp_path: Path) -> 
             program.work(50)
             program.event(name, "cpu_op", begin, program.now, **{"Input Dims": dims})
         program.work(5)
-    # WHEN steps are found
     found = step_ranges(program.trace(tmp_path))
     # THEN each call is one if its result has another shape than all inputs
     if last == 10:
@@ -284,7 +261,6 @@ def test_backward_passes_of_layers_are_not_steps(tmp_path: Path) -> None:
     # GIVEN one forward and one backward pass of a model with eight equal layers
     program = HostProgram()
     trained_on_host(program, layers=8)
-    # THEN neither of them repeats as a step
     assert step_ranges(program.trace(tmp_path)) is None
 
 
@@ -298,8 +274,6 @@ def test_layers_that_repeat_are_not_steps(tmp_path: Path) -> None:
     program = Program()
     for _ in range(40):
         program.launch("Memcpy HtoD", 9, cat="gpu_memcpy", call="cudaMemcpyAsync")
-    # WHEN steps are searched
-    # THEN there are none
     assert step_ranges(program.trace(tmp_path)) is None
 
 
@@ -310,7 +284,6 @@ def test_kernels_that_repeat_with_a_copy_in_each(tmp_path: Path) -> None:
         program.launch("Memcpy HtoD", 9, cat="gpu_memcpy", known=False)
         for name in "abcdefghij":
             program.launch(f"kernel_{name}", 20, known=False)
-    # WHEN steps are found
     found = ranges_of(program, tmp_path)
     # THEN they are the device's, and nothing is reported about the host
     assert (found.source, len(found)) == ("kernels", 4)
@@ -330,7 +303,6 @@ def test_one_profiler_step_is_a_step(count: int, tmp_path: Path) -> None:
 
 
 def test_marks_that_overlap_and_marks_of_two_threads(tmp_path: Path) -> None:
-    # GIVEN the same steps marked on two threads
     program = Program()
     for number in range(3):
         begin = program.now

@@ -55,10 +55,7 @@ def first_gap(program: Program, folder: Path) -> IdleGap:
 
 
 def test_a_dependency_names_the_work_for_which_the_stream_waited(tmp_path: Path) -> None:
-    # GIVEN work that had to wait for another stream's work up to then
-    # WHEN the causes of idle time are determined
     gap = first_gap(consumer(), tmp_path)
-    # THEN the wait is named with the work for which it waited
     assert (gap.cause, gap.dur_ns) == (causes.DEPENDENCY, LATENCY * 1_000)
     assert (gap.next, gap.culprit) == ("consume", "produce")
     assert gap.waited_for == "produce on stream 7"
@@ -66,14 +63,12 @@ def test_a_dependency_names_the_work_for_which_the_stream_waited(tmp_path: Path)
 
 def test_an_event_whose_record_is_not_in_the_trace_names_its_stream_only(tmp_path: Path) -> None:
     # GIVEN a wait that does not say which event it waits for
-    # WHEN the causes of idle time are determined
     gap = first_gap(consumer(known=False), tmp_path)
     # THEN the stream is known, but not the work
     assert gap.waited_for == "stream 7"
 
 
 def test_a_wait_before_earlier_work_is_not_attributed_to_later_work(tmp_path: Path) -> None:
-    # GIVEN a stream that had to wait before it got other work
     program = Program()
     program.launch("produce", 500, stream=7)
     records(program, 5_000)
@@ -81,11 +76,9 @@ def test_a_wait_before_earlier_work_is_not_attributed_to_later_work(tmp_path: Pa
     program.launch("earlier", 100, stream=20, after=7)
     program.launch("produce again", 400, stream=7)
     program.launch("consume", 100, stream=20, after=7)
-    # WHEN the causes of idle time before its later work are determined
     found = idle.analyze(program.trace(tmp_path))
     assert isinstance(found, Idle)
     waited = {gap.next: gap.waited_for for gap in found.largest if gap.cause == causes.DEPENDENCY}
-    # THEN the wait is not attributed to the later work
     assert waited["consume"] is None
 
 
@@ -101,22 +94,17 @@ def test_a_wait_before_earlier_work_is_not_attributed_to_later_work(tmp_path: Pa
 def test_a_call_of_the_host_names_its_target(
     tmp_path: Path, kind: str, args: dict[str, Any], expected: str | None
 ) -> None:
-    # GIVEN a synchronising call, and the driver's event of it
     program = Program()
     program.launch("kernel", 50)
     program.event("cudaXSynchronize", "cuda_runtime", 2_000, 2_010, correlation=99)
     program.event(kind, "cuda_sync", 2_000, 2_009, correlation=99, device=0, **args)
     trace = program.trace(tmp_path)
     call = [trace.names[code] for code in trace.events.name].index("cudaXSynchronize")
-    # WHEN the target of the call is determined
-    # THEN it is the stream, or all of them, or unknown
     assert SyncEvents(trace).of_host(call) == expected
 
 
 def test_real_waits_are_reported(traces: Path) -> None:
-    # GIVEN a real trace in which one stream waits once for another
     trace = read_trace(traces / "cuda_a100_sync_multi_stream.json.gz")
-    # WHEN the calls are looked up
     waits = SyncEvents(trace)
     calls = [row for row, is_call in enumerate(trace.rows_of(["cuda_runtime"])) if is_call]
     told = {trace.names[int(trace.events.name[row])]: waits.of_host(row) for row in calls}

@@ -43,9 +43,7 @@ def test_the_verdict_is_for_the_step_with_time_before_and_after_it(tmp_path: Pat
         program.operator(us=1_000)
         program.wait()
         program.work(400)
-    # WHEN the verdict is determined
     found = judged(program.trace(tmp_path))
-    # THEN the step is the whole, and its preparation is the bound
     whole = 2_000 + 10 + CALL + LATENCY + 1_000 + 2 + 400
     assert (found.base.steps, found.whole_ns) == (1, whole * US)
     assert found.parts_ns == {
@@ -56,7 +54,7 @@ def test_the_verdict_is_for_the_step_with_time_before_and_after_it(tmp_path: Pat
     }
     assert (found.verdict, found.cause) == ("host-bound", "preparation")
     assert found.preparing == "preprocess.py(3): resize"
-    # AND the device's own span is reported as before
+    # THEN the device's own span is reported as before
     written = found.to_dict()
     assert written["span_us"] == 1_000
     assert written["whole_us"] == whole
@@ -73,7 +71,6 @@ def test_without_steps_the_verdict_is_for_the_trace(tmp_path: Path) -> None:
     # GIVEN one operator, whose kernel begins after 18 µs of host time
     program = Program()
     program.operator(us=50)
-    # WHEN the verdict is determined THEN all of the trace counts
     found = judged(program.trace(tmp_path))
     assert (found.base.steps, found.whole_ns) == (0, (10 + CALL + LATENCY + 50) * US)
     assert found.to_dict()["base"]["of"] == "trace"
@@ -81,15 +78,12 @@ def test_without_steps_the_verdict_is_for_the_trace(tmp_path: Path) -> None:
 
 
 def test_the_verdict_is_not_for_steps_with_little_of_the_work(tmp_path: Path) -> None:
-    # GIVEN a step with a kernel of 10 µs, in a trace of 20 more such kernels
     program = Program()
     with program.within("ProfilerStep#1", "user_annotation"):
         program.operator(us=10)
         program.wait()
     for _ in range(20):
         program.operator(us=10)
-    # WHEN the verdict is determined
-    # THEN it is for the whole trace
     assert judged(program.trace(tmp_path)).base.steps == 0
 
 
@@ -101,15 +95,12 @@ def test_time_between_steps_is_part_of_the_verdict(tmp_path: Path) -> None:
             program.operator(us=50)
             program.wait()
         program.work(5_000)
-    # WHEN the verdict is determined
-    # THEN the time between them is included
     found = judged(program.trace(tmp_path))
     assert (found.base.steps, found.verdict, found.cause) == (6, "host-bound", "between_steps")
     assert found.parts_ns["computing"] == 300 * US
 
 
 def test_the_first_step_begins_after_work_launched_before_the_trace(tmp_path: Path) -> None:
-    # GIVEN two steps of kernels of 100 µs, and earlier kernels of 400 and 90 µs on two streams
     program = Program()
     program.launch("before", 400, known=False)
     program.launch("before", 90, stream=20, known=False)
@@ -117,16 +108,14 @@ def test_the_first_step_begins_after_work_launched_before_the_trace(tmp_path: Pa
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
             program.operator(us=100)
     trace = program.trace(tmp_path)
-    # WHEN they are split
     found = split(trace)
-    # THEN that work is in neither of them, and this is reported
     assert [step.dur_ns for step in found.steps] == [100 * US, 100 * US]
     assert [step.parts["computation"] for step in found.steps] == [100 * US, 100 * US]
     assert (found.outside, found.outside_ns) == (2, 490 * US)
     written = found.to_dict()
     assert written["earlier_work_us"] == LATENCY + 400 - CALL
     assert written["earlier_work_recorded"] is True
-    # AND the verdict and a comparison use the same steps
+    # THEN the verdict and a comparison use the same steps
     assert judged(trace).whole_ns == 200 * US
     windows = steps_of(trace)
     assert windows is not None
@@ -134,14 +123,12 @@ def test_the_first_step_begins_after_work_launched_before_the_trace(tmp_path: Pa
 
 
 def test_work_without_a_launch_within_the_trace_cuts_nothing(tmp_path: Path) -> None:
-    # GIVEN steps, and kernels without a launch after the stream's first launched one
     program = Program()
     for number in range(2):
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
             program.operator(us=100)
             program.launch("unknown", 30, known=False)
             program.wait()
-    # WHEN they are split THEN the first step begins with its mark
     found = split(program.trace(tmp_path))
     assert found.steps[0].begin_ns == 0
     assert found.to_dict()["earlier_work_us"] is None
@@ -156,7 +143,6 @@ def test_a_first_kernel_that_waited_for_work_from_before_the_trace(tmp_path: Pat
         for _ in range(3):
             program.operator(us=1_000)
     trace = program.trace(tmp_path)
-    # WHEN it is split
     found = split(trace)
     # THEN the device does not count as idle: it was busy with work that is not in the trace
     (step,) = found.steps
@@ -164,7 +150,6 @@ def test_a_first_kernel_that_waited_for_work_from_before_the_trace(tmp_path: Pat
     assert step.parts["computation"] == step.dur_ns
     assert found.to_dict()["earlier_work_recorded"] is False
     assert found.findings() == []
-    # AND the verdict says so
     said = judged(trace)
     assert (said.verdict, said.whole_ns) == ("device-busy", 3_000 * US)
     assert said.base.unrecorded_ns == 20_000 * US
@@ -176,7 +161,6 @@ def test_a_first_kernel_that_waited_without_steps(tmp_path: Path) -> None:
     program = Program()
     program.free[7] = program.now + 20_000
     program.operator(us=1_000)
-    # WHEN the verdict is determined
     # THEN that time is not the device's idle time
     found = judged(program.trace(tmp_path))
     assert (found.whole_ns, found.base.unrecorded_ns) == (1_000 * US, 20_000 * US)
@@ -194,7 +178,6 @@ def test_a_stream_that_waited_behind_a_short_kernel_of_another(waits: bool, tmp_
         program.free[8] = program.now + 20_000
         for _ in range(3):
             program.launch("gemm", 1_000, stream=8)
-    # WHEN the verdict is determined
     found = judged(program.trace(tmp_path))
     # THEN the wait is that for earlier work, unless the step's own work explains it
     assert found.verdict == "device-busy"
@@ -223,7 +206,6 @@ def test_a_short_trace_has_no_severe_finding(marked: bool, tmp_path: Path) -> No
             run()
     else:
         run()
-    # WHEN steps and device are analysed
     found = analyze(program.trace(tmp_path), ["device_use", "steps", "kernels"]).findings()
     # THEN their findings have little weight, because the time is short
     assert {finding.severity for finding in found} <= {"low"}
@@ -242,7 +224,6 @@ def test_the_advice_on_copies_fits_their_kind(tmp_path: Path) -> None:
         program = Program()
         program.operator(us=500)
         program.launch(name, 2_000, stream=20, cat="gpu_memcpy", call="cudaMemcpyAsync", after=7)
-        # WHEN they are analysed
         folder = tmp_path / str(number)
         folder.mkdir()
         use = device_use.analyze(program.trace(folder))
@@ -257,14 +238,12 @@ def test_the_advice_on_copies_fits_their_kind(tmp_path: Path) -> None:
 
 def test_every_finding_has_a_code_and_evidence(every_trace: list[Path]) -> None:
     # GIVEN all real traces
-    # WHEN device, kernels, torch.compile, steps and layers are analysed
     names = ("device_use", "kernels", "compiled", "steps", "layers")
     codes = set()
     for path in every_trace:
         found = analyze(read_real(path), names)
         for name, result in found.results.items():
             for finding in result.findings():
-                # THEN every finding has a code of its analysis, and evidence
                 assert finding.code.startswith(f"{name}."), (path.name, finding)
                 assert finding.evidence, (path.name, finding)
                 codes.add(finding.code)
@@ -285,7 +264,6 @@ def test_the_first_step_of_real_traces(
 ) -> None:
     # GIVEN a trace that begins while the device is busy with earlier work
     trace = real(name)
-    # WHEN its steps are split
     written = split(trace).to_dict()
     # THEN the first one is as long as the work that it launched, like the others
     assert written["steps"][0]["step_us"] == pytest.approx(first_us, abs=1)
@@ -323,7 +301,6 @@ def test_a_video_is_prepared_for_most_of_the_step(real: Callable[[str], Trace]) 
 def test_a_server_whose_device_was_busy_before(real: Callable[[str], Trace]) -> None:
     # GIVEN a prefill whose first copy began 149 ms after its launch
     trace = real("rocm_mi300_vllm_piecewise")
-    # WHEN it is split
     # THEN the device is never idle for a long time
     (step,) = split(trace).steps
     assert step.dur_ns == pytest.approx(156_466_000, abs=1_000)
@@ -335,16 +312,13 @@ def test_a_server_whose_device_was_busy_before(real: Callable[[str], Trace]) -> 
 
 def test_sums_of_all_real_verdicts_are_correct(every_trace: list[Path]) -> None:
     for path in every_trace:
-        # GIVEN a real trace
-        # WHEN the verdict is determined
-        # THEN its parts sum to its steps, or to the trace
         trace = read_real(path)
         found = verdict.analyze(trace)
         if isinstance(found, Verdict) and found.on_device:
             judged(trace)
             use = device_use.analyze(trace)
             assert isinstance(use, Use)
-            # AND the table about the device has the same figures, with the same shares
+            # THEN the table about the device has the same figures, with the same shares
             rows = {row[0]: row[1:] for row in use.tables()[0].rows}
             computing = found.times_ns.get("device-busy", 0)
             percent = 100 * computing / found.whole_ns

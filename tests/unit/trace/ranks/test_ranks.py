@@ -19,12 +19,10 @@ from stagespan.trace.rates.collectives import bus_bytes
 
 
 def test_clocks_are_aligned_by_ends_of_collectives(tmp_path: Path) -> None:
-    # GIVEN four ranks whose clocks are 0, 300, -120 and 50 µs ahead
     clocks = (0, 300, -120, 50)
     arrivals = [[100 + 1_000 * n + 10 * rank for n in range(6)] for rank in range(4)]
     for rank, calls in enumerate(together(arrivals)):
         write_rank(tmp_path, rank, calls, world=4, clock=clocks[rank])
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN the clocks are known relative to the median one, which counts as 0
     assert (found.clocks.offset_ns - found.clocks.offset_ns[0]).tolist() == [
@@ -38,7 +36,6 @@ def test_clocks_are_aligned_by_ends_of_collectives(tmp_path: Path) -> None:
 
 
 def test_some_ends_are_late(tmp_path: Path) -> None:
-    # GIVEN two of seven collectives that end 400 µs late on one rank
     arrivals = [[100 + 1_000 * n for n in range(7)] for _ in range(3)]
     calls = together(arrivals)
     for at in (2, 5):
@@ -46,33 +43,25 @@ def test_some_ends_are_late(tmp_path: Path) -> None:
         calls[1][at] = (op, begin, end + 400)
     for rank, each in enumerate(calls):
         write_rank(tmp_path, rank, each, world=3, clock=70 * rank)
-    # WHEN the clocks are aligned
     found = ranks_in(tmp_path)
-    # THEN those do not change the result
     assert found.clocks.offset_ns.tolist() == [-70 * US, 0, 70 * US]
 
 
 def test_one_host_has_one_clock(tmp_path: Path) -> None:
-    # GIVEN two ranks of one host, on one of which every collective ends 40 µs later
     calls = together([[100, 1_100, 2_100]] * 2)
     late = [(op, begin, end + 40) for op, begin, end in calls[1]]
     for rank, each in enumerate((calls[0], late)):
         write_rank(tmp_path, rank, each, world=2, host="node1")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN the clock is not the reason
     assert found.clocks.offset_ns.tolist() == [0, 0]
     assert set(found.clocks.how) == {"host"}
 
 
 def test_clocks_with_unknown_offsets(tmp_path: Path) -> None:
-    # GIVEN two hosts whose clocks are 3 ms apart, and only broadcasts, in which no rank waited
     for rank in range(2):
         calls = [("Broadcast", 5_000.0 * n, 5_000.0 * n + 20) for n in range(1, 21)]
         write_rank(tmp_path, rank, calls, world=2, clock=3_000 * rank, host=f"node{rank}")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN the waiting is unknown, and a remark says so
     assert set(found.clocks.how) == {"unknown"}
     assert found.findings() == []
     written = found.to_dict()
@@ -97,9 +86,7 @@ def test_one_clock_with_an_unknown_offset(tmp_path: Path) -> None:
         write_rank(tmp_path, rank, both, world=3, groups=groups, host=f"node{rank}")
     calls = [("Broadcast", 50_000.0, 50_020.0), ("Broadcast", 60_000.0, 60_020.0)]
     write_rank(tmp_path, 2, calls, world=3, clock=3_000, groups=["b", "b"], host="node2")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN the two are compared, and the waiting of the third is unknown
     assert found.waits.waited_ns.tolist() == [10 * 200 * US, 0, 0]
     assert found.waits.last.tolist() == [0, 10, 0]
     assert [row["last_in"] for row in found.to_dict()["ranks"]] == [0, 10, None]
@@ -116,12 +103,10 @@ def test_a_straggler(tmp_path: Path) -> None:
     ]
     for rank, calls in enumerate(together(arrivals)):
         write_rank(tmp_path, rank, calls, world=8)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN rank 5 is last nine times, 180 µs after rank 7, which is last once, 10 after rank 6
     assert found.waits.last.tolist() == [0, 0, 0, 0, 0, 9, 0, 1]
     assert found.waits.caused_ns.tolist() == [0, 0, 0, 0, 0, 9 * 180 * US, 0, 10 * US]
-    # AND rank 0 waited 250 µs nine times and 70 once
     assert found.waits.waited_ns[0] == (9 * 250 + 70) * US
     assert found.lost_ns == sum(each.waited_ns for each in found.waits.instances)
     # AND both are reported, with the worst case as evidence
@@ -151,14 +136,12 @@ def test_a_straggler(tmp_path: Path) -> None:
 def test_chances_are_those_of_exact_fractions(of: int, ranks: int) -> None:
     # GIVEN how often a rank can be last, by chance or more often
     for times in sorted({-(-of // ranks), of // ranks + of // 20 + 1, of}):
-        # WHEN the probability is computed, and summed up in integers
         ways, exact = math.comb(of, times), 0
         for n in range(times, of + 1):
             exact += ways * (ranks - 1) ** (of - n)
             ways = ways * (of - n) // (n + 1)
             if n - times > 2_000:
                 break
-        # THEN they are the same, for any number of collectives
         expected = float(Fraction(exact, ranks**of))
         assert chance_of_being_last(times, of, ranks) == pytest.approx(
             expected, rel=1e-8, abs=1e-300
@@ -167,11 +150,8 @@ def test_chances_are_those_of_exact_fractions(of: int, ranks: int) -> None:
 
 @pytest.mark.parametrize(("of", "ranks"), [(30, 2), (400, 2), (4_000, 2), (30_000, 8)])
 def test_being_last_less_often_than_the_others_is_chance(of: int, ranks: int) -> None:
-    # GIVEN a rank that is last a third as often as it would be by chance
     times = of // ranks // 3
-    # WHEN the probability of at least that often is computed
     probability = chance_of_being_last(times, of, ranks)
-    # THEN it is almost 1, also if the probability of exactly that often is too small for a double
     assert probability == pytest.approx(1.0, abs=0.05)
 
 
@@ -182,21 +162,16 @@ def test_ranks_that_arrive_last_in_turn_are_not_stragglers(tmp_path: Path) -> No
     ]
     for rank, calls in enumerate(together(arrivals)):
         write_rank(tmp_path, rank, calls, world=2)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN waiting is reported, but no rank is blamed
     assert found.waits.last.tolist() == [5, 5]
     assert "ranks.waiting" in codes_in(found)
     assert "ranks.late" not in codes_in(found)
 
 
 def test_ranks_that_arrive_together_have_no_finding(tmp_path: Path) -> None:
-    # GIVEN ranks that compute equally long and arrive at the same time
     for rank, calls in enumerate(together([[100, 1_100, 2_100, 3_100]] * 4)):
         write_rank(tmp_path, rank, calls, world=4, computing=[(200, 1_000), (1_200, 2_000)])
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN there are no findings
     assert found.findings() == []
     assert found.remarks == ()
     assert found.waits.last.tolist() == [0, 0, 0, 0]
@@ -209,9 +184,7 @@ def test_windows_that_begin_at_another_collective(tmp_path: Path) -> None:
     first, second = together(arrivals)
     write_rank(tmp_path, 0, first, world=2)
     write_rank(tmp_path, 1, second[3:], world=2, clock=40, begin=3_000)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN the seven collectives that both have are matched with each other
     assert found.matched.count == 7
     assert (found.clocks.offset_ns[1] - found.clocks.offset_ns[0]) == 40 * US
     assert [each.late_ns for each in found.waits.instances] == [
@@ -220,7 +193,6 @@ def test_windows_that_begin_at_another_collective(tmp_path: Path) -> None:
 
 
 def test_groups_are_matched_separately(tmp_path: Path) -> None:
-    # GIVEN four ranks in two groups of two, and one group of all, in an order that differs by group
     for rank in range(4):
         own = f"tp{rank // 2}"
         late = 30 if rank == 3 else 0
@@ -235,9 +207,7 @@ def test_groups_are_matched_separately(tmp_path: Path) -> None:
             calls.insert(3, ("AllGather", 1_200, 1_240))
         groups = ["world" if op.startswith("AllReduce") else own for op, _, _ in calls]
         write_rank(tmp_path, rank, calls, world=4, groups=groups)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN each group's calls are matched within it
     counts = {(each.op, each.group): each.ranks for each in found.waits.instances}
     assert counts == {
         ("all_gather", "tp0"): 2,
@@ -247,7 +217,7 @@ def test_groups_are_matched_separately(tmp_path: Path) -> None:
     assert found.matched.count == 3 + 2 + 2
     assert found.waits.last.tolist() == [0, 0, 0, 2]
     assert found.waits.waited_ns.tolist() == [0, 0, 60 * US, 0]
-    # AND shares are of the time from the first collective of any group to the last
+    # THEN shares are of the time from the first collective of any group to the last
     assert found.waits.common_ns.tolist() == [1_420 * US] * 3 + [1_390 * US]
 
 
@@ -256,9 +226,7 @@ def test_collectives_with_the_longest_waits_come_first(tmp_path: Path) -> None:
     arrivals = [[100.0, 1_100, 2_100, 3_100], [120.0, 1_400, 2_120, 3_400]]
     for rank, calls in enumerate(together(arrivals)):
         write_rank(tmp_path, rank, calls, world=2, groups=["a", "b"] * 2)
-    # WHEN the ranks are analysed together
     rows = ranks_in(tmp_path).to_dict()["collectives"]
-    # THEN the second comes first
     assert [(row["group"], row["lost_us"]) for row in rows] == [("b", 600), ("a", 40)]
 
 
@@ -272,9 +240,7 @@ def test_a_collective_on_one_known_clock_is_not_compared(tmp_path: Path) -> None
         groups = ["a"] * 10 + ["b"] * (3 - rank)
         write_rank(tmp_path, rank, calls, world=3, groups=groups, host=f"node{rank}")
     write_rank(tmp_path, 2, sends, world=3, clock=3_000, groups=["b"] * 3, host="node2")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN only collectives on two known clocks count
     assert list(found.clocks.how)[2] == "unknown"
     assert found.waits.compared.tolist() == [12, 12, 0]
     assert found.waits.last.tolist() == [0, 10, 0]
@@ -301,13 +267,10 @@ def test_bytes_over_each_link(op: str, bytes_in: int, members: int, expected: fl
 
 
 def test_sends_between_two_ranks_are_left_out(tmp_path: Path) -> None:
-    # GIVEN collectives and a send
     calls = together([[100, 1_100]] * 2)
     write_rank(tmp_path, 0, [*calls[0], ("Send", 2_000, 2_100)], world=2)
     write_rank(tmp_path, 1, [*calls[1], ("Recv", 2_050, 2_100)], world=2)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN they are not matched, and the result says so
     assert found.matched.count == 2
     assert found.matched.alone == 2
     (remark,) = found.remarks
@@ -315,10 +278,8 @@ def test_sends_between_two_ranks_are_left_out(tmp_path: Path) -> None:
 
 
 def test_collectives_that_do_not_agree_are_not_matched(tmp_path: Path) -> None:
-    # GIVEN ranks that run different collectives
     write_rank(tmp_path, 0, [("AllReduce", 100 * n, 100 * n + 10) for n in range(6)], world=2)
     write_rank(tmp_path, 1, [("AllGather", 100 * n, 100 * n + 10) for n in range(6)], world=2)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN nothing is invented, and the result only says that they do nothing but communicate
     assert found.matched.count == 0
@@ -342,7 +303,6 @@ def test_waiting_while_computing_is_not_lost(tmp_path: Path) -> None:
         tmp_path, 1, second, world=2,
         computing=[(320 + 1_000 * n, 380 + 1_000 * n) for n in range(4)],
     )  # fmt: skip
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN 40 µs of each are lost, and rank 1 is blamed only for these
     assert found.waits.waited_ns.tolist() == [400 * US, 0]
@@ -357,15 +317,13 @@ def test_imbalance_of_computing(tmp_path: Path) -> None:
     for rank, us in enumerate((200, 200, 350)):
         computing = [(20, 20 + us / 5), *((n + 150, n + 150 + us) for n in (0, 1_000, 2_000))]
         write_rank(tmp_path, rank, calls[rank], world=3, computing=computing)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN this is reported, with the time that rank 2 computes beyond the mean
     assert found.waits.computed_ns.tolist() == [400 * US, 400 * US, 700 * US]
     assert found.imbalance is not None
     assert (found.imbalance.ranks, found.imbalance.percent) == ([2], pytest.approx(40.0))
     finding = finding_in(found, "ranks.imbalance")
     assert finding.numbers == {"computing_ns": 700 * US, "percent": pytest.approx(40)}
-    # AND a gain: the slowest rank computes for 200 µs more than the mean
+    # THEN a gain: the slowest rank computes for 200 µs more than the mean
     assert finding.gain is not None
     assert (finding.gain.time_ns, finding.gain.at_most) == (200 * US, True)
     assert [each.figure for each in finding.evidence] == [700 * US, 400 * US]
@@ -382,13 +340,10 @@ def test_imbalance_of_computing(tmp_path: Path) -> None:
 def test_communication_wins_what_computation_can_hide(
     computing: tuple[int, int], gain: int, how: str, tmp_path: Path
 ) -> None:
-    # GIVEN two ranks that compute, and communicate for 500 µs at the same time
     for rank, us in enumerate(computing):
         calls = [("AllReduce_Sum_f32", 1_000.0, 1_500.0), ("AllReduce_Sum_f32", 2_000.0, 2_000.0)]
         write_rank(tmp_path, rank, calls, world=2, computing=[(10, 10 + us)], host="node1")
-    # WHEN the ranks are analysed together
     finding = finding_in(ranks_in(tmp_path), "ranks.exposed_communication")
-    # THEN the mean rank wins what its computing can hide
     assert finding.gain == Gain(gain * US, True, how)
 
 
@@ -402,7 +357,6 @@ def test_bandwidth_of_the_bus(op: str, gigabytes: float, tmp_path: Path) -> None
     for rank in range(4):
         calls = [(op, 1_000.0 * n + (50 if rank else 0), 1_000.0 * n + 60) for n in range(3)]
         write_rank(tmp_path, rank, calls, world=4, message=(2_000, "BFloat16", 4), host="node1")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN the bandwidth is that of the 10 µs in which all ranks were there
     (group,) = found.to_dict()["collectives"]
@@ -410,8 +364,6 @@ def test_bandwidth_of_the_bus(op: str, gigabytes: float, tmp_path: Path) -> None
 
 
 def test_eight_real_ranks(traces: Path) -> None:
-    # GIVEN eight ranks of one job on one machine
-    # WHEN the ranks are analysed together
     found = ranks_in(traces / "nccl_dlrm_8rank")
     # THEN all are there, and their clocks differ by one to a few µs
     assert found.numbers == list(range(8))
@@ -438,18 +390,15 @@ def test_eight_real_ranks(traces: Path) -> None:
     late = finding_in(found, "ranks.late")
     assert (late.severity, late.numbers["rank"]) == ("low", 7)
     assert (late.numbers["waited_ns"], late.numbers["reason_ns"]) == (35_156_750, begun_later)
-    # AND its parts and verdict are those of each rank's own trace
     for at, row in enumerate(found.to_dict()["ranks"]):
         trace = read_trace(traces / "nccl_dlrm_8rank" / f"rank{at}.json.gz")
         assert row["verdict"] == verdict.analyze(trace).to_dict()["verdict"]
 
 
 def test_some_of_the_real_ranks(traces: Path, tmp_path: Path) -> None:
-    # GIVEN the first three of eight real ranks
     for rank in range(3):
         name = f"rank{rank}.json.gz"
         (tmp_path / name).symlink_to(traces / "nccl_dlrm_8rank" / name)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN it is unknown who was last: rank 2 is named with little weight
     assert found.missing == [3, 4, 5, 6, 7]
@@ -459,7 +408,6 @@ def test_some_of_the_real_ranks(traces: Path, tmp_path: Path) -> None:
 
 def test_two_real_ranks_of_an_npu(traces: Path) -> None:
     # GIVEN the result folders of two ranks
-    # WHEN the ranks are analysed together
     found = ranks_in(traces / "ascend_level1")
     # THEN their four all-reduces are matched; rank 1 arrived 5.6 ms late at the first
     assert [each.backend for each in found.summaries] == ["npu", "npu"]
@@ -467,7 +415,6 @@ def test_two_real_ranks_of_an_npu(traces: Path) -> None:
     first = found.waits.instances[0]
     assert (first.last, first.late_ns) == (1, pytest.approx(5_608 * US, abs=20 * US))
     assert abs(found.clocks.offset_ns).max() < 5 * US
-    # AND communication_matrix.json shows that the group has eight ranks
     assert (found.world_size, found.missing) == (8, [2, 3, 4, 5, 6, 7])
     assert found.world_size_from == "communication_matrix.json"
     # AND after both had arrived at the first, no data moved for 73.2 of its 73.5 ms: they waited
@@ -489,7 +436,6 @@ def test_two_real_ranks_of_an_npu(traces: Path) -> None:
     assert [each.figure for each in finding.evidence] == [
         pytest.approx(time * US, abs=50) for time in (101_963.203, 96_359.047, 73_229.943, 22_058.3)
     ]
-    # AND the job's verdict is that of both ranks
     assert found.title()[0] == "communication-bound"
     assert [found.verdict_of(at) for at in range(2)] == ["communication-bound"] * 2
 
@@ -509,5 +455,4 @@ def test_collectives_have_the_names_of_the_annotations(tmp_path: Path) -> None:
     for rank, calls in enumerate(together(arrivals)):
         own = [("SendRecv", begin, end) for _, begin, end in calls]
         write_rank(tmp_path, rank, own, world=3, mark="nccl:all_to_all")
-    # WHEN the ranks are analysed THEN the collective is the all-to-all
     assert [each.op for each in ranks_in(tmp_path).groups] == ["all_to_all"]

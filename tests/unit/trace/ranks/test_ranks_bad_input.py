@@ -32,12 +32,9 @@ CALLS = [("AllReduce_Sum_f32", 100.0 + 1_000 * n, 150.0 + 1_000 * n) for n in ra
     ],
 )
 def test_ranks_from_names(name: str, tmp_path: Path) -> None:
-    # GIVEN traces without distributedInfo, one named after rank 3
     write_rank(tmp_path, 0, CALLS, info=False, name=name.replace("3", "0", 1))
     write_rank(tmp_path, 3, CALLS, info=False, name=name)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN the name gives the rank
     assert found.numbers == [0, 3]
     assert {each.rank_from for each in found.summaries} == {"name"}
     assert found.missing == [1, 2]
@@ -47,7 +44,6 @@ def test_the_content_of_a_trace_has_priority_over_its_name(tmp_path: Path) -> No
     # GIVEN files whose names are wrong
     write_rank(tmp_path, 0, CALLS, world=2, name="rank1.json")
     write_rank(tmp_path, 1, CALLS, world=2, name="rank0.json")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN distributedInfo has priority
     assert [Path(each.path).name for each in found.summaries] == ["rank1.json", "rank0.json"]
@@ -64,30 +60,24 @@ def test_the_content_of_a_trace_has_priority_over_its_name(tmp_path: Path) -> No
     ids=["huge", "bool", "negative", "endless"],
 )
 def test_impossible_ranks(info: object, tmp_path: Path) -> None:
-    # GIVEN traces with impossible ranks
     for rank in range(2):
         path = write_rank(tmp_path, rank, CALLS, name=f"rank{rank}.json")
         whole = json.loads(path.read_text())
         whole["distributedInfo"] = info
         path.write_text(json.dumps(whole))
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN their names give the rank
     assert found.numbers == [0, 1]
     assert {each.rank_from for each in found.summaries} == {"name"}
     assert {each.world_size for each in found.summaries} == {None}
 
 
 def test_ranks_that_are_written_as_text(tmp_path: Path) -> None:
-    # GIVEN traces whose rank is a text
     for rank in range(3):
         path = write_rank(tmp_path, rank, CALLS, name=f"x{rank}y.json")
         whole = json.loads(path.read_text())
         whole["distributedInfo"] = {"rank": str(rank), "world_size": " 4 "}
         path.write_text(json.dumps(whole))
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN it counts as a number
     assert (found.numbers, found.world_size, found.missing) == ([0, 1, 2], 4, [3])
     assert {each.rank_from for each in found.summaries} == {"metadata"}
 
@@ -104,12 +94,9 @@ def test_ranks_that_are_written_as_text(tmp_path: Path) -> None:
     ],
 )
 def test_names_with_places_in_groups(names: list[str], ranks: list[int], tmp_path: Path) -> None:
-    # GIVEN files without a rank, named by their places in the groups of ranks
     for number, name in enumerate(names):
         write_rank(tmp_path, number, CALLS, info=False, name=f"{name}.json")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN the places number the ranks, those of tensor parallelism first
     by_name = {Path(each.path).name.removesuffix(".json"): each.rank for each in found.summaries}
     assert [by_name[name] for name in names] == ranks
 
@@ -127,14 +114,11 @@ def test_names_with_places_in_groups(names: list[str], ranks: list[int], tmp_pat
 def test_names_with_the_ranks_of_each_node(
     names: list[str], ranks: list[int], tmp_path: Path
 ) -> None:
-    # GIVEN files whose names have the number of a node, and that of a process
     for number, name in enumerate(names):
         path = tmp_path / f"{name}.json"
         path.parent.mkdir(exist_ok=True)
         write_rank(path.parent, number, CALLS, info=False, name=path.name)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN those of one node are neighbours, and a sentence says that the names number them
     by_name = {
         Path(each.path).relative_to(tmp_path).as_posix().removesuffix(".json"): each.rank
         for each in found.summaries
@@ -148,7 +132,6 @@ def test_names_with_the_ranks_of_each_node(
 def test_one_file_of_a_node_twice_is_a_duplicate(tmp_path: Path) -> None:
     for number, name in enumerate(["node0_rank0", "node0_rank0.again", "node1_rank0"]):
         write_rank(tmp_path, number, CALLS, info=False, name=f"{name}.json")
-    # WHEN two files have the same node and number THEN no number is made up
     with pytest.raises(TraceError, match="are not those of the ranks of one job"):
         ranks_in(tmp_path)
 
@@ -164,7 +147,6 @@ def test_raw_data_of_an_ascend_profiler_is_named(inside: bool, tmp_path: Path) -
 
 @pytest.mark.parametrize("host", ["r1t0{}", "gpu4b{}", "worker2node{}"])
 def test_a_number_that_letters_follow_is_not_a_rank(host: str, tmp_path: Path) -> None:
-    # GIVEN files that are named after their hosts
     for number in range(3):
         name = f"{host.format(number)}_4917{number}.17181168217.pt.trace.json"
         write_rank(tmp_path, number, CALLS, info=False, name=name)
@@ -174,58 +156,44 @@ def test_a_number_that_letters_follow_is_not_a_rank(host: str, tmp_path: Path) -
 
 
 def test_a_time_is_not_a_rank(tmp_path: Path) -> None:
-    # GIVEN names in which the only number is a time
     for n in range(2):
         write_rank(tmp_path, n, CALLS, info=False, name=f"trace-1700000{n}00000.json")
-    # WHEN the ranks are analysed together
-    # THEN they have no rank
     with pytest.raises(TraceError, match="None of the 2 traces"):
         ranks_in(tmp_path)
 
 
 def test_an_ascend_folder_of_an_impossible_rank(tmp_path: Path) -> None:
-    # GIVEN result folders with impossible ranks
     for name in ("profiler_info_99999999999.json", "profiler_info_7000000.json"):
         folder = tmp_path / name.removesuffix(".json")
         folder.mkdir()
         write_rank(folder, 0, CALLS, info=False, name="trace_view.json")
         (folder / name).write_text("{}")
-        # WHEN they are summarised
         found = summarise(folder, tmp_path)
-        # THEN they have no rank
         assert isinstance(found, RankSummary)
         assert found.rank is None
 
 
 def test_the_rank_of_profiler_info_json(tmp_path: Path) -> None:
-    # GIVEN result folders with a trace, whose ranks are only in profiler_info.json
     for rank in (3, 5):
         folder = tmp_path / f"host_{900 + rank}_ascend_pt"
         folder.mkdir()
         write_rank(folder, rank, CALLS, info=False, name="trace_view.json")
         (folder / "profiler_info.json").write_text(json.dumps({"config": {}, "rank_id": rank}))
-    # WHEN they are read as a job
     found = ranks_in(tmp_path)
-    # THEN their ranks are known
     assert found.numbers == [3, 5]
     assert {each.rank_from for each in found.summaries} == {"metadata"}
 
 
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
-    # GIVEN ranks 0 and 2 of five
     for rank in (0, 2):
         write_rank(tmp_path, rank, CALLS, world=5)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN the others are named
     assert found.missing == [1, 3, 4]
     assert found.remarks[0].startswith("3 of 5 ranks are missing: 1, 3, 4.")
 
 
 def test_one_rank_alone(tmp_path: Path) -> None:
-    # GIVEN one rank of two
     write_rank(tmp_path, 1, CALLS, world=2)
-    # WHEN it is read
     found = ranks_in(tmp_path)
     # THEN nothing is reported about others
     assert {each.code for each in found.findings()} <= {"ranks.exposed_communication"}
@@ -240,7 +208,6 @@ def test_several_files_of_a_rank(tmp_path: Path) -> None:
     write_rank(tmp_path, 0, early, world=2, name="rank0_a.json", clock=4e9, begin=-3.6e9)
     write_rank(tmp_path, 0, CALLS, world=2, name="rank0_b.json", clock=4e9)
     write_rank(tmp_path, 1, CALLS, world=2, clock=4e9)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN the one from the same time is used, and a remark says so
     assert [Path(path).name for path in found.duplicated[0]] == ["rank0_a.json"]
@@ -251,33 +218,26 @@ def test_several_files_of_a_rank(tmp_path: Path) -> None:
 
 
 def test_several_stages_of_each_rank(tmp_path: Path) -> None:
-    # GIVEN traces of two stages of each rank, the ranks of one stage far apart in time
     for rank in range(3):
         late = [(op, begin + 5e6 * rank, end + 5e6 * rank) for op, begin, end in CALLS]
         write_rank(tmp_path, rank, late, world=3, name=f"dit_rank{rank}.json", begin=5e6 * rank)
         if rank:
             write_rank(tmp_path, rank, CALLS, world=3, name=f"vae_rank{rank}.json")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN the stage that all ranks have is used
     names = [Path(each.path).name for each in found.summaries]
     assert names == ["dit_rank0.json", "dit_rank1.json", "dit_rank2.json"]
 
 
 def test_a_copy_of_a_rank(tmp_path: Path) -> None:
-    # GIVEN one trace under two names
     for rank in range(2):
         write_rank(tmp_path, rank, CALLS, world=2)
     shutil.copy(tmp_path / "rank0.json.gz", tmp_path / "rank0_copy.json.gz")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN it counts once
     assert found.numbers == [0, 1]
     assert len(found.duplicated[0]) == 1
 
 
 def test_files_that_are_not_traces(tmp_path: Path) -> None:
-    # GIVEN files of other kinds among the traces, and a truncated trace
     for rank in range(2):
         write_rank(tmp_path, rank, CALLS, world=2)
     whole = write_rank(tmp_path, 2, CALLS, world=3, name="rank2.json").read_bytes()
@@ -286,7 +246,6 @@ def test_files_that_are_not_traces(tmp_path: Path) -> None:
     (tmp_path / "empty.json").write_text("")
     (tmp_path / "notes.txt").write_text("no trace")
     (tmp_path / "other.json.gz").write_bytes(b"\x1f\x8bnot gzip")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN the traces are used, and the others are listed
     assert found.numbers == [0, 1, 2]
@@ -296,7 +255,6 @@ def test_files_that_are_not_traces(tmp_path: Path) -> None:
         "other.json.gz",
     ]
     assert [each.incomplete is not None for each in found.summaries] == [False, False, True]
-    # AND there is a remark on each file, and on the truncated trace
     for name in ("breakdown.json", "empty.json", "other.json.gz"):
         assert sum(name in each for each in found.remarks) == 1
     assert len(found.remarks) == 4
@@ -326,13 +284,10 @@ def test_traces_without_any_rank(tmp_path: Path) -> None:
 
 
 def test_traces_of_other_jobs(tmp_path: Path) -> None:
-    # GIVEN two ranks of a job of two, and one of a job of eight
     for rank in range(2):
         write_rank(tmp_path, rank, CALLS, world=2)
     write_rank(tmp_path, 0, CALLS, world=8, name="other_rank0.json")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN the job with more ranks in the folder is used
     assert (found.world_size, found.numbers, found.missing) == (2, [0, 1], [])
     (remark,) = found.remarks
     assert "other_rank0.json" in remark
@@ -346,9 +301,6 @@ def test_unrelated_traces(tmp_path: Path) -> None:
 
 
 def test_real_traces_of_many_programs(traces: Path) -> None:
-    # GIVEN a folder with traces of many programs and times
-    # WHEN they are analysed as ranks
-    # THEN they are refused
     with pytest.raises(TraceError, match="are not those of the ranks of one job"):
         ranks_in(traces)
 
@@ -357,9 +309,7 @@ def test_mixed_backends_and_windows(tmp_path: Path) -> None:
     # GIVEN a CUDA rank, and a ROCm rank whose trace is much shorter
     write_rank(tmp_path, 0, CALLS, world=2, computing=[(10, 90)])
     write_rank(tmp_path, 1, CALLS[:2], world=2, computing=[(10, 90)], call="hipLaunchKernel")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN both are reported
     assert [each.backend for each in found.summaries] == ["cuda", "rocm"]
     assert sum("cuda on 0; rocm on 1" in remark for remark in found.remarks) == 1
     first, second = (each.window_ns for each in found.summaries)
@@ -374,22 +324,16 @@ def test_a_rank_recorded_at_another_time(tmp_path: Path) -> None:
     write_rank(tmp_path, 0, CALLS, world=3)
     write_rank(tmp_path, 1, CALLS, world=3)
     write_rank(tmp_path, 2, other, world=3, begin=6e8)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN its collectives are not matched with the others'
     assert found.waits.took_part.tolist() == [4, 4, 0]
     assert found.clocks.how == ("collectives", "collectives", "unknown")
-    # AND there are remarks on the time, and on the collectives that do not match
     assert len([remark for remark in found.remarks if "ranks 2" in remark]) == 2
 
 
 def test_ranks_without_collectives(tmp_path: Path) -> None:
-    # GIVEN ranks that only compute
     for rank in range(2):
         write_rank(tmp_path, rank, [], world=2, computing=[(10, 90)])
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN it is unknown how they affect each other
     assert [len(each.collectives) for each in found.summaries] == [0, 0]
     assert found.to_dict()["matched_collectives"] == 0
     assert found.to_dict()["waited_us"] is None
@@ -398,11 +342,9 @@ def test_ranks_without_collectives(tmp_path: Path) -> None:
 
 
 def test_clocks_that_are_an_hour_off(tmp_path: Path) -> None:
-    # GIVEN two ranks with the same rhythm, whose clocks are an hour apart
     arrivals = [[100.0 + 1_000 * n * (n + 3) + 20 * rank for n in range(6)] for rank in range(2)]
     for rank, calls in enumerate(together(arrivals)):
         write_rank(tmp_path, rank, calls, world=2, clock=3.6e9 * rank)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN the difference is found from their collectives
     assert found.clocks.offset_ns[1] - found.clocks.offset_ns[0] == 3_600_000_000 * US

@@ -31,20 +31,17 @@ def test_waiting_follows_from_the_begins(late: Any, clocks: Any, tmp_path: Path)
     arrivals = [[1_000 * at + each for at, each in enumerate(mine)] for mine in late]
     for rank, calls in enumerate(together(arrivals)):
         write_rank(tmp_path, rank, calls, world=len(late), clock=clocks[rank])
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN every rank waited from its arrival until the last one arrived
     calls = list(zip(*arrivals, strict=True))
     assert found.waits.waited_ns.tolist() == [
         sum(max(each) - each[rank] for each in calls) * US for rank in range(len(late))
     ]
-    # AND a rank that was last by more than the clocks' error is reported as last
+    # THEN a rank that was last by more than the clocks' error is reported as last
     for each, instance in zip(calls, found.waits.instances, strict=True):
         first, second = sorted(each, reverse=True)[:2]
         assert instance.late_ns == (first - second) * US
         assert instance.last == (each.index(first) if first - second > 1 else None)
         assert instance.waited_ns == sum(first - one for one in each) * US
-    # AND the sums are correct
     assert found.lost_ns == sum(each.waited_ns for each in found.waits.instances)
     assert found.waits.lost_ns.tolist() == found.waits.waited_ns.tolist()
     assert found.waits.caused_ns.sum() == sum(

@@ -35,18 +35,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_sleeping_rank_is_the_straggler(recorded: Path) -> None:
     # GIVEN traces of two processes, of which rank 1 slept before each all-reduce
-    # WHEN the ranks are analysed together
     found = ranks_in(recorded)
-    # THEN their collectives are matched
     assert (found.numbers, found.world_size) == ([0, 1], 2)
     assert found.matched.count >= gloo_rank.ROUNDS
     assert {each.op for each in found.waits.instances} == {"all_reduce"}
-    # AND rank 1 arrived last, and rank 0 waited for about as long as it slept
+    # THEN rank 1 arrived last, and rank 0 waited for about as long as it slept
     assert found.waits.last[1] >= gloo_rank.ROUNDS - 2
     assert found.waits.waited_ns[0] > 0.5 * SLEPT_NS
     straggler = finding_in(found, "ranks.late")
     assert (straggler.severity, straggler.numbers["rank"]) == ("high", 1)
-    # AND the reason is neither computing nor another collective
     reasons = dict(zip(REASONS, found.waits.reasons_ns[1].tolist(), strict=True))
     assert reasons[HOST] > 0.5 * SLEPT_NS
     assert reasons[COMPUTING] + reasons[OTHER_COLLECTIVES] < reasons[HOST]
@@ -57,9 +54,7 @@ def test_the_sleeping_rank_is_the_straggler(recorded: Path) -> None:
 
 @pytest.mark.slow
 def test_the_communication_of_the_waiting_rank_is_exposed(recorded: Path) -> None:
-    # GIVEN the trace of the rank that waits
     trace = read_trace(recorded / "rank0_trace.json")
-    # WHEN it is analysed alone
     findings = analyze(trace, ["host"]).findings()
     # THEN the result says that it did nothing but communicate
     (finding,) = [each for each in findings if each.code == "host.communication"]
@@ -69,10 +64,8 @@ def test_the_communication_of_the_waiting_rank_is_exposed(recorded: Path) -> Non
 @pytest.mark.slow
 def test_the_real_timelines_are_merged(recorded: Path, tmp_path: Path) -> None:
     # GIVEN both traces
-    # WHEN they are merged
     merge(ranks_in(recorded), tmp_path / "merged.json.gz")
     whole = read_trace(tmp_path / "merged.json.gz")
-    # THEN all events are there, and those of one rank are unchanged
     parts = [read_trace(recorded / f"rank{rank}_trace.json") for rank in range(2)]
     assert len(whole.events) == sum(len(part.events) for part in parts)
     begins = sorted(int(at) for part in parts for at in part.events.begin_ns)

@@ -40,9 +40,7 @@ def test_the_process_groups_name_missing_ranks(config: object, tmp_path: Path) -
     # GIVEN ranks 0 and 1 of a job whose size is only in the process groups
     for rank in range(2):
         write_rank(tmp_path, rank, CALLS, about={"pg_config": config}, host="node1")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN the others are missing, and the source is named
     assert (found.world_size, found.missing) == (4, [2, 3])
     assert found.to_dict()["world_size_from"] == "pg_config"
     assert "pg_config" in found.remarks[0]
@@ -54,11 +52,9 @@ def test_the_process_groups_name_missing_ranks(config: object, tmp_path: Path) -
     ids=["size", "members"],
 )
 def test_the_collectives_name_missing_ranks(arguments: dict[str, Any], tmp_path: Path) -> None:
-    # GIVEN two ranks whose collectives contain the number of ranks
     for rank in range(2):
         path = write_rank(tmp_path, rank, CALLS, host="node1", name=f"rank{rank}.json")
         with_arguments(path, **arguments)
-    # WHEN the ranks are analysed together THEN the third is missing
     assert ranks_in(tmp_path).missing == [2]
 
 
@@ -83,7 +79,5 @@ def test_invalid_groups_give_a_number_or_none(config: Any, matrix: Any) -> None:
     # GIVEN any value instead of the groups
     trace = without_events("x")
     trace.metadata["distributedInfo"] = {"pg_config": config}
-    # WHEN the ranks are counted
     found = least_ranks(trace, {"communication_matrix.json": matrix})
-    # THEN there is a number that a job can have, or none
     assert found is None or 0 < found[0] <= 1_000_000

@@ -55,7 +55,6 @@ def test_a_rank_that_sleeps_once_a_step_is_named_despite_many_short_races(tmp_pa
             arrivals[0].append(at + late + follows)
             arrivals[1].append(at + slept + follows)
     write_job(tmp_path, arrivals)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN rank 0 was last most often, and rank 1 is the one that is waited for
     assert found.waits.last.tolist() == [42, 5]
@@ -67,11 +66,9 @@ def test_a_rank_that_sleeps_once_a_step_is_named_despite_many_short_races(tmp_pa
     assert late.numbers["waited_percent"] == pytest.approx(100 * 150 / (150 + 47.205))
     assert late.numbers["collective_of_step"] == 1
     assert (late.numbers["last"], late.numbers["of"]) == (5, 6)
-    # AND the reason is only its host
     assert reasons_of(found, 1) == {
         BEFORE: 0, COMPUTING: 0, OTHER_COLLECTIVES: 0, HOST: 150_000 * US, NOT_KNOWN: 0,
     }  # fmt: skip
-    # AND the position in the step is in the JSON and in a table
     (group,) = found.to_dict()["collectives"]
     assert (group["most_often_last"], group["most_waited_for"]) == (0, 1)
     assert group["most_waited_for_us"] == 150_000
@@ -82,7 +79,6 @@ def test_a_rank_that_sleeps_once_a_step_is_named_despite_many_short_races(tmp_pa
 
 
 def test_ranks_that_are_late_in_turn_at_a_position_are_not_blamed(tmp_path: Path) -> None:
-    # GIVEN two ranks that arrive in turn 30 ms late at the first collective of a step
     arrivals: list[list[float]] = [[], []]
     for step in range(6):
         for number in range(8):
@@ -90,9 +86,7 @@ def test_ranks_that_are_late_in_turn_at_a_position_are_not_blamed(tmp_path: Path
             for rank in range(2):
                 arrivals[rank].append(at + (30_000 if not number and step % 2 == rank else 0))
     write_job(tmp_path, arrivals)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN waiting is reported, but no rank is blamed
     assert "ranks.waiting" in codes_in(found)
     assert "ranks.late" not in codes_in(found)
 
@@ -104,9 +98,7 @@ def test_a_rank_that_computes_longer(tmp_path: Path) -> None:
     for rank, calls in enumerate(together(arrivals)):
         computing = [(1_000.0 * n + 100, calls[n][1]) for n in range(10)]
         write_rank(tmp_path, rank, calls, world=3, computing=computing, host="node1")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN this is the reason why the others waited for it
     assert found.waits.waited_for_ns.tolist() == [0, 0, 10 * 2 * 200 * US]
     why = reasons_of(found, 2)
     assert why[COMPUTING] == pytest.approx(10 * 2 * 200 * US, abs=20)
@@ -124,9 +116,7 @@ def test_computing_while_a_rank_waits_does_not_count_before_the_next(tmp_path: P
         if rank == 0:
             computing += [(calls[n][1] + 20, calls[n][1] + 170) for n in range(10)]
         write_rank(tmp_path, rank, calls, world=2, computing=computing, host="node1")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN each reason has half of the 50 µs that rank 0 lost each time
     assert found.waits.waited_ns.tolist() == [10 * 200 * US, 0]
     assert found.waits.waited_for_ns.tolist() == [0, 10 * 50 * US]
     why = reasons_of(found, 1)
@@ -134,8 +124,6 @@ def test_computing_while_a_rank_waits_does_not_count_before_the_next(tmp_path: P
 
 
 def test_a_rank_that_is_delayed_by_another_collective(tmp_path: Path) -> None:
-    # GIVEN three ranks, of which rank 2 is 300 µs longer in a collective that the others do not
-    # have
     calls = together([[1_000.0 * n + 400 + (300 if rank == 2 else 0) for n in range(10)]
                       for rank in range(3)])  # fmt: skip
     for rank, mine in enumerate(calls):
@@ -145,9 +133,7 @@ def test_a_rank_that_is_delayed_by_another_collective(tmp_path: Path) -> None:
             mine = [*mine, *[(op, begin, end + 300) for op, begin, end in own]]
             groups += ["other"] * 10
         write_rank(tmp_path, rank, mine, world=3, groups=groups, host="node1")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN this is the reason why the others waited, except in the first, before which it was idle
     why = reasons_of(found, 2)
     assert why[OTHER_COLLECTIVES] > 0.85 * found.waits.waited_for_ns[2]
     assert sum(why.values()) == found.waits.waited_for_ns[2]
@@ -167,9 +153,7 @@ def test_a_rank_whose_step_begins_later(clock: int, tmp_path: Path) -> None:
             tmp_path, rank, calls, world=4, steps=steps, begin=begin, host=f"node{rank}",
             clock=clock if rank == 3 else 0,
         )  # fmt: skip
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN this is the reason for all waiting, and its own work is not blamed
     assert found.waits.waited_for_ns[3] == reasons_of(found, 3)[BEFORE] > 0
     late = finding_in(found, "ranks.late")
     assert late.severity == "low"
@@ -189,12 +173,10 @@ def test_later_steps_are_compared_from_the_collective_before(tmp_path: Path) -> 
         steps = [(STEP * step + (20_000 if rank and not step else 0), STEP * (step + 1) - 1)
                  for step in range(4)]  # fmt: skip
         write_rank(tmp_path, rank, calls, world=2, steps=steps, begin=20_000.0 * rank, host="n")
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN the reason for the first is its late begin, and for the others its host
     why = reasons_of(found, 1)
     assert (why[BEFORE], why[HOST]) == (20_000 * US, 15_000 * US)
-    # AND only waiting that is not from before the traces counts for the severity: 15 of 285 ms,
+    # THEN only waiting that is not from before the traces counts for the severity: 15 of 285 ms,
     # while 35 would be high
     assert finding_in(found, "ranks.late").severity == "medium"
 
@@ -202,7 +184,6 @@ def test_later_steps_are_compared_from_the_collective_before(tmp_path: Path) -> 
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_reasons_sum_to_the_waiting(data: st.DataObject, tmp_path: Path) -> None:
-    # GIVEN ranks that arrive and compute at random
     for old in tmp_path.iterdir():
         old.unlink()
     ranks, steps = data.draw(st.integers(2, 4)), data.draw(st.integers(0, 3))
@@ -217,12 +198,10 @@ def test_reasons_sum_to_the_waiting(data: st.DataObject, tmp_path: Path) -> None
             computing=[(1_000.0 * n, 1_000.0 * n + us) for n, us in enumerate(computes[rank])],
             steps=[(2_000.0 * n + begins[rank], 2_000.0 * n + 1_999) for n in range(steps)],
         )  # fmt: skip
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN the reasons of each rank sum to what the others lost because of it, and none is negative
     assert found.waits.reasons_ns.sum(axis=1).tolist() == found.waits.waited_for_ns.tolist()
     assert found.waits.reasons_ns.min() >= 0
-    # AND the parts of its time sum to its time
     for at, summary in enumerate(found.summaries):
         parts = found.usage(at)
         assert sum(parts.values()) == summary.usage.time_ns
@@ -230,7 +209,6 @@ def test_reasons_sum_to_the_waiting(data: st.DataObject, tmp_path: Path) -> None
 
 
 def test_the_chart_equals_the_table(tmp_path: Path) -> None:
-    # GIVEN three ranks that compute, wait with and without computing, and communicate
     calls = together([[1_000.0 * n + 400 + 100 * rank for n in range(5)] for rank in range(3)], 200)
     for rank, mine in enumerate(calls):
         computing = [(1_000.0 * n + 5, 1_000.0 * n + 450) for n in range(5)]
@@ -238,10 +216,8 @@ def test_the_chart_equals_the_table(tmp_path: Path) -> None:
         write_rank(tmp_path, rank, mine, world=3, computing=computing, steps=steps, host="node1")
     analysis = analyze_ranks(tmp_path, 1)
     found = ranks_in(tmp_path)
-    # WHEN the chart of the ranks is created
     (picture,) = charts(analysis)
     drawn = {key: times for _, key, times in picture["parts"]}
-    # THEN each part equals the table's
     table = found.tables()[0]
     columns = [name for name, _ in table.columns]
     rows = {str(row[0]): dict(zip(columns, row, strict=True)) for row in table.rows}
@@ -254,12 +230,11 @@ def test_the_chart_equals_the_table(tmp_path: Path) -> None:
             ("idle", "idle"),
         ):
             assert drawn[key][at] == row[column], (rank, key)
-        # AND all add up to the steps' time, communication included
         assert sum(times[at] for times in drawn.values()) == row["time"] == 4_999 * US
         # 400 to 800 µs in each, 450 of each step is computing; each rank comes 100 µs later
         exposed = drawn["waiting"][at] + drawn["communicating"][at]
         assert exposed == 5 * (350, 300, 200)[at] * US
-    # AND waiting that computing hides is counted once, as computing
+    # THEN waiting that computing hides is counted once, as computing
     assert drawn["waiting"][0] == found.waits.lost_ns[0] < found.waits.waited_ns[0]
 
 
@@ -269,9 +244,7 @@ def test_ranks_that_compute_equally_long_are_named_together(tmp_path: Path) -> N
         us = 350 + rank if rank > 1 else 200 + rank
         computing = [(n + 150, n + 150 + us) for n in (0, 1_000, 2_000)]
         write_rank(tmp_path, rank, calls, world=4, computing=computing)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN both are reported, with how much longer they compute than the others
     written = found.to_dict()["imbalance"]
     assert (written["rank"], written["ranks"]) == (3, [2, 3])
     assert written["times_the_others"] == pytest.approx((352 + 353) / (200 + 201), rel=0.01)
@@ -290,9 +263,7 @@ def test_communication_of_other_libraries_is_matched(tmp_path: Path) -> None:
             if event["name"].startswith("nccl"):
                 event["name"] = name
         path.write_text(json.dumps(whole))
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN they are collectives, and not computing
     assert found.matched.count == 3
     assert found.waits.waited_ns.tolist() == [150 * US, 0]
     assert found.to_dict()["ranks"][0]["exposed_comm_us"] == 3 * 60
@@ -301,7 +272,6 @@ def test_communication_of_other_libraries_is_matched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("library", ["gloo", "xccl"])
 def test_operators_of_collectives_do_not_compute(library: str, tmp_path: Path) -> None:
-    # GIVEN a rank without a device, whose collectives are operators
     program = Program()
     for _ in range(3):
         with program.within("aten::mm"):
@@ -309,6 +279,5 @@ def test_operators_of_collectives_do_not_compute(library: str, tmp_path: Path) -
         with program.within(f"{library}:all_reduce"):
             program.work(40)
     trace = program.trace(tmp_path)
-    # WHEN its time is summed up THEN the collectives communicate
     found = usage_of(trace, window_of(trace) or (0, 0))
     assert (found.computing_ns, found.communicating_ns) == (300 * US, 120 * US)

@@ -32,16 +32,14 @@ def test_many_ranks(tmp_path: Path) -> None:
     ]
     for rank, calls in enumerate(together(arrivals)):
         write_rank(tmp_path, rank, calls, world=200, clock=float(rank % 11))
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path, jobs=None)
-    # THEN it is found, and so are all clocks
     assert found.numbers == list(range(200))
     assert found.waits.last[177] == found.waits.last.sum() == 5
     ahead = found.clocks.offset_ns - found.clocks.offset_ns[0]
     assert ahead.tolist() == [rank % 11 * US for rank in range(200)]
     late = finding_in(found, "ranks.late")
     assert (late.numbers["rank"], late.numbers["waited_percent"]) == (177, 100)
-    # AND its page says how much is left out
+    # THEN its page says how much is left out
     assert len(found.tables()[0].rows) == 50
     assert "150" in found.tables()[0].note
 
@@ -54,10 +52,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_worker_processes_give_the_same(folder: Path) -> None:
-    # GIVEN joblib
     pytest.importorskip("joblib")
     paths = traces_in(folder)
-    # WHEN the traces are summed up by two workers THEN the result is that of one
     results = [ranks_of(folder, summarise_all(paths, jobs)).to_dict() for jobs in (1, 2)]
     assert results[0] == results[1]
 
@@ -75,23 +71,19 @@ def test_the_backend_of_joblib_is_used(folder: Path) -> None:
             return int(super().configure(*args, **named))
 
     joblib.register_parallel_backend("cluster", Cluster)
-    # WHEN the traces are summarised within its configuration
     with joblib.parallel_config(backend="cluster", n_jobs=2):
         found = summarise_all(traces_in(folder))
-    # THEN it did the work
     assert taken
     assert [each.rank for each in found if isinstance(each, RankSummary)] == list(range(6))
 
 
 @pytest.mark.slow
 def test_a_dask_cluster_reads_the_traces(folder: Path) -> None:
-    # GIVEN a cluster, and a trace that cannot be read
     distributed = pytest.importorskip("distributed")
     (folder / "rank5.json.gz").write_bytes(b"no trace")
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
     done: list[tuple[int, int]] = []
     with distributed.LocalCluster(host="127.0.0.1", **options) as cluster:
-        # WHEN its workers read the traces
         analysis = analyze(
             folder,
             cluster=cluster.scheduler_address,
@@ -100,12 +92,11 @@ def test_a_dask_cluster_reads_the_traces(folder: Path) -> None:
         printed = CliRunner().invoke(
             command, ["analyze", str(folder), "--cluster", cluster.scheduler_address]
         )
-    # THEN the result is that of one process
     ranks = analysis.results["ranks"]
     assert ranks.to_dict() == analyze(folder, jobs=1).results["ranks"].to_dict()
     assert ranks.to_dict()["found"] == list(range(5))
     assert done == [(number, 6) for number in range(1, 7)]
-    # AND the page says why a trace was left out
+    # THEN the page says why a trace was left out
     assert printed.exit_code == 0
     (remark,) = [each for each in ranks.to_dict()["remarks"] if each.startswith("Skipped")]
     assert "rank5.json.gz" in remark
@@ -113,15 +104,12 @@ def test_a_dask_cluster_reads_the_traces(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_ray_cluster_reads_the_traces(folder: Path) -> None:
-    # GIVEN a cluster of Ray on this machine
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000)
     try:
-        # WHEN its workers read the traces
         found = analyze(folder, cluster="ray").results["ranks"]
     finally:
         ray.shutdown()
-    # THEN the result is that of one process
     assert found.to_dict() == analyze(folder, jobs=1).results["ranks"].to_dict()
 
 
@@ -153,10 +141,8 @@ def test_a_killed_worker_costs_only_its_trace(
         return summarise(path, where, most)
 
     monkeypatch.setattr("stagespan.trace.ranks.workers.summarise", read)
-    # WHEN the traces are summarised
     with joblib.parallel_config(backend="threading", n_jobs=2):
         found = summarise_all(traces_in(folder))
-    # THEN the others are there, and one sentence says what happened
     assert [each.rank for each in found if isinstance(each, RankSummary)] == [0, 1, 2, 4, 5]
     assert isinstance(found[3], UnreadableFile)
     assert "its worker was killed" in found[3].reason
@@ -165,13 +151,11 @@ def test_a_killed_worker_costs_only_its_trace(
 
 @pytest.mark.full
 def test_a_thousand_ranks_need_the_memory_of_one(tmp_path: Path) -> None:
-    # GIVEN 1,000 ranks with 200 kernels each
     arrivals = [[1_000.0 * n + rank % 7 for n in range(5)] for rank in range(1_000)]
     computing = [(20.0 + 4 * n, 22.0 + 4 * n) for n in range(200)]
     for rank, calls in enumerate(together(arrivals)):
         write_rank(tmp_path, rank, calls, world=1_000, computing=computing)
     paths = traces_in(tmp_path)
-    # WHEN they are summarised
     summaries = summarise_all(paths, 1)
     # THEN what is kept of each rank is small and does not depend on their number
     sizes = [len(pickle.dumps(each)) for each in summaries]
@@ -184,10 +168,7 @@ def test_a_thousand_ranks_need_the_memory_of_one(tmp_path: Path) -> None:
 def test_without_joblib_ranks_are_read_one_after_another(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN no joblib
     monkeypatch.setitem(sys.modules, "joblib", None)
-    # WHEN workers are requested
-    # THEN it works without them
     assert len(summarise_all(traces_in(folder), 4)) == 6
 
 
@@ -196,7 +177,6 @@ def test_workers_return_little_data(tmp_path: Path) -> None:
     calls = [("AllReduce", 1_000.0 * n, 1_000.0 * n + 10) for n in range(100)]
     computing = [(20.0 + 4 * n, 22.0 + 4 * n) for n in range(20_000)]
     path = write_rank(tmp_path, 0, calls, world=2, computing=computing)
-    # WHEN it is summed up
     found = summarise(path)
     # THEN the size of its summary depends on the collectives, not on the trace
     assert isinstance(found, RankSummary)
@@ -204,11 +184,9 @@ def test_workers_return_little_data(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_for_any_number_of_ranks(tmp_path: Path) -> None:
-    # GIVEN the numbers of collectives that are kept of each rank
     kept = {ranks: most_collectives(ranks) for ranks in (1, 8, 1_000, 10_000, 100_000)}
     # THEN there are fewer for many ranks, but enough to see who is late
     assert kept == {1: 5_000, 8: 5_000, 1_000: 4_000, 10_000: 400, 100_000: 200}
-    # AND the others are counted
     calls = [("AllReduce", 1_000.0 * n, 1_000.0 * n + 10) for n in range(5)]
     found = summarise(write_rank(tmp_path, 0, calls, world=2), most=3)
     assert isinstance(found, RankSummary)
@@ -216,7 +194,6 @@ def test_memory_is_bounded_for_any_number_of_ranks(tmp_path: Path) -> None:
 
 
 def test_parts_of_many_ranks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN ranks of which some are late, with computing between their collectives
     late = {3: 4, 7: 1, 11: 2}
     arrivals = [
         [1_000.0 * n + 90 * (late.get(n) == rank) + rank for n in range(15)] for rank in range(5)
@@ -234,13 +211,10 @@ def test_parts_of_many_ranks_give_the_same(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_very_many_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN more collectives than are kept
     monkeypatch.setattr("stagespan.trace.ranks.collectives.MOST_COLLECTIVES", 3)
     for rank, calls in enumerate(together([[1_000.0 * n for n in range(5)]] * 2)):
         write_rank(tmp_path, rank, calls, world=2)
-    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN this is reported
     assert found.matched.count == 3
     assert sum(each.collectives.left_out for each in found.summaries) == 4
     (remark,) = found.remarks

@@ -29,7 +29,6 @@ def merged(found: Ranks, target: Path) -> list[dict[str, Any]]:
 
 
 def test_every_event_on_one_clock(tmp_path: Path) -> None:
-    # GIVEN three ranks whose clocks are 0, 500 and -200 µs ahead
     clocks = (0, 500, -200)
     calls = together([[100, 1_100, 2_100]] * 3)
     for rank in range(3):
@@ -37,7 +36,6 @@ def test_every_event_on_one_clock(tmp_path: Path) -> None:
             tmp_path, rank, calls[rank], world=3, clock=clocks[rank], computing=[(200.5, 300.625)]
         )
     found = ranks_in(tmp_path)
-    # WHEN they are merged
     merge(found, tmp_path / "out" / "merged.json.gz")
     trace = read_trace(tmp_path / "out" / "merged.json.gz")
     # THEN each event of each rank is there, at the same time as on the others
@@ -75,10 +73,8 @@ def test_no_id_is_shared(tmp_path: Path) -> None:
     for rank in range(2):
         top = {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(top))
-    # WHEN they are merged
     entries = merged(ranks_in(tmp_path), tmp_path / "merged.json")
     half = [e for e in entries if not (e["ph"] == "M" and e["name"] == "process_sort_index")]
-    # THEN all entries of both are there, without shared ids
     assert len(entries) > 2 * len(events) - 2
     by_rank: list[dict[str, set[Any]]] = [{}, {}]
     pids = [e["pid"] for e in entries if e["name"] == "process_name"]
@@ -101,7 +97,7 @@ def test_no_id_is_shared(tmp_path: Path) -> None:
     for kind in ("pid", "tid", "id", "correlation", "External id"):
         assert by_rank[0][kind].isdisjoint(by_rank[1][kind]), kind
         assert len(by_rank[0][kind]) == len(by_rank[1][kind])
-    # AND within a rank the links are kept: a flow has both its ends, a kernel its call
+    # THEN within a rank the links are kept: a flow has both its ends, a kernel its call
     arrows = Counter(e["id"] for e in entries if e.get("cat") == "ac2g")
     assert set(arrows.values()) == {2}
     correlations = Counter(
@@ -117,12 +113,9 @@ def test_no_id_is_shared(tmp_path: Path) -> None:
 
 
 def test_processes_are_named_and_sorted_by_rank(tmp_path: Path) -> None:
-    # GIVEN two ranks
     for rank, calls in enumerate(together([[100, 1_100]] * 2)):
         write_rank(tmp_path, rank, calls, world=2, computing=[(200, 300)])
-    # WHEN they are merged
     entries = merged(ranks_in(tmp_path), tmp_path / "merged.json.gz")
-    # THEN the names contain the ranks, and determine the order
     name = {e["pid"]: e["args"]["name"] for e in entries if e["name"] == "process_name"}
     order = {
         e["pid"]: e["args"]["sort_index"] for e in entries if e["name"] == "process_sort_index"
@@ -134,11 +127,8 @@ def test_processes_are_named_and_sorted_by_rank(tmp_path: Path) -> None:
 
 
 def test_real_ranks_keep_all_their_events(traces: Path, tmp_path: Path) -> None:
-    # GIVEN eight real ranks
     folder = traces / "nccl_dlrm_8rank"
-    # WHEN they are merged
     merge(ranks_in(folder), tmp_path / "merged.json.gz")
-    # THEN the merged trace contains all their events
     whole = read_trace(tmp_path / "merged.json.gz")
     parts = [read_trace(path) for path in sorted(folder.iterdir())]
     assert len(whole.events) == sum(len(part.events) for part in parts)
@@ -151,7 +141,6 @@ def test_real_ranks_keep_all_their_events(traces: Path, tmp_path: Path) -> None:
 
 
 def test_a_truncated_or_not_quite_valid_trace(tmp_path: Path) -> None:
-    # GIVEN a truncated trace, and one with quotes in a name, NaN and a stray word
     for rank, calls in enumerate(together([[100, 1_100]] * 3)):
         write_rank(tmp_path, rank, calls, world=3, name=f"rank{rank}.json")
     cut = (tmp_path / "rank1.json").read_bytes()
@@ -160,9 +149,7 @@ def test_a_truncated_or_not_quite_valid_trace(tmp_path: Path) -> None:
     odd = odd.replace('"traceEvents": [', '"traceEvents": [{"ph": "X", "name": "a", "ts": 5,'
                       ' "dur": 1, "pid": 1, "tid": 1, "args": {"x": NaN}}, 7, ')  # fmt: skip
     (tmp_path / "rank2.json").write_text(odd)
-    # WHEN they are merged
     entries = merged(ranks_in(tmp_path), tmp_path / "merged.json")
-    # THEN everything that is complete is there
     kinds = Counter(e["name"] for e in entries)
     assert kinds["ncclDevKernel_AllReduce_Sum_f32_RING"] == 5
     assert kinds["a"] == 1
@@ -184,7 +171,6 @@ def test_times_and_sort_indices_out_of_bounds(tmp_path: Path) -> None:
     path.write_text(
         path.read_text().replace('"traceEvents": [', '"traceEvents": [' + ", ".join(odd) + ", ")
     )
-    # WHEN they are merged
     entries = merged(ranks_in(tmp_path), tmp_path / "merged.json")
     # THEN such times are unchanged, and everything else is there
     kinds = Counter(e["name"] for e in entries)
@@ -193,12 +179,10 @@ def test_times_and_sort_indices_out_of_bounds(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    # GIVEN ranks, and a target below a file
     for rank, calls in enumerate(together([[100, 1_100]] * 2)):
         write_rank(tmp_path, rank, calls, world=2)
     found = ranks_in(tmp_path)
     (tmp_path / "file").write_text("")
-    # WHEN they are merged
     # THEN a sentence says so, and no file is left
     with pytest.raises(StagespanError, match="cannot be written"):
         merge(found, tmp_path / "file" / "merged.json.gz")

@@ -75,27 +75,23 @@ def test_ranks_with_only_tables(tmp_path: Path) -> None:
                  for n, name in enumerate(names(4), 1)]  # fmt: skip
         step = (2_000.0 + 4 * late, 4 * (400.0 - late), 500.0)
         write_tables(tmp_path, rank, step, calls, world=3)
-    # WHEN they are read as a job
     found = ranks_in(tmp_path)
-    # THEN their collectives are matched, and the rank that is waited for is known
     assert (found.numbers, found.world_size, found.missing) == ([0, 1, 2], 3, [])
     assert found.matched.count == 4
     assert found.waits.waited_ns.tolist() == [4 * 300 * US, 4 * 300 * US, 0]
     late_rank = finding_in(found, "ranks.late")
     assert (late_rank.numbers["rank"], late_rank.numbers["waited_percent"]) == (2, 100)
-    # AND the computing is that of their steps
     written = found.to_dict()
     assert written["imbalance"]["ranks"] == [2]
     assert [row["parts_us"]["computing"] for row in written["ranks"]] == [2_000, 2_000, 3_200]
     assert [row["computed_us"] for row in written["ranks"]] == [None] * 3
     assert "ranks.imbalance" in codes_in(found)
-    # AND no reason for its lateness is invented
+    # THEN no reason for its lateness is invented
     because = written["ranks"][2]["late_because_us"]
     assert because["unknown"] == sum(because.values()) == 2 * 4 * 300
 
 
 def test_a_rank_with_its_kernels_shows_what_it_computed(tmp_path: Path) -> None:
-    # GIVEN two ranks with tables of their kernels
     for rank in range(2):
         late = 300 if rank else 0
         calls = [(name, 1_000.0 * n + late, 1_000.0 * n + 400, 50.0)
@@ -104,7 +100,6 @@ def test_a_rank_with_its_kernels_shows_what_it_computed(tmp_path: Path) -> None:
         head = "Step Id,Device_id,Name,Type,Accelerator Core,Start Time(us),Duration(us)"
         kernels = "\n".join([head, *rows]) + "\n"
         write_tables(tmp_path, rank, (1_200.0, 1_600.0, 0.0), calls, kernels=kernels)
-    # WHEN they are read as a job
     written = ranks_in(tmp_path).to_dict()
     # THEN this is the reason for the waiting, except for the first, before which nothing is known
     because = written["ranks"][1]["late_because_us"]
@@ -121,9 +116,7 @@ def test_ranks_that_wait_for_missing_ones(tmp_path: Path) -> None:
         calls = [(name, 1_000.0 * n, 1_000.0 * n + 900, 20.0)
                  for n, name in enumerate(names(3), 1)]  # fmt: skip
         write_tables(tmp_path, rank, (300.0, 2_700.0, 0.0), calls, matrix=matrix)
-    # WHEN they are read as a job
     found = ranks_in(tmp_path)
-    # THEN the missing ones are named, with the waiting for them
     assert (found.world_size, found.missing) == (4, [2, 3])
     assert [each.still_ns for each in found.waits.instances] == [880 * US] * 3
     (finding,) = found.findings()
@@ -134,23 +127,19 @@ def test_ranks_that_wait_for_missing_ones(tmp_path: Path) -> None:
 
 
 def test_a_transit_longer_than_the_collective_leaves_no_time(tmp_path: Path) -> None:
-    # GIVEN two ranks whose collectives of 900 µs have transits of 950
     for rank in range(2):
         calls = [(name, 1_000.0 * n, 1_000.0 * n + 900, 950.0)
                  for n, name in enumerate(names(3), 1)]  # fmt: skip
         write_tables(tmp_path, rank, (300.0, 2_700.0, 0.0), calls)
-    # WHEN they are read as a job
     # THEN data moved all the time
     assert [each.still_ns for each in ranks_in(tmp_path).waits.instances] == [0, 0, 0]
 
 
 def test_a_transit_of_zero_is_ignored(tmp_path: Path) -> None:
-    # GIVEN the same with a transit of 0, as collectives on the cores have it
     for rank in range(2):
         calls = [(name, 1_000.0 * n, 1_000.0 * n + 900, 0.0)
                  for n, name in enumerate(names(3), 1)]  # fmt: skip
         write_tables(tmp_path, rank, (300.0, 2_700.0, 0.0), calls)
-    # WHEN they are read as a job
     # THEN nothing is reported about data that did not move
     found = ranks_in(tmp_path)
     assert {each.still_ns for each in found.waits.instances} == {None}
@@ -158,27 +147,21 @@ def test_a_transit_of_zero_is_ignored(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_steps_is_left_out(tmp_path: Path) -> None:
-    # GIVEN three ranks, of which one has a table without figures
     for rank in range(3):
         calls = [(name, 1_000.0, 1_900.0, 20.0) for name in names(1)]
         root = write_tables(tmp_path, rank, (300.0, 900.0, 0.0), calls)
     (root / "ASCEND_PROFILER_OUTPUT" / "step_trace_time.csv").write_text("Step,Computing\n1,N/A\n")
-    # WHEN they are read as a job
-    # THEN it is left out by name
     found = ranks_in(tmp_path)
     assert found.numbers == [0, 1]
     assert [each.path for each in found.unreadable] == [str(root)]
 
 
 def test_tables_cannot_be_merged(tmp_path: Path) -> None:
-    # GIVEN two ranks without a trace
     for rank in range(2):
         write_tables(tmp_path / "job", rank, (300.0, 900.0, 0.0), [])
-    # WHEN their timelines are requested
     result = cli_runner().invoke(
         command, ["analyze", str(tmp_path / "job"), "--merge", str(tmp_path / "merged.json")]
     )
-    # THEN a sentence says what is missing
     assert result.exit_code == 2
     assert "trace_view.json" in result.stderr
     assert not (tmp_path / "merged.json").exists()
@@ -187,10 +170,9 @@ def test_tables_cannot_be_merged(tmp_path: Path) -> None:
 def test_four_real_ranks_without_a_trace(more_traces: Path) -> None:
     # GIVEN the tables of four ranks in two stages of a pipeline
     found = ranks_in(more_traces / "ascend_st_level2")
-    # THEN they are a job, and all are there
     assert (found.numbers, found.world_size, found.missing) == ([0, 1, 2, 3], 4, [])
     assert found.matched.count == 28
-    # AND their computing and exposed communication equal those of step_trace_time.csv
+    # THEN their computing and exposed communication equal those of step_trace_time.csv
     parts = [found.usage(at) for at in range(4)]
     assert [each["computing"] for each in parts] == [231_290_100, 230_903_720, 400_448_260,
                                                      401_131_700]  # fmt: skip
@@ -206,7 +188,6 @@ def test_four_real_ranks_without_a_trace(more_traces: Path) -> None:
     assert [row["pipeline_stage"] for row in written["ranks"]] == [0, 0, 1, 1]
     # AND no share is above 100 %
     assert 0 < written["lost_percent"] < 100
-    # AND each rank's own page has the same exposed communication
     for at, exposed in enumerate((51.9, 54.6, 34.3, 32.3)):
         page = analyze_path(more_traces / "ascend_st_level2" / f"rank_{at}_ascend_pt")
         codes = {each.code: each for each in page.findings()}

@@ -34,14 +34,12 @@ def test_the_late_rank_s_stage_is_named(slow: int, tmp_path: Path) -> None:
     # GIVEN three ranks, of which one spends 15 times as long in a stage before each collective
     for rank in range(3):
         write_host(tmp_path, rank, [15_000 if rank == slow else 1_000] * 6)
-    # WHEN they are analysed together
     found = ranks_in(tmp_path)
     # THEN the finding about the late rank names the stage and how much longer it took
     late = finding_in(found, "ranks.late")
     assert late.numbers["rank"] == slow
     assert "It spent 15x as long in `augment` as the other ranks" in late.sentence
     assert "neither computed nor communicated" not in late.sentence
-    # AND a finding and a table compare the ranks
     stage = finding_in(found, "ranks.stage")
     assert stage.sentence.startswith(f"Rank {slow} spent 15x as long in `augment`")
     assert stage.numbers["more_ns"] == 6 * 14_000 * US
@@ -70,9 +68,7 @@ def test_a_rank_is_not_late_for_more_than_its_time(groups: tuple[str, ...], tmp_
         write_rank(
             tmp_path, rank, several, groups=names, world=3, host="n", computing=[(90_000, 90_001)]
         )
-    # WHEN they are analysed together
     found = ranks_in(tmp_path)
-    # THEN the time for which it was late is a part of the time that it is compared with
     finding = finding_in(found, "ranks.late")
     assert 50 < finding.numbers["late_percent"] <= 100
 
@@ -83,13 +79,10 @@ def test_only_stages_of_several_ranks_are_compared() -> None:
         {"load": StageRuns(5, 5_000)},
         {"load": StageRuns(10, 1_200)},
     ]
-    # WHEN ranks with different numbers of runs are compared
     (found,) = slower_stages(times)
-    # THEN a run is compared with a run, and the extra time is that of the rank's own runs
     assert (found.rank, found.stage) == (1, "load")
     assert (found.run_ns, found.others_ns, found.more_ns) == (1_000, 120, 5 * 880)
     assert found.times() == "8.3x as long"
-    # AND it is a finding only if it matters for the rank's time
     assert stage_findings(times, ["a", "b", "c"], [10**6] * 3) == []
     (finding,) = stage_findings(times, ["a", "b", "c"], [10_000] * 3)
     assert finding.numbers["percent"] == pytest.approx(44.0)
@@ -125,15 +118,12 @@ def synchronous(
 def test_nobody_who_waits_is_accused(
     ranks: int, slow: int, extra: float, order: list[str], waits_in: int, is_known: bool
 ) -> None:
-    # GIVEN ranks that wait in one stage for a rank that is slow in another
     slow %= ranks
     place = order[waits_in]
     times = synchronous(slow, ranks, order, extra, place)
-    # WHEN they are compared, with or without knowing from the times of the runs who waits
     found = slower_stages(
         times, (lambda rank, stage: stage == place) if is_known else (lambda rank, stage: None)
     )
-    # THEN only that rank is named, or, of two ranks, it is said that one of them waits
     for each in found:
         if each.is_cause:
             assert (each.rank, each.stage) == (slow, order[0])
@@ -160,9 +150,7 @@ def test_the_time_in_collectives_is_not_a_rank_s_own(tmp_path: Path) -> None:
                     program.work(10_000 - load_us)
         content = {"traceEvents": program.events, "host_name": "node1"}
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(content))
-    # WHEN they are analysed together
     found = ranks_in(tmp_path)
-    # THEN only the rank that loads is named, and where the other one waits for it
     stages = [each for each in found.findings() if each.code == "ranks.stage"]
     assert [each.sentence.split(" in `")[0] for each in stages] == ["Rank 1 spent 19x as long"]
     assert "rank 0 waits about 9.000 ms for it in `backward`" in stages[0].sentence

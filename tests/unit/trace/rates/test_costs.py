@@ -83,7 +83,6 @@ def test_products_of_experts(name: str, more: list[Any]) -> None:
     # GIVEN 6 tokens of 4, 2 of 3 experts for each, 10 rows of gate and up, 5 inner values
     dims = [[6, 4], [3, 10, 4], [3, 4, 5], [6, 2], [6, 2], *more]
     found = cost(name, dims)
-    # THEN each pair of a token and an expert has both products, and each expert is read once
     assert found.flops == 2 * 12 * (10 * 4 + 4 * 5)
     assert found.bytes == 2 * (2 * 24 + 120 + 60)
 
@@ -154,7 +153,6 @@ def flash(dims: list[Any], causal: bool = False, **others: str) -> Cost:
 
 
 def test_attention_counts_both_layouts() -> None:
-    # GIVEN 2 sequences of 9 with 4 heads of 8, in the two layouts
     last = flash([[2, 9, 4, 8]] * 3)
     first = cost(
         "aten::_scaled_dot_product_flash_attention",
@@ -302,12 +300,9 @@ def test_other_templates_have_no_formula() -> None:
 
 
 def test_an_operator_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN an operator that stagespan does not know
     monkeypatch.setattr("stagespan.trace.rates.costs._REGISTERED", {})
     assert formula_of("mine::mlp") is None
-    # WHEN its cost is registered
     register_cost("mine::mlp", lambda call: Cost(6 * call.tensor(0).numel, call.tensor(0).bytes))
-    # THEN it has one
     assert cost("mine::mlp", [[4, 8]]) == Cost(192, 64)
     with pytest.raises(TypeError, match="pass a function"):
         register_cost("mine::mlp", 3)  # type: ignore[arg-type]

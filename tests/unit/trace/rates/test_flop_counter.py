@@ -135,7 +135,6 @@ MODELS = [
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 def test_operations_equal_those_of_torch(make: Callable[[], Any], tmp_path: Path) -> None:
-    # GIVEN a step of training
     torch.manual_seed(0)
     model, inputs = make()
 
@@ -148,13 +147,11 @@ def test_operations_equal_those_of_torch(make: Callable[[], Any], tmp_path: Path
     expected: Counter[str] = Counter()
     for operator, flops in counter.get_flop_counts()["Global"].items():
         expected[str(operator).replace("aten.", "aten::")] += flops
-    # WHEN it is profiled with shapes
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         step()
     path = tmp_path / "trace.json"
     profiler.export_chrome_trace(str(path))
     found = rates.analyze(read_trace(path))
-    # THEN each operator that torch counts has the same operations
     assert isinstance(found, Rates)
     counted: Counter[str] = Counter()
     for row in found.by_operator:

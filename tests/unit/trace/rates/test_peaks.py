@@ -85,7 +85,6 @@ def test_a_file_of_the_user_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
     file = tmp_path / "peaks.csv"
     file.write_text("name,bf16,memory_tb_s\nFoo 9000,123.4,2\nH100,900,3\n")
     monkeypatch.setenv("STAGESPAN_PEAKS", str(file))
-    # THEN both are found by their names
     found = peaks_of("Foo 9000")
     assert found is not None
     assert (found.tflops, found.memory_tb_s) == ({"bf16": 123.4}, 2)

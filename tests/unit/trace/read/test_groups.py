@@ -16,11 +16,8 @@ _VALUES = st.integers(-3, 3) | st.integers(-(2**40), 2**40) | st.sampled_from([-
 @settings(max_examples=examples(300))
 @given(st.lists(st.tuples(_VALUES, _VALUES), max_size=12), st.integers(1, 3_000))
 def test_pairs(rows: list[tuple[int, int]], times: int) -> None:
-    # GIVEN any two columns, also of many rows
     columns = np.array(rows * times, dtype=np.int64).reshape(-1, 2)
-    # WHEN the different pairs are searched
     found, index = pairs(columns[:, 0], columns[:, 1])
-    # THEN there is one of each in ascending order, and each row has the index of its pair
     assert [tuple(pair) for pair in found.tolist()] == sorted(set(rows))
     assert np.array_equal(found[index], columns)
 
@@ -29,9 +26,7 @@ def test_pairs_of_narrow_columns() -> None:
     # GIVEN columns whose differences do not fit into their types
     first = np.array([-128, 127, -128], dtype=np.int8)
     second = np.array([2**31 - 1, -(2**31), 2**31 - 1], dtype=np.int32)
-    # WHEN the different pairs are searched
     found, index = pairs(first, second)
-    # THEN they are exact
     assert found.tolist() == [[-128, 2**31 - 1], [127, -(2**31)]]
     assert index.tolist() == [0, 1, 0]
 

@@ -22,10 +22,8 @@ def arrays(rows: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, np
 @settings(max_examples=examples(300))
 @given(_INTERVALS)
 def test_union(rows: list[tuple[int, int, int]]) -> None:
-    # GIVEN any intervals
     begin, end, _ = arrays(rows)
     inside = {t for b, d, _ in rows for t in range(b, b + d)}
-    # WHEN they are merged
     starts, ends = merged(begin, end)
     # THEN the union is what they cover, ascending and disjoint
     assert covered(begin, end) == len(inside)
@@ -38,7 +36,6 @@ def test_union(rows: list[tuple[int, int, int]]) -> None:
 def test_exclusive_time_belongs_to_the_interval_begun_last(
     rows: list[tuple[int, int, int]],
 ) -> None:
-    # GIVEN any intervals in threads, nested or crossing
     begin, end, thread = arrays(rows)
     expected = [0] * len(rows)
     for which in {row[2] for row in rows}:
@@ -50,16 +47,12 @@ def test_exclusive_time_belongs_to_the_interval_begun_last(
             ]
             if covering:
                 expected[max(covering)[2]] += 1
-    # WHEN their exclusive times are computed
-    # THEN each nanosecond has one owner
     assert exclusive(begin, end, thread).tolist() == expected
 
 
 def test_nested_siblings_that_touch() -> None:
-    # GIVEN a parent with two children that touch each other and its end, and one of length 0
     begin = np.array([0, 0, 4, 4, 10], dtype=np.int64)
     end = np.array([10, 4, 10, 4, 12], dtype=np.int64)
-    # WHEN exclusive times are computed
     own = exclusive(begin, end, np.zeros(5, dtype=np.int64))
     # THEN the parent has none left
     assert own.tolist() == [0, 4, 6, 0, 2]
@@ -87,9 +80,7 @@ def _nested(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 @settings(max_examples=examples(200))
 @given(_nested())
 def test_nesting_is_detected(rows: list[tuple[int, int, int]]) -> None:
-    # GIVEN intervals that nest
     edges = Edges(*arrays(rows))
-    # WHEN the owners are determined without a loop
     owner, nested = edges.innermost()
     # THEN that succeeds, with the same result as the loop
     assert nested

@@ -38,7 +38,6 @@ def test_operators_and_their_device_times_are_read(write_trace: Write) -> None:
         events += call("aten::linear", begin, [*parts, ("aten::addmm", begin + 8, 25)])
     path = write_trace(b"[]")
     path.write_text(json.dumps(events))
-    # WHEN the trace is analysed
     analysis = analyze(read_trace(path))
     found = analysis.to_dict()
     # THEN the operators are known, and the innermost ones are the device's work
@@ -46,7 +45,6 @@ def test_operators_and_their_device_times_are_read(write_trace: Write) -> None:
     assert found["verdict"]["verdict"] == "device-busy"
     assert found["kernels"]["kernels"] == 100
     assert found["trace"]["left_out"] == {}
-    # AND the page says that the trace is old
     assert "old autograd profiler, taken as an operator (50)" in " ".join(ignored(analysis.trace))
 
 
@@ -56,7 +54,6 @@ def test_a_trace_without_a_device(write_trace: Write) -> None:
     path.write_text(
         json.dumps([event("aten::mm", "CPU functions", 10.0 * at, 8) for at in range(9)])
     )
-    # WHEN the trace is analysed THEN they are operators
     found = analyze(read_trace(path)).to_dict()
     assert found["kernels"]["on_device"] is False
     assert found["kernels"]["time_us"] == 72

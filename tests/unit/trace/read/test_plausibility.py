@@ -60,7 +60,6 @@ def test_a_trace_without_faults_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": steps()}))
     trace = read_trace(path)
-    # WHEN it is analysed
     analysis = analyze(trace)
     # THEN the events are those of the file, and nothing is said
     assert analysis.trace.events is trace.events
@@ -73,7 +72,6 @@ def test_a_kernel_that_covers_later_ones_is_cut(longer: tuple[int, ...], tmp_pat
     events = steps(20)
     for at in longer:
         kernels(events)[at]["dur"] = 1_600
-    # WHEN the trace is analysed
     analysis = analysed(tmp_path, events)
     # THEN they end at the latest where the next kernel begins
     assert 3_000 <= busy_us(analysis) <= 3_000 + 300 * len(longer)
@@ -92,7 +90,6 @@ def test_the_public_functions_do_the_same(tmp_path: Path) -> None:
     kernels(events)[4]["dur"] = 1_600
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": events}))
-    # WHEN its device use and its breakdown are computed
     trace = read_trace(path)
     # THEN neither contains the wrong time
     assert device_use(trace).busy_ns == breakdown(trace, "step").total_ns < 3_300_000
@@ -127,9 +124,7 @@ def test_a_kernel_is_left_out_if_even_the_next_one_begins_too_late(tmp_path: Pat
                     "args": {"correlation": step, "device": 0, "stream": 7},
                 }
             )
-    # WHEN the trace is analysed
     analysis = analysed(tmp_path, events)
-    # THEN that kernel counts nowhere, and the verdict is not about it
     assert busy_us(analysis) == 99 * 15
     assert "device event that covers later events of its stream (1, 317.000 ms)" in said(analysis)
     found = analysis.to_dict()
@@ -140,12 +135,9 @@ def test_a_kernel_is_left_out_if_even_the_next_one_begins_too_late(tmp_path: Pat
 
 
 def test_a_step_whose_records_were_lost_is_named(tmp_path: Path) -> None:
-    # GIVEN ten steps, and the kernels of one of them are missing
     events = steps()
     missing = kernels(events)[6:8]
-    # WHEN the trace is analysed
     analysis = analysed(tmp_path, [each for each in events if each not in missing])
-    # THEN the verdict is about the others, and says so
     verdict = analysis.to_dict()["verdict"]
     assert verdict["verdict"] == "host-bound"
     assert "1 of the 10 steps has no device events" in verdict["sentence"]
@@ -178,7 +170,6 @@ def test_times_far_outside_of_all_others_are_left_out(
     for each in events:
         each["ts"] += offset
     change(events)
-    # WHEN the trace is analysed
     analysis = analysed(tmp_path, events)
     # THEN the trace is as long as its other events, and their number is given
     found = analysis.to_dict()
@@ -196,18 +187,15 @@ def test_a_time_of_zero_with_a_duration_is_left_out(tmp_path: Path) -> None:
     for each in events:
         each["ts"] += 60 * 10**6
     unset_with_duration(events)
-    # WHEN the trace is analysed THEN it does not lengthen the trace
     analysis = analysed(tmp_path, events)
     assert analysis.to_dict()["trace"]["window_us"] == pytest.approx(4_000, abs=20)
 
 
 def test_a_trace_that_begins_at_zero_is_whole(tmp_path: Path) -> None:
-    # GIVEN a trace whose first event begins at 0, and a long pause
     events = [
         {**each, "ts": each["ts"] - 1_000 + (9_000_000 if at > 40 else 0)}
         for at, each in enumerate(sorted(steps(), key=lambda each: each["ts"]))
     ]
-    # WHEN the trace is analysed THEN all of it counts
     assert events[0]["ts"] == 0
     analysis = analysed(tmp_path, events)
     assert (said(analysis), busy_us(analysis)) == ("", 1_500)
@@ -222,7 +210,6 @@ def test_a_kernel_without_a_valid_duration_is_left_out(
     events = steps()
     was = kernels(events)[at]["dur"]
     kernels(events)[at]["dur"] = wrong
-    # WHEN the trace is analysed
     analysis = analysed(tmp_path, events)
     # THEN it is not a kernel of 0 us, but unknown
     assert busy_us(analysis) == 1_500 - was
@@ -235,7 +222,6 @@ def test_a_call_that_did_not_end_does_not_lengthen_the_trace(wrong: float, tmp_p
     # GIVEN an operator whose end was not recorded
     events = steps()
     [each for each in events if each["cat"] == "cpu_op"][-1]["dur"] = wrong
-    # WHEN the trace is analysed
     analysis = analysed(tmp_path, events)
     # THEN the trace is as long as before, the operator is a part of it, and this is said
     assert analysis.to_dict()["trace"]["window_us"] == pytest.approx(4_000, abs=20)
@@ -284,11 +270,9 @@ def test_findings_that_rest_on_unknown_work_are_less_severe(tmp_path: Path) -> N
         return program.events
 
     (healthy,) = analysed(tmp_path, program()).findings()
-    # WHEN the duration of the kernel before the first wait is unknown
     events = program()
     kernels(events)[0]["dur"] = -1
     analysis = analysed(tmp_path, events)
-    # THEN the device may have been busy, so the finding is one grade less severe
     (doubtful,) = [each for each in analysis.findings() if each.code == healthy.code]
     assert (healthy.severity, doubtful.severity) == ("high", "medium")
     assert "one grade less severe" in said(analysis)
@@ -313,9 +297,7 @@ def step_marks(count: int, overlap: float, length: float = 1_000) -> list[Event]
 @pytest.mark.parametrize("overlap", [0.001, 0.5, 9.5])
 def test_steps_that_overlap_a_little_are_all_steps(overlap: float, tmp_path: Path) -> None:
     # GIVEN ten steps, each of which ends a little after the next one begins
-    # WHEN the trace is analysed
     analysis = analysed(tmp_path, step_marks(10, overlap))
-    # THEN all are steps, each ends where the next one begins, and this is counted
     found = analysis.to_dict()["steps"]
     assert (found["count"], found["steps_left_out"]) == (10, 0)
     assert found["step_us"]["median"] == 1_000
@@ -326,7 +308,6 @@ def test_steps_that_overlap_a_little_are_all_steps(overlap: float, tmp_path: Pat
 def test_steps_that_overlap_more_are_counted(overlap: float, length: float, tmp_path: Path) -> None:
     # GIVEN steps that overlap by 10 us or more, or by more than 1 %
     analysis = analysed(tmp_path, step_marks(10, overlap, length))
-    # WHEN the trace is analysed THEN those that are skipped are counted and named
     found = analysis.to_dict()["steps"]
     assert (found["count"], found["steps_left_out"]) == (5, 5)
     assert "5 marks overlap earlier ones and are skipped" in found["how"]
@@ -345,9 +326,7 @@ def test_ranges_that_touch_are_siblings(excess: float, tmp_path: Path) -> None:
             program.wait()
             program.event(name, "user_annotation", start, program.now + excess)
         program.event(f"iteration {number}", "user_annotation", begin, program.now)
-    # WHEN the trace is analysed
     stages = analysed(tmp_path, program.events).to_dict()["stages"]["stages"]
-    # THEN no range is inside of the one before it
     paths = {tuple(each["path"][-2:]) for each in stages}
     assert ("forward", "backward") not in paths
     for name in ("forward", "backward"):
@@ -359,14 +338,11 @@ def test_ranges_that_touch_are_siblings(excess: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cat", ["kernel", "cpu_op", "user_annotation", "python_function"])
 def test_a_name_of_megabytes_does_not_slow_down_the_analyses(cat: str, tmp_path: Path) -> None:
-    # GIVEN an event with a very long name
     events = steps()
     events.append(
         {"ph": "X", "cat": cat, "name": "n<" * 2_000_000, "pid": 9, "tid": 9, "ts": 1_500, "dur": 9}
     )
-    # WHEN the trace is analysed
     analysis = analysed(tmp_path, events)
-    # THEN only its begin is examined, which is said
     assert max(map(len, analysis.trace.names)) <= 16_384
     assert "name of more than 16,384 characters" in said(analysis)
 

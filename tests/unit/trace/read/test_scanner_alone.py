@@ -14,11 +14,9 @@ EVENT = b'{"ph": "X", "name": "op", "ts": 1, "dur": 2, "args": {"stream": 7, "no
 
 
 def test_results_can_be_taken_only_once() -> None:
-    # GIVEN a scanner that has been emptied
     scanner = _core.TraceScanner()
     scanner.scan(EVENT * 2, 0)
     first = scanner.take()
-    # WHEN it is used again
     assert scanner.total == 0
     assert len(np.asarray(scanner.take()["events"]["name"])) == 0
     scanner.scan(EVENT * 3, 0)
@@ -31,7 +29,6 @@ def test_results_can_be_taken_only_once() -> None:
 
 
 def test_calls_are_refused_while_another_thread_reads() -> None:
-    # GIVEN a scanner, and data that keep a thread busy for a while
     scanner = _core.TraceScanner()
     data = EVENT * 400_000
     refused: dict[str, str] = {}
@@ -41,7 +38,6 @@ def test_calls_are_refused_while_another_thread_reads() -> None:
         "leave_out": lambda: scanner.leave_out("cause", 0),
         "take": scanner.take,
     }
-    # WHEN another thread uses it while it reads, in as many scans as that takes
     limit = time.monotonic() + 60
     while len(refused) < len(asked) and time.monotonic() < limit:
         thread = threading.Thread(target=scanner.scan, args=(data, 0))
@@ -54,5 +50,4 @@ def test_calls_are_refused_while_another_thread_reads() -> None:
                     refused[name] = str(error)
         thread.join()
         scanner.take()
-    # THEN it is refused
     assert refused == dict.fromkeys(asked, "this scanner is in use by another thread")

@@ -43,9 +43,7 @@ def test_numbers_texts_and_lists(write_trace: Write) -> None:
         complete(6, {"mixed": "7"}),
         complete(7, {"mixed": [7]}),
     ]
-    # WHEN they are requested
     trace = read_trace(write_trace(entries))
-    # THEN each row that has one is there with its value
     assert values(trace, "whole") == [(0, 2**62), (1, -1)]
     assert values(trace, "part") == [(0, 1.0), (1, 0.25)]
     assert values(trace, "flag") == [(0, 1), (3, 0)]
@@ -53,7 +51,6 @@ def test_numbers_texts_and_lists(write_trace: Write) -> None:
     assert values(trace, "dims") == [(0, "[[1, 2], []]"), (3, '{"x": "}"}')]
     assert values(trace, "mixed") == [(4, "7"), (5, "7"), (6, "[7]")]
     assert trace.argument("no such key") is None
-    # AND texts are stored once
     words = trace.argument("word")
     assert words is not None
     assert words.numbers is None
@@ -68,9 +65,7 @@ def test_numbers_texts_and_lists(write_trace: Write) -> None:
 def test_instants_have_separate_arguments(write_trace: Write) -> None:
     # GIVEN an event and an instant with the same key
     entries = [complete(1, {"Bytes": 1}), {"ph": "i", "ts": 2, "args": {"Bytes": -512, "Addr": 3}}]
-    # WHEN it is requested
     trace = read_trace(write_trace(entries))
-    # THEN each table has its own column
     assert values(trace, "Bytes") == [(0, 1)]
     found = trace.argument("Bytes", "instants")
     assert found is not None
@@ -90,9 +85,7 @@ def test_rows_are_those_of_the_table(write_trace: Write) -> None:
         {"ph": "E", "ts": 4, "args": {"k": 4}},
         complete(5, {"k": 5}, name="c"),
     ]
-    # WHEN the argument is requested
     trace = read_trace(write_trace(entries))
-    # THEN its rows are those events
     names = {trace.names[trace.events.name[row]]: value for row, value in values(trace, "k")}
     assert names == {"joined": 1, "a": 2, "b": 3, "c": 5}
 
@@ -101,15 +94,12 @@ def test_rows_are_those_of_the_table(write_trace: Write) -> None:
     "name", ["cuda_a100_sync_multi_stream", "rocm_mi300_triton_compile", "cuda_h100_bert"]
 )
 def test_every_argument_of_a_real_trace(traces: Path, name: str) -> None:
-    # GIVEN a trace read with Python's own json module
     path = traces / f"{name}.json.gz"
     entries = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     events = [entry.get("args") or {} for entry in entries if entry["ph"] == "X"]
     trace = read_trace(path)
     for key in {key for event in events for key in event}:
-        # WHEN each of its arguments is requested
         found = trace.argument(key)
-        # THEN it equals json's
         expected = [(row, e[key]) for row, e in enumerate(events) if e.get(key) is not None]
         if not expected:
             assert found is None
@@ -127,11 +117,8 @@ def test_every_argument_of_a_real_trace(traces: Path, name: str) -> None:
 
 
 def test_a_trace_keeps_its_arguments_when_it_is_sent_to_another_process(write_trace: Write) -> None:
-    # GIVEN a trace with an argument, and columns that no event has
     trace = read_trace(write_trace([complete(1, {"k": "word"}), complete(2, {"k": 3})]))
-    # WHEN it is sent to another process, as workers do
     there = pickle.loads(pickle.dumps(trace))
-    # THEN nothing is lost
     assert values(there, "k") == [(0, "word"), (1, "3")]
     assert there.events.begin_ns.tolist() == [1000, 2000]
     assert there.events.stream.tolist() == trace.events.stream.tolist()
@@ -147,7 +134,6 @@ def test_quotes_in_names_near_and_far_from_each_other(write_trace: Write) -> Non
         line % (i, name, text) for i, (name, text) in enumerate(zip(names, texts, strict=True))
     ]
     for chunk_bytes in (50, 1000, 1 << 20):
-        # WHEN they are read, in chunks of some size
         path = write_trace(b"[" + b",\n".join(events) + b"\n]")
         trace = read_trace(path, chunk_bytes=chunk_bytes)
         # THEN every name is as intended, and the corrected ones are counted

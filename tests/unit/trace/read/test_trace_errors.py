@@ -132,7 +132,6 @@ def test_cut_off_at_every_byte(write_trace: Write, as_list: bool, chunk_bytes: i
     assert whole.incomplete is None
     seen = 0
     for length in range(len(data)):
-        # WHEN it ends after any byte
         path = write_trace(data[:length])
         trace = trace_or_refusal(path, chunk_bytes)
         if isinstance(trace, str):
@@ -152,19 +151,16 @@ def test_cut_off_at_every_byte(write_trace: Write, as_list: bool, chunk_bytes: i
 
 
 def test_gzip_cut_off_at_every_byte(write_trace: Write) -> None:
-    # GIVEN a compressed trace
     entries = [{"ph": "X", "name": f"name {i * 7919 % 1000}", "ts": i, "dur": i} for i in range(60)]
     data = gzip.compress(json.dumps(entries).encode())
     best = 0
     for length in range(3, len(data)):
-        # WHEN it ends after any byte
         path = write_trace(data[:length])
         trace = trace_or_refusal(path, 200)
         if isinstance(trace, str):
             # THEN the sentence names the cause
             assert "gzip" in trace or "truncated" in trace
             continue
-        # THEN the part that can be decompressed is read, and the trace says what happened
         assert trace.incomplete is not None
         assert "gzip data is truncated" in trace.incomplete
         unpacked = zlib.decompressobj(wbits=31).decompress(data[:length])
@@ -181,9 +177,7 @@ def test_damaged_gzip(write_trace: Write) -> None:
     ]
     data = bytearray(gzip.compress(json.dumps(entries).encode()))
     data[-6] ^= 1
-    # WHEN they are read
     trace = read_trace(write_trace(bytes(data)), chunk_bytes=100)
-    # THEN the trace says so
     assert trace.incomplete is not None
     assert "gzip data is damaged" in trace.incomplete
 
@@ -219,7 +213,6 @@ def test_a_small_file_that_decompresses_to_much_takes_little_memory(
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(head) + blocks * block + gzip.compress(tail))
     assert path.stat().st_size < 4 << 20
-    # WHEN it is read
     tracemalloc.start()
     try:
         if expected is TraceError:
@@ -235,16 +228,13 @@ def test_a_small_file_that_decompresses_to_much_takes_little_memory(
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # AND memory is bounded
     assert peak < most
 
 
 def test_text_after_the_end(write_trace: Write) -> None:
     # GIVEN a list with text after it, and an object whose end is not JSON
     for data in (b"[" + EVENT + b"] garbage", b'{"traceEvents":[' + EVENT + b"], oops}"):
-        # WHEN it is read
         trace = read_trace(write_trace(data))
-        # THEN the events are there, and the trace says so
         assert len(trace.events) == 1
         assert trace.incomplete is not None
 
@@ -272,15 +262,12 @@ def entries(count: int) -> list[bytes]:
 def test_damage_is_reported_where_it_is(
     was: bytes, damaged: bytes, in_object: bool, write_trace: Write
 ) -> None:
-    # GIVEN a file with a damaged entry in the middle
     written = entries(9)
     assert was in written[4]
     written[4] = written[4].replace(was, damaged, 1)
     start = b'{"traceEvents": [' if in_object else b"["
     text = start + b", ".join(written) + (b"]}" if in_object else b"]")
-    # WHEN it is read
     trace = read_trace(write_trace(text))
-    # THEN all other entries are there, and the sentence names the place
     names = [trace.names[code] for code in trace.events.name]
     assert names == [f"op{at}" for at in range(9) if at != 4]
     assert trace.left_out["malformed entry"] == 1
@@ -291,11 +278,9 @@ def test_damage_is_reported_where_it_is(
 
 
 def test_damage_after_corrected_names(write_trace: Write) -> None:
-    # GIVEN names with quotes that are not escaped, before and after a damaged entry
     quoted = b'{"ph": "X", "name": "a "b" c", "ts": 1, "dur": 2}'
     broken = b'{"ph": "X", "ts" 5}'
     text = b"[" + b",\n".join([quoted] * 3 + [broken] + [quoted] * 3) + b"\n]"
-    # WHEN the file is read
     trace = read_trace(write_trace(text))
     # THEN the place is that in the file, and the corrections are counted
     assert f"damaged at byte {text.index(broken)};" in str(trace.incomplete)
@@ -309,11 +294,8 @@ def test_a_second_trace_among_the_events(write_trace: Write) -> None:
     first = b'{"distributedInfo": {"rank": 0}, "traceEvents": [' + events + b"]}"
     second = first.replace(b'"rank": 0', b'"rank": 1')
     text = first[:1_500] + second
-    # WHEN it is read
     trace = read_trace(write_trace(text))
-    # THEN this is said
     assert "as if several ranks wrote into this file" in str(trace.incomplete)
-    # AND if one trace follows the other
     trace = read_trace(write_trace(first + b"\n" + second))
     assert f"a second trace begins at byte {len(first) + 2}" in str(trace.incomplete)
     assert len(trace.events) == 40
@@ -359,9 +341,7 @@ def _process(name: str) -> dict[str, object]:
     ],
 )
 def test_a_trace_of_another_tool_is_named(content: object, tool: str, write_trace: Write) -> None:
-    # WHEN a timeline of another tool is read
     said = refusal(write_trace(json.dumps(content).encode()))
-    # THEN the sentence names the tool, and how to get a trace that can be read
     assert tool in said
     assert "torch.profiler" in said
 
@@ -411,9 +391,7 @@ def test_a_timeline_with_own_categories_gets_no_advice_for_torch(write_trace: Wr
     # GIVEN a timeline that a pipeline wrote by itself
     events = [_event("block 3", cat="forward"), _event("block 3", cat="backward", ts=20.0)]
     path = write_trace(json.dumps(events).encode())
-    # WHEN it is analysed
     status, page, _ = run(path)
-    # THEN the page names the categories, and no option of torch.profiler
     assert status == 0
     assert "'backward', 'forward'" in page
     assert "with_stack" not in page

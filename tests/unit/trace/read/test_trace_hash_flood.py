@@ -129,7 +129,6 @@ print(sum(trace.left_out.values()) + len(trace.events))
 def test_texts_chosen_for_their_hashes_are_read_like_others(make: object, tmp_path: Path) -> None:
     # GIVEN a trace of tens of thousands of texts with the same hash for a known function
     path = make(tmp_path)  # type: ignore[operator]
-    # WHEN it is read
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(path)], capture_output=True, text=True
     )

@@ -37,10 +37,8 @@ def accounted(trace: Trace) -> int:
 
 
 def test_an_event_becomes_a_row_with_every_column(write_trace: Write) -> None:
-    # GIVEN a kernel with all arguments that become columns
     arguments = {"correlation": 7, "External id": 8, "device": 0, "stream": 5, "grid": [1, 2, 3]}
     path = write_trace([complete("gemm", 10.5, 2.001, cat="kernel", args=arguments)])
-    # WHEN it is read
     trace = read_trace(path)
     # THEN each is there, exactly, and absent ones are missing
     events = trace.events
@@ -83,9 +81,7 @@ def test_times_keep_their_nanoseconds(
     events = b",".join(
         b'{"ph":"X","name":"n","ts":%s,"dur":1}' % value.encode() for value in (ts, neighbour, ts)
     )
-    # WHEN it is read
     trace = read_trace(write_trace(b'{"traceEvents":[' + events + b"]}"))
-    # THEN no digit is lost
     assert trace.events.begin_ns[[0, 2]].tolist() == [nanoseconds] * 2
 
 
@@ -95,7 +91,6 @@ def test_the_base_time_makes_unix_time(write_trace: Write) -> None:
         [complete(ts=1.5), {"ph": "i", "ts": 2, "name": "mark"}, {"ph": "s", "id": 1, "ts": 3}],
         baseTimeNanoseconds=1767189312000000000,
     )
-    # WHEN they are read
     trace = read_trace(path)
     # THEN every table is in Unix nanoseconds
     assert trace.base_ns == 1767189312000000000
@@ -106,8 +101,6 @@ def test_the_base_time_makes_unix_time(write_trace: Write) -> None:
 
 @pytest.mark.parametrize("base", ["soon", -1, 1.5, True, 2**70])
 def test_an_invalid_base_time_is_counted(write_trace: Write, base: Any) -> None:
-    # GIVEN an invalid base
-    # WHEN the trace is read
     trace = read_trace(write_trace([complete(ts=1)], baseTimeNanoseconds=base))
     # THEN times are unchanged, and this is reported
     assert trace.base_ns is None
@@ -118,9 +111,7 @@ def test_an_invalid_base_time_is_counted(write_trace: Write, base: Any) -> None:
 def test_old_categories_get_current_names(write_trace: Write) -> None:
     # GIVEN the spellings of 2021
     old = ["Kernel", "Memcpy", "Memset", "Operator", "Runtime", "Trace"]
-    # WHEN the ranks are analysed together with a new one
     trace = read_trace(write_trace([complete(cat=cat) for cat in [*old, "kernel"]]))
-    # THEN both spellings are one category
     today = [trace.categories[code] for code in trace.events.category]
     assert today == [
         "kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "cuda_runtime", "trace", "kernel"
@@ -129,11 +120,8 @@ def test_old_categories_get_current_names(write_trace: Write) -> None:
 
 
 def test_ids_beyond_a_double_are_distinct(write_trace: Write) -> None:
-    # GIVEN ids that doubles would merge, up to 64 bits, and beyond
     ids = [2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**40]
-    # WHEN they are read
     trace = read_trace(write_trace([complete(args={"correlation": each}) for each in ids]))
-    # THEN they are all different, exact up to 63 bits, and those beyond 64 are named
     found = trace.events.correlation.tolist()
     assert found[:3] == ids[:3]
     assert found[3:5] == [2**63 - 2**64, -1]
@@ -144,9 +132,7 @@ def test_ids_beyond_a_double_are_distinct(write_trace: Write) -> None:
 def test_ids_that_are_words_or_numerals(write_trace: Write) -> None:
     # GIVEN threads named by numeral, by number and by word, as in old traces
     tids = ["25738", 25738, "stream 7", "stream 7", "0x10", "007", None]
-    # WHEN they are read
     trace = read_trace(write_trace([complete(tid=tid) for tid in tids]))
-    # THEN numerals are numbers, and words get their own numbers
     found = trace.events.tid.tolist()
     assert found[:2] == [25738, 25738]
     assert found[2] == found[3] < 0
@@ -155,21 +141,16 @@ def test_ids_that_are_words_or_numerals(write_trace: Write) -> None:
 
 
 def test_a_numeral_with_too_many_digits_is_a_word(write_trace: Write) -> None:
-    # GIVEN a thread whose numeral has too many digits for an integer
     endless = "1" * 5_000
-    # WHEN it is read
     trace = read_trace(write_trace([complete(tid=endless), complete(tid="8")]))
-    # THEN it has its own name
     found = trace.events.tid.tolist()
     assert trace.named_ids[found[0]] == endless
     assert found[1] == 8
 
 
 def test_negative_zero_and_missing_durations(write_trace: Write) -> None:
-    # GIVEN invalid durations
     events = [complete(dur=-3), complete(dur=0), complete(dur=5), complete(dur="soon")]
     events.append({"ph": "X", "name": "op", "ts": 1})
-    # WHEN they are read
     trace = read_trace(write_trace(events))
     # THEN no event is lost, and each correction is counted by cause
     assert trace.events.dur_ns.tolist() == [0, 0, 5000, 0, 0]
@@ -178,7 +159,6 @@ def test_negative_zero_and_missing_durations(write_trace: Write) -> None:
 
 
 def test_phases_are_stored_in_their_tables(write_trace: Write) -> None:
-    # GIVEN one entry of each kind
     entries: list[Any] = [
         complete(),
         {"ph": "i", "name": "[memory]", "ts": 1, "args": {"Bytes": 4}},
@@ -199,9 +179,7 @@ def test_phases_are_stored_in_their_tables(write_trace: Write) -> None:
         [1],
         "word",
     ]
-    # WHEN they are read
     trace = read_trace(write_trace(entries))
-    # THEN every entry is in a table or counted
     assert (len(trace.events), len(trace.instants), len(trace.flows)) == (1, 1, 2)
     assert trace.flows.id.tolist() == [9, 9]
     assert trace.flows.starts.tolist() == [True, False]
@@ -229,7 +207,6 @@ def test_begin_and_end_become_one_event(write_trace: Write) -> None:
         half("B", 1, 1, "outer"), half("B", 2, 2, "other"), half("B", 3, 1, "inner"),
         half("E", 4, 1), half("E", 6.5, 1), half("E", 7, 2), half("E", 8, 2), half("B", 9, 1),
     ]  # fmt: skip
-    # WHEN they are read
     trace = read_trace(write_trace(entries))
     # THEN pairs are events and the rest is counted
     rows = {
@@ -249,7 +226,6 @@ def test_begin_and_end_become_one_event(write_trace: Write) -> None:
 def test_an_end_before_its_begin(write_trace: Write) -> None:
     # GIVEN a pair whose end has the earlier time
     entries = [{"ph": "B", "ts": 5, "name": "n"}, {"ph": "E", "ts": 4}]
-    # WHEN it is read
     trace = read_trace(write_trace(entries))
     # THEN its length is 0, and this is counted
     assert trace.events.dur_ns.tolist() == [0]
@@ -257,13 +233,11 @@ def test_an_end_before_its_begin(write_trace: Write) -> None:
 
 
 def test_fields_of_the_wrong_type_do_not_lose_the_event(write_trace: Write) -> None:
-    # GIVEN events with a field of the wrong type, among usual ones
     odd = [
         complete(name=17), complete(name=None), complete(cat=["x"]), complete(pid=1.0),
         complete(pid=1.5), complete(args=[1]), complete(args={"stream": {"a": 1}}),
         complete(args={"stream": "7", "correlation": 3.0}), complete(tid=True),
     ]  # fmt: skip
-    # WHEN they are read
     trace = read_trace(write_trace([complete("a", ts=5), *odd, complete("b", ts="1.001")]))
     # THEN all are rows, and the corrections are counted
     assert len(trace.events) == len(odd) + 2
@@ -286,12 +260,9 @@ def test_fields_of_the_wrong_type_do_not_lose_the_event(write_trace: Write) -> N
     ],
 )
 def test_known_faults_of_writers_are_corrected(write_trace: Write, broken: bytes) -> None:
-    # GIVEN an invalid event between two others
     usual = json.dumps(complete("usual")).encode()
     path = write_trace(b'{"traceEvents":[' + usual + b",\n" + broken + b", " + usual + b"]}")
-    # WHEN it is read
     trace = read_trace(path)
-    # THEN it is a row like the others
     assert [trace.names[code] for code in trace.events.name] == ["usual", "broken", "usual"]
     assert (trace.left_out, trace.incomplete) == ({}, None)
 
@@ -300,21 +271,16 @@ def test_only_a_malformed_entry_is_lost(write_trace: Write) -> None:
     # GIVEN an entry that cannot be corrected
     usual = json.dumps(complete("usual")).encode()
     path = write_trace(b"[" + usual + b', {"ph":"X" "name":1}, oops, ' + usual + b"]")
-    # WHEN the file is read
     trace = read_trace(path)
-    # THEN its neighbours are there
     assert len(trace.events) == 2
     assert trace.left_out == {"malformed entry": 1, "entry that is not an object": 1}
 
 
 def test_a_deeply_nested_argument_does_not_crash(write_trace: Write) -> None:
-    # GIVEN an argument that is nested deeper than any decoder supports
     deep = b'{"ph":"X","name":"deep","ts":1,"args":{"a":' + b"[" * 50000 + b"]" * 50000 + b"}}"
-    # WHEN it is read
     trace = read_trace(
         write_trace(b"[" + json.dumps(complete("flat")).encode() + b"," + deep + b"]")
     )
-    # THEN it is counted
     assert len(trace.events) == 1
     assert trace.left_out == {"malformed entry": 1}
 
@@ -333,32 +299,25 @@ def test_top_level_forms(write_trace: Write) -> None:
         b'{"limit":NaN,"traceEvents":' + events + b',"top":Infinity}',
     ]
     for form in forms:
-        # WHEN each is read, in large and in small chunks
         for chunk_bytes in (1 << 20, 7):
             trace = read_trace(write_trace(form), chunk_bytes=chunk_bytes)
-            # THEN the events are there
             assert [trace.names[code] for code in trace.events.name] == ["a", "b"], form
             assert trace.incomplete is None
             assert trace.total == 2
 
 
 def test_other_values_are_kept(write_trace: Write) -> None:
-    # GIVEN values before and after the events
     path = write_trace(
         b'{"schemaVersion":1,"distributedInfo":{"rank":3},"traceEvents":[{"ph":"M"}],"traceName":"x"}'
     )
-    # WHEN the trace is read
     trace = read_trace(path)
-    # THEN they are its metadata
     assert trace.metadata == {"schemaVersion": 1, "distributedInfo": {"rank": 3}, "traceName": "x"}
 
 
 def test_a_second_list_of_events_is_counted(write_trace: Write) -> None:
     # GIVEN a file with the key twice
     path = write_trace(b'{"traceEvents":[{"ph":"X","ts":1}],"traceEvents":[1,2,3]}')
-    # WHEN it is read
     trace = read_trace(path)
-    # THEN the first is read and the second counted
     assert len(trace.events) == 1
     assert trace.left_out == {"entry of a second `traceEvents`": 3}
     assert "traceEvents" not in trace.metadata
@@ -366,9 +325,7 @@ def test_a_second_list_of_events_is_counted(write_trace: Write) -> None:
 
 def test_an_empty_list_of_events_is_a_trace(write_trace: Write) -> None:
     # GIVEN a trace in which nothing happened
-    # WHEN it is read
     trace = read_trace(write_trace([]))
-    # THEN it has no rows and is complete
     assert (trace.total, len(trace.events), trace.incomplete) == (0, 0, None)
 
 
@@ -381,9 +338,7 @@ def test_chunks_do_not_matter(write_trace: Write, chunk_bytes: int, packed: bool
         complete(name, ts=i, args={"deep": [{"x": [{}, {}]}, {}]}) for i, name in enumerate(names)
     ]
     path = write_trace(entries, packed=packed, baseTimeNanoseconds=5, tail=[{"a": "}, {"}, {}])
-    # WHEN the file is read in chunks of some size
     trace = read_trace(path, chunk_bytes=chunk_bytes)
-    # THEN every name is unchanged
     assert [trace.names[code] for code in trace.events.name] == names
     assert trace.events.begin_ns.tolist() == [i * 1000 + 5 for i in range(len(names))]
     assert (trace.left_out, trace.adjusted, trace.incomplete) == ({}, {}, None)
@@ -394,17 +349,13 @@ def test_gzip_of_several_members_and_padding(write_trace: Write) -> None:
     # GIVEN a file compressed in parts, with zeros at the end, and a name without a suffix
     data = json.dumps([complete(str(i), ts=i) for i in range(1000)]).encode()
     packed = gzip.compress(data[:500]) + gzip.compress(data[500:]) + b"\0" * 100
-    # WHEN it is read
     trace = read_trace(write_trace(packed), chunk_bytes=64)
-    # THEN it is complete
     assert trace.events.begin_ns.tolist() == [i * 1000 for i in range(1000)]
     assert trace.incomplete is None
 
 
 def test_columns_of_absent_arguments(write_trace: Write) -> None:
-    # GIVEN chunks with and without an argument
     entries = [complete(ts=i, args={"stream": i} if i % 40 < 20 else {}) for i in range(200)]
-    # WHEN they are read in several chunks
     trace = read_trace(write_trace(entries), chunk_bytes=600)
     # THEN the rows of the column are right
     expected = [i if i % 40 < 20 else MISSING for i in range(200)]

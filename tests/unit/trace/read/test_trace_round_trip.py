@@ -97,7 +97,6 @@ def test_columns_hold_what_was_written(
     packed: bool,
     base: int | None,
 ) -> None:
-    # GIVEN events written in some style
     entries = []
     for event in events:
         arguments = {"noise": event["noise"]}
@@ -118,7 +117,6 @@ def test_columns_hold_what_was_written(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace")
         path.write_bytes(gzip.compress(data) if packed else data)
-        # WHEN they are read in chunks of some size
         trace = read_trace(path, chunk_bytes=chunk_bytes)
     # THEN the columns contain exactly that
     columns = trace.events

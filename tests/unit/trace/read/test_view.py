@@ -40,7 +40,6 @@ def test_a_view_runs_each_function_once(trace: Trace) -> None:
         runs.append(of)
         return [of]
 
-    # WHEN several callers ask a view, and a view of that view
     view = TraceView.of(trace)
     first, same, other = derived(view), derived(TraceView.of(view)), derived(view, 1)
 
@@ -77,7 +76,6 @@ def test_launches_found_on_a_view_are_those_of_the_trace(step: int, write_trace:
     trace = read_trace(write_trace([*calls, *kernels]))
     rows = device_work(trace).rows
 
-    # WHEN the launches are looked up in the trace and in a view
     found = launch_of(trace, rows)
 
     # THEN they are the same: the outer call of two, and none that is shared or missing
@@ -101,8 +99,6 @@ def test_events_in_a_range_are_those_that_a_search_finds(
 
     index = TimeIndex(Some, np.arange(len(times)))  # type: ignore[arg-type]
 
-    # WHEN a range is looked up
-    # THEN the result equals a search of all events
     overlapping = np.flatnonzero((begins < begin + length) & (ends > begin))
     around = np.flatnonzero((begins <= begin) & (ends >= begin + length))
     assert index.overlapping(begin, begin + length).tolist() == overlapping.tolist()

@@ -57,10 +57,8 @@ def test_the_page_names_verdict_causes_and_evidence(planted: Path) -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(24, 80), (30, 100), (50, 200), (10, 40)])
 def test_the_page_fits_the_screen(height: int, width: int, planted: Path) -> None:
-    # GIVEN a terminal
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=width, height=height)
-    # WHEN the page is printed on it
     print_page(analyze(read_trace(planted)), console)
     lines = text.getvalue().splitlines()
     # THEN it is no longer than the terminal (or twenty lines), and says what is left out
@@ -69,11 +67,9 @@ def test_the_page_fits_the_screen(height: int, width: int, planted: Path) -> Non
 
 
 def test_pages_share_what_the_analyses_derived(planted: Path, tmp_path: Path) -> None:
-    # GIVEN an analysed trace, and an analysed folder of Ascend
     for path in (planted, synthetic(tmp_path)):
         trace = analyze_path(path).trace
         # WHEN pages ask for facts about the trace
-        # THEN they are derived only once
         assert device_work(trace) is device_work(trace)
 
 
@@ -104,7 +100,6 @@ def test_json_fits_its_schema(planted: Path, tmp_path: Path) -> None:
     status, text, _ = run("--json-schema")
     assert status == 0
     schema = json.loads(text)
-    # WHEN a trace is written as JSON, and one without a device
     _, full, _ = run(planted, "--json", "-")
     none = tmp_path / "none.json"
     none.write_text("[]")
@@ -114,7 +109,6 @@ def test_json_fits_its_schema(planted: Path, tmp_path: Path) -> None:
     fits(json.loads(without_device), schema)
     described = resolved(schema["properties"]["host"]["anyOf"][1])["properties"]
     assert described.keys() == json.loads(without_device)["host"].keys()
-    # THEN both fit, and changed documents do not
     fits(json.loads(full), schema)
     fits(json.loads(empty), schema)
     for where, wrong in ((("verdict", "verdict"), "fast"), (("idle", "idle_us"), "1")):
@@ -122,7 +116,6 @@ def test_json_fits_its_schema(planted: Path, tmp_path: Path) -> None:
         changed[where[0]][where[1]] = wrong
         with pytest.raises(AssertionError):
             fits(changed, schema)
-    # AND every key of the analyses is described
     for name in ("verdict", "device_use", "idle", "launches"):
         described = resolved(schema["properties"][name]["anyOf"][1])["properties"]
         assert described.keys() == json.loads(full)[name].keys(), name
@@ -145,10 +138,8 @@ def test_hostile_names_do_not_affect_terminal_or_markdown(tmp_path: Path) -> Non
             program.wait(call=f"cudaStreamSynchronize{name}")
     path = tmp_path / "planted.json"
     program.trace(tmp_path)
-    # WHEN its pages are created
     status, out, _ = run(path)
     page = markdown(analyze(read_trace(path)))
-    # THEN none of it has an effect
     assert status == 0
     assert "\x1b" not in out + page
     assert "<script" not in page.replace("\\<script", "")
@@ -172,17 +163,14 @@ def test_input_that_cannot_be_analysed_gives_one_sentence(planted: Path, tmp_pat
         "cut.json.gz": gzip.compress(whole)[:20],
     }
     for name, content in bad.items():
-        # GIVEN a file that is not a trace
         path = tmp_path / name
         if content is not None:
             path.write_bytes(content)
-        # WHEN it is analysed
         status, out, error = run(path)
-        # THEN the status is 2, and one sentence says what to do
         assert (status, out) == (2, ""), name
         assert error.startswith("Error: "), name
         assert error.count("\n") == 1, name
-    # AND so does a folder without a trace, and a target that cannot be written
+    # THEN so does a folder without a trace, and a target that cannot be written
     (tmp_path / "folder").mkdir()
     assert run(tmp_path / "folder")[0] == 2
     status, _, error = run(planted, "--json", tmp_path / "text.json" / "x.json")

@@ -56,9 +56,7 @@ def test_the_bar_of_several_devices_says_so(browser: Browser, tmp_path: Path) ->
     for device in (0, 1):
         program.launch("gemm", 80)
         program.events[-1]["args"]["device"] = device
-    # WHEN it is opened
     browser.open(page_of(program, tmp_path))
-    # THEN the bar's note says which devices its figures are for
     shown = browser.evaluate("document.querySelector('.device').parentElement.textContent")
     said = "computing 47.6 % (160.000 µs)idle 52.4 % (176.000 µs)"
     assert shown.endswith(f"{said}Sums over 2 devices.")
@@ -68,9 +66,7 @@ def test_all_sections_are_there_without_errors(browser: Browser, tmp_path: Path)
     # GIVEN the page of a program with waits and unhidden communication
     analysis = analyze(a_program().trace(tmp_path))
     browser.open(page_of(a_program(), tmp_path))
-    # WHEN it is opened
     headings = browser.text("h2")
-    # THEN verdict, findings, timeline and each analysis with tables are there
     assert browser.text(".verdict strong") == ["Host-bound"]
     shown = [n.replace("_", " ") for n, r in analysis.results.items() if r.tables()]
     assert [each.lower() for each in headings][:3] == ["summary", "findings", "timeline"]
@@ -78,7 +74,7 @@ def test_all_sections_are_there_without_errors(browser: Browser, tmp_path: Path)
     assert browser.text("nav a")[:3] == ["Summary", "Findings", "Timeline"]
     assert len(browser.text(".findings > li")) == len(analysis.findings())
     assert analysis.findings()[0].sentence in browser.text(".findings > li")[0]
-    # AND the charts are drawn
+    # THEN the charts are drawn
     assert browser.evaluate("document.documentElement.dataset.ready") == "yes"
     assert browser.evaluate(BARS) > 80
     ticks = browser.evaluate(
@@ -86,7 +82,6 @@ def test_all_sections_are_there_without_errors(browser: Browser, tmp_path: Path)
     )
     assert "did other work between steps" in ticks
     assert "loader" not in ticks
-    # AND the browser reported no errors, and requested only the file
     assert browser.complaints == []
     assert {url for url in browser.requests if not url.startswith("data:")} == {
         browser.page.as_uri()
@@ -132,15 +127,13 @@ def test_a_row_is_filled_as_far_as_it_is_busy(browser: Browser, tmp_path: Path) 
     page = page_of(program, tmp_path)
     data = data_of(page.read_text())
     window = data["window_ns"]
-    # WHEN it is shown as a whole, and zoomed in repeatedly
     browser.open(page)
     for begin, end in ((0, window), (window / 2, window), (0, window / 50), (0, window / 400)):
         browser.evaluate(SHOW_AND_WAIT % (begin, end))
         drawn = dict(zip(data["rows"], browser.evaluate(COLOURED), strict=True))
-        # THEN the coloured share of each row is its busy share
         for name, percent in drawn.items():
             assert percent == pytest.approx(busy_in(data, name, begin, end), abs=2), (name, begin)
-    # AND zoomed in, the events themselves are shown, with their names
+    # THEN zoomed in, the events themselves are shown, with their names
     texts = browser.evaluate("timelineNode.data.flatMap((trace) => trace.text)")
     assert any(text.startswith("kernel_mm<br>at ") for text in texts)
     assert browser.complaints == []
@@ -149,15 +142,12 @@ def test_a_row_is_filled_as_far_as_it_is_busy(browser: Browser, tmp_path: Path) 
 def test_a_real_row_is_filled_as_far_as_it_is_busy(
     browser: Browser, traces: Path, tmp_path: Path
 ) -> None:
-    # GIVEN a trace with more events than a page has bars
     analysis = analyze(read_trace(traces / "cuda_v100_nccl_train.json.gz"))
     page = tmp_path / "page.html"
     page.write_text(html.html_page(analysis))
     assert page.stat().st_size < 2_600_000
     data = data_of(page.read_text())
     use = analysis.to_dict()["device_use"]
-    # WHEN it is shown
-    # THEN each stream's row, and the idle row, has the share in the tables
     browser.open(page)
     drawn = dict(zip(data["rows"], browser.evaluate(COLOURED), strict=True))
     streams = {name.rsplit("/")[-1]: time for name, time in use["per_stream_busy_us"].items()}
@@ -168,7 +158,6 @@ def test_a_real_row_is_filled_as_far_as_it_is_busy(
 
 def test_a_page_can_be_used_with_a_screen_reader(browser: Browser, tmp_path: Path) -> None:
     browser.open(page_of(many_calls(), tmp_path))
-    # WHEN the page is read like a screen reader does
     # THEN there is one main heading, no control within a picture, and no two landmarks with the
     # same name
     assert browser.evaluate("document.querySelectorAll('h1').length") == 1
@@ -182,13 +171,11 @@ def test_a_page_can_be_used_with_a_screen_reader(browser: Browser, tmp_path: Pat
 
 
 def test_a_search_filters_and_a_heading_sorts(browser: Browser, tmp_path: Path) -> None:
-    # GIVEN a long table
     browser.open(page_of(many_calls(), tmp_path))
     title = "Calls during which the device was idle"
     table = f"document.querySelector('[role=group][aria-label=\"{title}\"]').parentNode"
     assert len(rows(browser, title)) == 15
     assert browser.evaluate(f"{table}.querySelector('.tools span').innerText") == "59 rows"
-    # WHEN words are typed into its search field
     browser.evaluate(f"{table}.querySelector('input').focus()")
     browser.type("WAIT_1 cuda")
     # THEN only the rows that contain all of them stay
@@ -196,19 +183,15 @@ def test_a_search_filters_and_a_heading_sorts(browser: Browser, tmp_path: Path) 
         f"aten::wait_{number}" for number in range(19, 9, -1)
     ]
     assert browser.evaluate(f"{table}.querySelector('.tools span').innerText") == "10 of 59 rows"
-    # WHEN a heading is clicked, once and again
     button = f"[...{table}.querySelectorAll('th button')].find((b) => b.innerText == 'operator')"
     browser.evaluate(f"{button}.click()")
-    # THEN the rows are sorted by it, then in reverse
     assert [row[0] for row in rows(browser, title)] == [f"aten::wait_{n}" for n in range(10, 20)]
     assert browser.evaluate(f"{button}.parentNode.ariaSort") == "ascending"
     browser.evaluate(f"{button}.click()")
     assert rows(browser, title)[0][0] == "aten::wait_19"
-    # WHEN the search ends with Escape, and all rows are requested
     browser.evaluate(f"{table}.querySelector('input').focus()")
     browser.press("Escape")
     browser.evaluate(f"[...{table}.querySelectorAll('.tools button')][0].click()")
-    # THEN every row is there, with figures sorted as numbers, largest first
     assert len(rows(browser, title)) == 59
     heads = browser.evaluate(f"[...{table}.querySelectorAll('th')].map((head) => head.innerText)")
     idle = next(at for at, head in enumerate(heads) if head.startswith("idle ("))
@@ -220,15 +203,12 @@ def test_a_search_filters_and_a_heading_sorts(browser: Browser, tmp_path: Path) 
 
 def test_everything_can_be_reached_with_the_keyboard(browser: Browser, tmp_path: Path) -> None:
     browser.open(page_of(many_calls(), tmp_path))
-    # WHEN / is pressed THEN the next search has the focus, and Escape leaves it
     browser.press("/")
     assert browser.evaluate("document.activeElement.type") == "search"
     browser.type("nothing like this")
     assert browser.evaluate("document.activeElement.value") == "nothing like this"
     browser.press("Escape")
     assert browser.evaluate("document.activeElement.tagName") == "BODY"
-    # WHEN t is pressed
-    # THEN the colour scheme changes, also in the charts
     light = browser.evaluate("document.querySelector('#timeline .chart').layout.font.color")
     browser.press("t")
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
@@ -238,7 +218,6 @@ def test_everything_can_be_reached_with_the_keyboard(browser: Browser, tmp_path:
     browser.press("n")
     assert browser.evaluate("scrollY") > 0
     # WHEN + and 0 are pressed in the timeline
-    # THEN it shows half, and everything again
     whole = browser.evaluate(RANGE)
     browser.evaluate("document.querySelector('#timeline .chart').focus()")
     browser.press("+")
@@ -246,7 +225,7 @@ def test_everything_can_be_reached_with_the_keyboard(browser: Browser, tmp_path:
     assert half[1] - half[0] == pytest.approx((whole[1] - whole[0]) / 2)
     browser.press("0")
     assert browser.evaluate(RANGE) == pytest.approx(whole)
-    # AND every control can be reached with the Tab key and has a name
+    # THEN every control can be reached with the Tab key and has a name
     unnamed = browser.evaluate(
         "[...document.querySelectorAll('main button, main input, main a, main [tabindex]')]"
         ".filter((e) => !(e.innerText || e.ariaLabel || e.title || e.placeholder)).length"
@@ -255,13 +234,10 @@ def test_everything_can_be_reached_with_the_keyboard(browser: Browser, tmp_path:
 
 
 def test_a_time_links_to_the_timeline(browser: Browser, tmp_path: Path) -> None:
-    # GIVEN a finding with the time of its evidence
     program = a_program()
     finding = analyze(program.trace(tmp_path)).findings()[0]
     browser.open(page_of(program, tmp_path))
-    # WHEN its time is clicked
     browser.evaluate("document.querySelector('.findings button.at').click()")
-    # THEN the timeline shows only this time
     at = next(each for each in finding.evidence if each.time_ns is not None)
     begin, end = browser.evaluate(RANGE)
     assert begin * 1e6 < (at.time_ns or 0) < end * 1e6
@@ -272,7 +248,6 @@ def test_a_time_links_to_the_timeline(browser: Browser, tmp_path: Path) -> None:
 def test_hostile_names_have_no_effect(browser: Browser, tmp_path: Path) -> None:
     # GIVEN a trace whose names are scripts, tags, escape codes and 10,000 letters
     browser.open(page_of(a_program(HOSTILE), tmp_path))
-    # WHEN it is shown
     # THEN none of it has run, and there is no tag or link from it
     assert browser.evaluate("typeof window.hostile") == "undefined"
     assert (
@@ -320,7 +295,6 @@ def test_the_page_cannot_send_requests(browser: Browser, tmp_path: Path) -> None
     try:
         browser.open(page_of(a_program(), tmp_path))
         url = f"http://127.0.0.1:{server.server_address[1]}/"
-        # WHEN a script within the page tries to reach it in every way
         done = browser.evaluate(
             f"""(async () => {{
               const tried = [], refused = new Set();
@@ -348,7 +322,6 @@ def test_the_page_cannot_send_requests(browser: Browser, tmp_path: Path) -> None
     finally:
         server.shutdown()
         server.server_close()
-    # THEN no request arrives, and only the page's own scripts run
     assert done == [
         ["fetch"],
         # The empty one is the frame, of which the browser names only the server.
@@ -374,14 +347,11 @@ def test_a_narrow_window_needs_no_horizontal_scrolling(
 
 
 def test_a_dark_screen_and_paper(browser: Browser, tmp_path: Path) -> None:
-    # GIVEN a reader with a dark colour scheme
     browser.media(scheme="dark")
     browser.open(page_of(a_program(), tmp_path))
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
-    # WHEN the page is printed
     browser.evaluate("dispatchEvent(new Event('beforeprint'))")
     browser.media("print", "dark")
-    # THEN it is dark on white, without parts that only work on a screen
     assert (
         browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     )
@@ -394,16 +364,13 @@ def test_a_dark_screen_and_paper(browser: Browser, tmp_path: Path) -> None:
 def test_an_old_browser_shows_everything_except_the_charts(
     browser: Browser, tmp_path: Path
 ) -> None:
-    # GIVEN a browser that cannot decompress the charts
     script = browser.call(
         "Page.addScriptToEvaluateOnNewDocument", source="delete window.DecompressionStream"
     )["identifier"]
     try:
-        # WHEN it opens the page
         browser.open(page_of(a_program(), tmp_path))
     finally:
         browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
-    # THEN it says so, and findings and tables are there
     assert browser.evaluate("document.documentElement.dataset.ready") == "no charts"
     assert "cannot draw the charts" in browser.text(".notice")[0]
     assert len(rows(browser, "Device")) == 4

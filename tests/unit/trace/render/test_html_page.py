@@ -36,14 +36,11 @@ def hostile_trace(folder: Path) -> Trace:
 
 
 def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
-    # GIVEN a page
     page = html.html_page(analyze(a_program().trace(tmp_path)))
-    # WHEN the scripts in it are hashed, plotly's after decompression
     texts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     packed = re.search(r'id="charts" data-hash="[^"]*">(.*?)</script>', page, re.DOTALL)
     assert packed is not None
     texts.append(gzip.decompress(base64.b64decode(packed[1])).decode())
-    # THEN the policy contains these hashes and no others, and allows no connection
     found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert found is not None
     policy = dict(each.strip().split(" ", 1) for each in found[1].split(";"))
@@ -52,7 +49,7 @@ def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
     assert policy["default-src"] == "'none'"
     assert policy["img-src"] == "data: blob:"
     assert not {"connect-src", "font-src", "frame-src"} & policy.keys()
-    # AND outside the charts, there are no URLs
+    # THEN outside the charts, there are no URLs
     rest = page.replace(packed[1], "")
     assert re.findall(r"https?://|//cdn|@import|url\(", rest) == []
 
@@ -60,7 +57,6 @@ def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
 def test_hostile_names_are_only_in_the_data(tmp_path: Path) -> None:
     # GIVEN names that would end a script, open tags, or replace a placeholder of the page
     analysis = analyze(hostile_trace(tmp_path))
-    # WHEN the page is created
     page = html.html_page(analysis)
     # THEN it only has its own scripts, no tag is opened, and the data is plain ASCII
     assert len(re.findall(r"<script\b", page)) == 3
@@ -80,11 +76,8 @@ def test_hostile_names_are_only_in_the_data(tmp_path: Path) -> None:
 
 
 def test_all_results_are_in_the_page(tmp_path: Path) -> None:
-    # GIVEN the results for a trace
     analysis = analyze(a_program().trace(tmp_path))
-    # WHEN the page is created
     data = data_of(html.html_page(analysis))
-    # THEN it contains every finding with its evidence, every table and every reason
     assert analysis.findings()
     assert [each["sentence"] for each in data["findings"]] == [
         each.text for each in analysis.findings()
@@ -100,20 +93,16 @@ def test_all_results_are_in_the_page(tmp_path: Path) -> None:
         for written, table in zip(shown["tables"], result.tables(), strict=True):
             assert written["rows"] == [list(row) for row in table.rows]
             assert written["columns"] == [list(column) for column in table.columns]
-    # AND the parts of the bar sum to the window of the verdict
     whole = analysis.to_dict()["verdict"]["whole_us"]
     assert sum(time for _, time, _ in data["bar"]["parts"]) == whole * 1000
 
 
 def test_the_bar_of_several_devices_shows_their_sums(tmp_path: Path) -> None:
-    # GIVEN two devices that work 80 µs each, one after another
     program = Program()
     for device in (0, 1):
         program.launch("gemm", 80)
         program.events[-1]["args"]["device"] = device
-    # WHEN the page is created
     data = data_of(html.html_page(analyze(program.trace(tmp_path))))
-    # THEN the bar is for both, and the page says so
     assert data["bar"]["parts"] == [["computing", 160_000, "computing"], ["idle", 176_000, "idle"]]
     assert data["bar"]["count"] == 2
 
@@ -121,9 +110,7 @@ def test_the_bar_of_several_devices_shows_their_sums(tmp_path: Path) -> None:
 def test_the_timeline_has_every_row_and_its_times(tmp_path: Path) -> None:
     # GIVEN a program of twelve steps with two stages each
     analysis = analyze(a_program().trace(tmp_path))
-    # WHEN its timeline is created
     found = rows_of(contents.page_data(analysis))
-    # THEN there are rows for steps, stages, the path, streams, idle time and the host
     assert list(found) == [
         *("steps", "stages", "critical path", "stream 20", "stream 7", "idle", "main thread 100")
     ]
@@ -137,22 +124,18 @@ def test_the_timeline_has_every_row_and_its_times(tmp_path: Path) -> None:
         "synchronisation",
         "between_steps",
     }
-    # AND the idle bars are the idle time, to the nanosecond
     idle = analysis.to_dict()["idle"]["idle_us"]
     assert sum(end - begin for begin, end, *_ in found["idle"]["bars"]) == idle * 1000
     assert all(row["note"] == "" for row in found.values())
 
 
 def test_annotated_steps_have_their_row(tmp_path: Path) -> None:
-    # GIVEN a program that annotates its own steps
     program = Program()
     for step in range(4):
         with program.within(f"iteration {step}", "user_annotation"):
             program.operator()
             program.wait()
     analysis = analyze(program.trace(tmp_path))
-    # WHEN the page is created
-    # THEN they are at the top, at the times of the analysis of steps
     found = rows_of(contents.page_data(analysis))
     steps = analysis.to_dict()["steps"]["steps"]
     assert len(steps) == 4
@@ -165,7 +148,6 @@ def test_annotated_steps_have_their_row(tmp_path: Path) -> None:
 def test_no_time_is_lost_if_there_are_more_events_than_bars(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a limit of fewer bars than there are events
     monkeypatch.setattr(rows, "MOST_BARS", 600)
     program = Program()
     for number in range(1_500):
@@ -173,14 +155,11 @@ def test_no_time_is_lost_if_there_are_more_events_than_bars(
         if number % 5 == 0:
             program.launch("Memcpy HtoD", 3, cat="gpu_memcpy")
     analysis = analyze(program.trace(tmp_path))
-    # WHEN the timeline is created
     found = rows_of(contents.page_data(analysis))
-    # THEN there are at most that many bars, each row says so, and all events are counted
     assert sum(len(row["bars"]) for row in found.values()) <= 600
     stream = found["stream 7"]
     assert sum(bar[4] for bar in stream["bars"]) == 1_800
     assert stream["note"] == f"stream 7: 1,800 events in {len(stream['bars'])} bars."
-    # AND the time of each kind, and of idle time by cause, equals the analysis
     device = analysis.to_dict()["device_use"]
     busy: dict[str, int] = {}
     for bar in stream["bars"]:
@@ -207,8 +186,6 @@ def test_any_number_of_steps_gets_a_page(steps: int, name: str, tmp_path: Path) 
         with program.within(name.format(number), "user_annotation"):
             program.operator(us=20)
             program.wait()
-    # WHEN its page is created
-    # THEN the steps have their row
     data = data_of(html.html_page(analyze(program.trace(tmp_path))))
     assert data["rows"][0] == "steps"
     assert sum(bar[4] for bar in rows_of(data)["steps"]["bars"]) == steps
@@ -218,7 +195,6 @@ def test_a_row_is_split_at_its_largest_gaps() -> None:
     # GIVEN five events with gaps of 1, 30, 2 and 20, the second the longest of its part
     begin = np.array([0, 6, 46, 58, 88])
     end = np.array([5, 16, 56, 68, 98])
-    # WHEN they are drawn as three bars
     # THEN these are separated at 30 and 20
     bars = rows.summed_up(begin, end, 3)
     assert bars.begin.tolist() == [0, 46, 88]
@@ -235,7 +211,6 @@ def test_parts_of_a_row_cover_their_events(times: list[tuple[int, int]], most: i
     # GIVEN events that do not overlap, by the gap before each and its length
     edges = np.cumsum([each for pair in times for each in pair])
     begin, end = edges[::2], edges[1::2]
-    # WHEN they are summed up
     bars = rows.summed_up(begin, end, most)
     # THEN there are at most as many as requested, and each event is in one, within its bounds
     assert len(bars.begin) == min(most, len(begin))
@@ -253,9 +228,7 @@ def test_parts_of_a_row_cover_their_events(times: list[tuple[int, int]], most: i
 
 
 def test_a_page_contains_no_folder_of_the_machine(tmp_path: Path) -> None:
-    # GIVEN a trace in some folder
     analysis = analyze(a_program().trace(tmp_path))
-    # WHEN pages are created for it
     # THEN they contain only the name of the file
     page = html.html_page(analysis)
     assert "planted.json" in page
@@ -264,9 +237,7 @@ def test_a_page_contains_no_folder_of_the_machine(tmp_path: Path) -> None:
 
 
 def test_figures_that_json_or_a_browser_cannot_represent() -> None:
-    # GIVEN cells with values that JSON cannot represent, and an integer that a browser would round
     table = Table("t", (("a", ""), ("b", "ns")), [(2**60 + 1, math.nan), (None, -math.inf)], "n")
-    # WHEN they are written
     written = contents.written_table(table)
     # THEN they are unknown, and the integer is exact as text
     assert written["rows"] == [["1,152,921,504,606,846,977", None], [None, None]]
@@ -283,19 +254,16 @@ def test_long_tables_are_cut_and_say_so() -> None:
 def test_without_the_charts_one_sentence_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN an installation without plotly
     a_program().trace(tmp_path)
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name)
     )
     html._plotly.cache_clear()
-    # WHEN a page is requested
     target = tmp_path / "page.html"
     arguments = ["analyze", str(tmp_path / "planted.json"), "--html", str(target)]
     result = cli_runner().invoke(command, arguments)
     html._plotly.cache_clear()
-    # THEN one sentence says what to install, and nothing is written
     assert result.exit_code == 2
     assert "pip install plotly" in result.stderr
     assert result.stderr.count("\n") == 1

@@ -56,9 +56,7 @@ def test_no_line_of_a_page_has_trailing_spaces(
 
 
 def test_ignored_entries_are_listed_at_the_end(tmp_path: Path) -> None:
-    # GIVEN a trace with empty entries
     analysis = a_trace(tmp_path)
-    # WHEN its pages are created
     # THEN they are counted at the end, in plain words
     assert ignored(analysis.trace) == ["Ignored: metadata entry (3)."]
     assert printed(analysis)[-2] == "Ignored: metadata entry (3)."
@@ -79,27 +77,22 @@ def test_ranks_merged_without_renumbering_are_named_as_the_reason(tmp_path: Path
                 place = {"pid": rank, "args": event["args"] | {"device": rank}}
             events.append(event | place)
     program.events = events
-    # WHEN it is analysed
     analysis = analyze(program.trace(tmp_path))
-    # THEN its pages say why the launches of six of seven kernels are unknown
     (said,) = ignored(analysis.trace)
     assert said.startswith("The launch of 6 device events is unknown, because calls of several")
     assert said in " ".join(printed(analysis))
-    # AND do not ask to record them
+    # THEN do not ask to record them
     assert "launches of device work" not in " ".join(analysis.missing())
 
 
 def test_without_any_known_launch_the_shared_ids_are_the_reason(tmp_path: Path) -> None:
-    # GIVEN a file with two ranks that made the same calls
     events = []
     for rank in range(2):
         program = Program()
         program.operator()
         events += [e if e["cat"] == "kernel" else e | {"pid": 100 + rank} for e in program.events]
     program.events = events
-    # WHEN its launches are analysed
     analysis = analyze(program.trace(tmp_path))
-    # THEN the reason is that their ids are the same
     launches = analysis.results["launches"]
     assert isinstance(launches, Unavailable)
     assert launches.code == "shared_correlations"
@@ -116,21 +109,18 @@ def test_two_ranks_with_the_same_process_number_are_recognised(shift: int, tmp_p
             program.operator()
         events += program.events
     program.events = events
-    # WHEN it is analysed
     said = " ".join(ignored(analyze(program.trace(tmp_path)).trace))
     # THEN no kernel belongs to the call of the other rank, and the page says why
     assert "The launch of 6 device events is unknown, because calls of several" in said
 
 
 def test_nested_calls_of_one_launch_are_one_call(tmp_path: Path) -> None:
-    # GIVEN launches by the runtime, inside of which the driver is called
     program = Program()
     for _ in range(3):
         program.operator()
         runtime = next(e for e in reversed(program.events) if e["cat"] == "cuda_runtime")
         inner = runtime | {"name": "cuLaunchKernel", "cat": "cuda_driver", "dur": 3}
         program.events.append(inner | {"ts": runtime["ts"] + 1})
-    # WHEN the trace is analysed THEN all launches are known
     assert ignored(analyze(program.trace(tmp_path)).trace) == []
 
 

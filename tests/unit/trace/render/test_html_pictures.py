@@ -30,11 +30,8 @@ def test_charts_contain_the_figures_of_the_analyses(tmp_path: Path) -> None:
     # GIVEN a trace with steps, memory, stacks and idle time
     analysis = analyze_path(a_trace(tmp_path))
     figures = analysis.to_dict()
-    # WHEN its charts are created
     drawn = by_kind(analysis)
-    # THEN there is one for each
     assert list(drawn) == ["idle_causes", "steps", "memory", "flame"]
-    # AND the idle causes sum to the idle time of the steps, and the steps' parts to each step
     parts = figures["verdict"]["parts_us"]
     busy = sum(parts.get(part, 0) for part in ("computing", "communicating", "copying"))
     idle_ns = round((figures["verdict"]["whole_us"] - busy) * 1000)
@@ -43,14 +40,13 @@ def test_charts_contain_the_figures_of_the_analyses(tmp_path: Path) -> None:
     assert steps["names"] == ["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"]
     for at, step in enumerate(figures["steps"]["steps"]):
         assert sum(times[at] for _, _, times in steps["parts"]) == round(step["step_us"] * 1000)
-    # AND the flame graph's self times sum to the whole, with callers before their callees
     flame = drawn["flame"]
     assert sum(flame["self_ns"]) == round(figures["flame"]["total_us"] * 1000)
     assert all(parent < at for at, parent in enumerate(flame["parents"]))
     assert flame["names"][0] == "all"
     called = flame["names"].index("train.py(2): f2")
     assert flame["names"][flame["parents"][called]] == "train.py(1): f1"
-    # AND the curve's highest point is the peak: two steps left 2 MiB each, and 3 more
+    # THEN the curve's highest point is the peak: two steps left 2 MiB each, and 3 more
     (device,) = drawn["memory"]["devices"]
     assert max(size for _, size in device["curve"]) == (2 + 2 + 3) << 20
     assert figures["memory"]["devices"][0]["peak_bytes"] == (2 + 2 + 3) << 20
@@ -60,15 +56,12 @@ def test_a_change_is_drawn_from_before_to_after(tmp_path: Path) -> None:
     # GIVEN a program before and after its kernels became slower
     before = a_trace(tmp_path, us=40, name="before")
     after = a_trace(tmp_path, us=90, tail=300, name="after")
-    # WHEN the change is drawn
     analysis = analyze_path(after, before)
     change = by_kind(analysis)["change"]
-    # THEN the parts lead from one time to the other
     assert change["before"] + sum(time for _, time in change["parts"]) == pytest.approx(
         change["after"], abs=len(change["parts"])
     )
     assert change["after"] > change["before"]
-    # AND if there are more than are drawn, the largest are drawn, and the others as one
     whole = change["parts"]
     most, comparison.MOST_DRAWN = comparison.MOST_DRAWN, 1
     try:
@@ -96,14 +89,11 @@ def test_no_chart_without_figures(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_browser_draws_each(browser: Browser, tmp_path: Path) -> None:
-    # GIVEN the page of a change, which has every picture of one trace
     before = a_trace(tmp_path, us=40, name="before")
     analysis = analyze_path(a_trace(tmp_path, us=90, name="after"), before)
     page = tmp_path / "page.html"
     page.write_text(html.html_page(analysis))
-    # WHEN it is opened
     browser.open(page)
-    # THEN every chart has its data, and there are no errors
     drawn = json.loads(browser.evaluate(
         "JSON.stringify([...document.querySelectorAll('.chart')].map((chart) =>"
         " [chart.ariaLabel, chart.data[0].type, chart.querySelectorAll('path').length > 2]))"
@@ -117,7 +107,7 @@ def test_a_browser_draws_each(browser: Browser, tmp_path: Path) -> None:
         ["Flame graph of the recorded stacks", "icicle", True],
     ]
     assert browser.complaints == []
-    # AND the flame graph shows the lines of Python
+    # THEN the flame graph shows the lines of Python
     assert "train.py(2): f2" in browser.evaluate(
         "document.querySelector('#analysis-flame .chart').textContent"
     )
@@ -136,9 +126,7 @@ def test_a_browser_draws_a_roofline(peaks: str, browser: Browser, tmp_path: Path
     trace.write_text(json.dumps({"traceEvents": program.events, "deviceProperties": [device]}))
     page = tmp_path / "page.html"
     page.write_text(html.html_page(analyze_path(trace)))
-    # WHEN it is opened
     browser.open(page)
-    # THEN both points are drawn, below the roofs if they are known
     points = "document.querySelectorAll('#analysis-rates .chart .points path').length"
     assert browser.evaluate(points) == 2
     lines = "document.querySelectorAll('#analysis-rates .chart .lines > path').length"
@@ -173,8 +161,6 @@ def test_analyses_that_are_added_appear_by_themselves(tmp_path: Path) -> None:
     known = analyze(Program().trace(tmp_path))
     other = analyze_path(a_trace(tmp_path)).results["kernels"]
     analysis = Analysis(known.trace, {"something_new": other})
-    # WHEN the page is created
-    # THEN its tables are in it
     page = html.html_page(analysis)
     assert '"heading":"Something new"' in page
     assert other.tables()[0].title in page

@@ -104,7 +104,6 @@ def test_a_new_result_is_on_all_pages() -> None:
     # GIVEN a class of results that no renderer knows
     tokens = Tokens(REQUESTS, 1_000, 3_000)
     analysis = Analysis(without_events("server.json"), {"tokens_per_request": tokens})
-    # WHEN the pages are made
     lines, page = printed(analysis), markdown(analysis)
     data = data_of(html_page(analysis))
     # THEN the terminal shows lines and bars first, and then the tables
@@ -120,7 +119,6 @@ def test_a_new_result_is_on_all_pages() -> None:
     ]
     assert "low    Batches are small." in lines
     assert "Tokens per request  2 requests" in lines
-    # AND Markdown and HTML show its tables and findings, and its title
     assert "## Tokens per request" in page
     assert "| request-2 | 9 | 5.000 |" in page
     assert "Batches are small." in page
@@ -140,7 +138,6 @@ def test_a_result_with_a_page_of_its_own_is_shown_alone() -> None:
     own = OwnPage(REQUESTS, 1_000, 3_000)
     other = msgspec.structs.replace(own, sentence="Something else.")
     analysis = Analysis(without_events("server.json"), {"own": own, "other": other})
-    # WHEN the pages are made
     lines, data = printed(analysis), data_of(html_page(analysis))
     # THEN only it is on the terminal, and it comes first in HTML
     assert lines[0] == own.sentence
@@ -163,7 +160,6 @@ def test_an_analysis_without_a_result_says_what_it_needs() -> None:
             "asked": Unavailable("Not comparable.", "different_work", is_requested=True),
         },
     )
-    # WHEN the page is printed
     lines = printed(analysis)
     # THEN each need is listed once, and the reasons that matter are at the top
     assert (lines[0], lines[2]) == ("Not comparable.", "No words.")
@@ -175,14 +171,11 @@ def test_an_analysis_without_a_result_says_what_it_needs() -> None:
 
 
 def test_columns_are_selected_by_heading() -> None:
-    # GIVEN a table, and the same with a new column before the others
     table = Table("t", (("a", ""), ("b", "ns")), [("x", 1), ("y", 2)], "A note.")
     wider = Table("t", (("new", ""), ("a", ""), ("b", "ns")), [(0, "x", 1), (0, "y", 2)])
-    # THEN the selected columns are the same
     assert table.selected(1, ("b", "a")) == wider.selected(1, ("b", "a"))
     assert table.selected(1, ("b", "a")).rows == [(1, "x")]
     assert table.selected(9) == Table("t", table.columns, table.rows)
-    # AND an unknown heading is an error
     with pytest.raises(ValueError, match="c"):
         table.selected(1, ("c",))
 
@@ -198,7 +191,6 @@ class Changed(Tokens, frozen=True):
 def test_next_to_nothing_has_no_percentage() -> None:
     # GIVEN changes of parts of 9 %, 0.9 % and nothing of the time before
     analysis = Analysis(without_events("t.json"), {"changed": Changed(REQUESTS, 1, 1)})
-    # WHEN they are printed
     words = {line.split()[0]: line.split()[3:] for line in printed(analysis) if line}
     # THEN those of less than 1 %, and those of ten times and more, have no percentage
     assert words["large"] == ["+20.000", "(+200.0", "%)"]
@@ -220,7 +212,6 @@ class Wide(Tokens, frozen=True):
 def test_figures_are_never_cut(width: int) -> None:
     # GIVEN a table that is too wide for the screen
     analysis = Analysis(without_events("t.json"), {"wide": Wide(REQUESTS, 1, 1)})
-    # WHEN it is printed
     lines = printed(analysis, width, height=80)
     # THEN each row has its name and whole figures, and the columns without space are left out
     rows = [line for line in lines if line.startswith("row ")]
@@ -232,7 +223,6 @@ def test_figures_are_never_cut(width: int) -> None:
 def test_a_table_that_does_not_fit_leaves_the_line_above_it() -> None:
     # GIVEN a table with more rows than the screen
     analysis = Analysis(without_events("t.json"), {"wide": Wide(REQUESTS, 1, 1)})
-    # WHEN the page is printed
     lines = printed(analysis, 100, height=24)
     # THEN the table is left out, and nothing else
     assert not [line for line in lines if line.startswith("row ")]

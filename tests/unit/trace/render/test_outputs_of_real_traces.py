@@ -35,7 +35,6 @@ def results(traces: Path) -> list[tuple[str, Analysis]]:
 
 
 def test_json_is_valid_and_described(results: list[tuple[str, Analysis]]) -> None:
-    # GIVEN the schema, which is valid
     schema: dict[str, Any] = json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
@@ -43,10 +42,8 @@ def test_json_is_valid_and_described(results: list[tuple[str, Analysis]]) -> Non
     for name, analysis in results:
         # WHEN a trace is written as JSON, and read strictly: without NaN
         written = json.loads(json.dumps(analysis.to_dict(), allow_nan=False))
-        # THEN it fits
         problems = [f"{list(e.path)}: {e.message[:200]}" for e in validator.iter_errors(written)]
         assert problems == [], name
-        # AND the schema describes every analysis, and every key in it
         for key, figures in written.items():
             assert key in schema["properties"], (name, key)
             described = resolved(schema["properties"][key].get("anyOf", [{}])[-1]).get("properties")
@@ -70,7 +67,6 @@ def test_markdown_is_complete_and_well_formed(results: list[tuple[str, Analysis]
     for name, analysis in results:
         # GIVEN a trace WHEN its page is written
         page = markdown(analysis)
-        # THEN every finding, table and reason is in it
         for finding in analysis.findings():
             assert escaped(finding.sentence) in page, name
         tables = [table for result in analysis.results.values() for table in result.tables()]
@@ -80,7 +76,6 @@ def test_markdown_is_complete_and_well_formed(results: list[tuple[str, Analysis]
         assert rows == sum(len(table.rows) + 2 for table in tables), name
         for result in analysis.results.values():
             assert escaped(getattr(result, "reason", "")) in page, name
-        # AND every table has as many cells in each row
         for block in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
             cells = {len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()}
             assert len(cells) == 1, (name, block[:200])

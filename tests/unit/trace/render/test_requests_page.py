@@ -67,7 +67,6 @@ def test_the_rows_of_a_request_are_its_parts() -> None:
     assert sums == {one.id: one.total_ns for one in found}
     assert {row[0] for row in sections["stages"][0]["rows"]} >= {"parse", "forward", "replica"}
     assert [row[:2] for row in sections["hand-offs"][0]["rows"]] == [["tasks", 2]]
-    # AND what is missing is said
     sentences = {each["sentence"]: each for each in data["findings"]}
     incomplete = sentences["1 request is incomplete: message not received."]
     assert incomplete["code"] == "requests.incomplete"

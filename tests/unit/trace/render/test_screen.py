@@ -35,7 +35,6 @@ def printed(analysis: Analysis, height: int, width: int) -> list[str]:
 def test_a_trace_with_every_analysis_fits(height: int, width: int, tmp_path: Path) -> None:
     # GIVEN a trace with steps, memory, stacks and waits
     analysis = analyze_path(a_trace(tmp_path))
-    # WHEN it is printed on a terminal
     lines = printed(analysis, height, width)
     # THEN the prompt still has its line, and nothing is broken at the right edge
     assert len(lines) < height
@@ -61,11 +60,8 @@ def test_a_comparison_fits(height: int, width: int, tmp_path: Path) -> None:
 
 
 def test_on_a_tall_terminal_each_analysis_has_a_line(tmp_path: Path) -> None:
-    # GIVEN a tall terminal
     analysis = analyze_path(a_trace(tmp_path))
     figures = analysis.to_dict()
-    # WHEN the page is printed
-    # THEN kernels, steps, the path and memory have a line, with the figures of the JSON
     told = dict(one_liners(analysis))
     assert list(told) == ["Kernels", "Steps", "Critical path", "Memory"]
     assert told["Kernels"] == "matrix products 100.0 % of the 150.000 µs of 3 device events"
@@ -87,9 +83,7 @@ def test_real_traces_fit(name: str, traces: Path) -> None:
 def test_the_bar_and_its_words_are_one_line(traces: Path) -> None:
     # GIVEN a device that computed, communicated, copied and was idle
     analysis = analyze_path(traces / "cuda_b200_vllm_eager.json.gz")
-    # WHEN it is printed with the width of a file
     lines = printed(analysis, 60, 100)
-    # THEN the line contains a bar and all four
     (line,) = [line for line in lines if line.startswith("Device ")]
     assert line.count("#") > 20
     words = ["computing", "communicating", "copying", "idle"]
@@ -105,10 +99,7 @@ def test_a_real_comparison_fits(traces: Path) -> None:
 
 @pytest.mark.parametrize("name", REAL)
 def test_evidence_does_not_repeat_the_sentence(name: str, traces: Path) -> None:
-    # GIVEN the findings of a real trace
     found = analyze_path(traces / name).findings()
-    # WHEN a finding has several pieces of evidence
-    # THEN none only repeats a figure of its sentence
     for finding in found:
         repeated = [
             each
@@ -128,7 +119,6 @@ def test_a_piece_of_evidence_has_one_line(width: int) -> None:
     finding = Finding("high", "A sentence.", shown, "a.b")
     text = io.StringIO()
     console = Console(file=text, width=width, height=40, no_color=True)
-    # WHEN the finding is printed
     print_block(finding_block(finding, 2, width), console)
     # THEN each has a line with its file, its time and its figure
     first, second = [line for line in text.getvalue().splitlines() if line.strip()[:1] == "-"]
@@ -140,11 +130,8 @@ def test_a_piece_of_evidence_has_one_line(width: int) -> None:
 
 @pytest.mark.parametrize("name", REAL)
 def test_the_first_change_and_its_gain_are_on_the_smallest_screen(name: str, traces: Path) -> None:
-    # GIVEN a real trace
     analysis = analyze_path(traces / name)
-    # WHEN it is printed on a terminal of 80 columns and 24 lines
     text = " ".join(" ".join(printed(analysis, 24, 80)).split())
-    # THEN what the time went into is there, and all of the first finding, with its gain
     assert analysis.to_dict()["verdict"]["sentence"] in text
     first = analysis.findings()[0]
     assert first.text in text
