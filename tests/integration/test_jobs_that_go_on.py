@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +45,38 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def files(folder: Path) -> list[str]:
     """Return the recordings in a folder."""
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_missing_may_be_in_recordings_that_were_not_named(folder: Path) -> None:
+    # GIVEN the recordings of a front that waits, and of a worker that has ended
+    front = start(FRONT, STAGESPAN_JOB="a")
+    try:
+        worker = start(WORKER, ready(front), STAGESPAN_JOB="a")
+        worker.communicate()
+        assert front.stdin is not None
+        front.stdin.write("\n")
+        front.stdin.flush()
+        ready(front)
+        of_front = next(folder.glob(f"{front.pid}-*"))
+        of_worker = next(folder.glob(f"{worker.pid}-*"))
+        for named, causes in (
+            ([of_front], ["receiver not among these recordings"]),
+            ([of_worker], ["sender not among these recordings"]),
+            ([of_front, of_worker], []),
+        ):
+            # WHEN some of them are named
+            done = subprocess.run(
+                [sys.executable, "-m", "stagespan", "requests", *map(str, named), "--json"],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=60,
+            )
+            # THEN nobody says that the message was not received, or that a recording was removed
+            (found,) = json.loads(done.stdout)["requests"]
+            assert found["causes"] == causes
+    finally:
+        front.communicate("\n", timeout=30)
 
 
 @pytest.mark.parametrize("jobs", [("a", "a"), ("a", "b"), ("", "")])

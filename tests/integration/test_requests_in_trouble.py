@@ -183,7 +183,7 @@ def test_copies_of_the_recordings_of_two_hosts(folder: Path, tmp_path: Path) -> 
     }
     for copy in copies:
         (one,) = json.loads(command_here("requests", copy, "--json").stdout)["requests"]
-        assert one["causes"] == ["recording removed"]
+        assert one["causes"] == ["sender not among these recordings"]
 
 
 def test_one_process_read_twice_counts_once(folder: Path, tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ def command(
     is_pattern = id_ is not None and "*" in id_
     pattern = None if id_ is None else ".*".join(map(re.escape, id_.split("*")))
     read, count = _read(recordings, slowest, pattern, status)
-    found = timelines(read, None if is_pattern else id_)
+    # With other recordings than those that are named, a message may have been received.
+    are_all = not any(isinstance(one, Recording) for one in read) or not recordings
+    found = timelines(read, None if is_pattern else id_, are_all=are_all)
     if job is not None:
         local = [one for one in read if isinstance(one, Recording)]
         members = {id(one) for one in jobs.processes(job, spans=False, among=local)}

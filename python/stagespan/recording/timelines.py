@@ -142,14 +142,16 @@ class Timeline:
         return sum(ns for (of, _), ns in self.where.items() if of == kind)
 
 
-def timelines(recordings: Iterable[RequestSource], id_: str | None = None) -> list[Timeline]:
+def timelines(
+    recordings: Iterable[RequestSource], id_: str | None = None, *, are_all: bool = True
+) -> list[Timeline]:
     """Return the requests in recordings, ordered by begin; only those with an id if one is given.
 
     The recordings must have been opened with their spans. Of several copies of one recording, the
-    latest counts.
+    latest counts. If they are not all that there are, the others may have what is missing.
     """
     processes = _without_copies([_Process(one) for one in recordings])
-    found = _Segments({}, defaultdict(list), defaultdict(list), defaultdict(list), [])
+    found = _Segments({}, defaultdict(list), defaultdict(list), defaultdict(list), [], are_all)
     for process in processes:
         if process.is_full:
             since_ns = min((one.begin_ns for one in process.stretches), default=math.inf)
@@ -369,6 +371,8 @@ class _Segments(NamedTuple):
     since_ns: list[tuple[object, float]]
     """For each process whose entries are all in use: its clock, and the time from which none has
     been used again."""
+    are_all: bool
+    """Whether there are no other recordings."""
 
     def may_be_overwritten(self, stretch: Stretch) -> bool:
         """Whether a process may have used the entry of a segment of this request again."""
@@ -623,7 +627,8 @@ def _missing_hops(
         is_open = "open" in (root.segment["status"], segment["status"])
         is_gone = found.may_be_overwritten(root)
         state = "waiting" if is_open else ("overwritten" if is_gone else "lost")
-        causes[_MISSING[state]] += count
+        is_elsewhere = state == "lost" and not found.are_all
+        causes["receiver not among these recordings" if is_elsewhere else _MISSING[state]] += count
         hops += [_hop_without_entry(state, pid)] * min(count, _MOST_MISSING)
     return hops, _counted(causes)
 
@@ -666,7 +671,9 @@ def _causes(
     found: _Segments,
 ) -> list[str]:
     causes: Counter[str] = Counter()
-    gone = _MISSING["overwritten"] if found.may_be_overwritten(root) else "recording removed"
+    gone = "recording removed" if found.are_all else "sender not among these recordings"
+    if found.may_be_overwritten(root):
+        gone = _MISSING["overwritten"]
     if root.segment["parent_segment"] is not None:
         causes[gone] += 1  # the segment that has sent it
     parents = {one["parent_segment"] for _, _, one in returns} - {None}
