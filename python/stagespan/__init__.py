@@ -62,7 +62,7 @@ from stagespan.process import imports as _imports
 from stagespan.process import own_recording as _own_recording
 from stagespan.process import run as _run
 
-if TYPE_CHECKING:
+with _imports.OnFirstUse(globals()) as _lazy:
     from stagespan.contexts.graphs import graph_stages as graph_stages
     from stagespan.contexts.remotes import (
         Remote as Remote,
@@ -107,34 +107,6 @@ get_profiler_output_dir = _run.output_dir
 set_profiler_output_dir = _run.set_output_dir
 set_pipeline_name = _run.set_pipeline_name
 
-_LAZY = {
-    "analyze": "stagespan.recording.any_path",
-    "annotate": "stagespan.profiling",
-    "BoundExecutor": "stagespan.contexts.threads",
-    "HarnessConfig": "stagespan.harness",
-    "Remote": "stagespan.contexts.remotes",
-    "StageBenchHarness": "stagespan.harness",
-    "StagespanError": "stagespan.errors",
-    "bind": "stagespan.contexts.threads",
-    "compare_timing_reports": "stagespan.report.changes_pages",
-    "dump_io_signatures": "stagespan.signature",
-    "dump_timing_report": "stagespan.report.timing",
-    "enable_profiler_for_names": "stagespan.profiling",
-    "extract": "stagespan.contexts.remotes",
-    "flush": "stagespan.live.service",
-    "get_io_signatures": "stagespan.signature",
-    "graph_stages": "stagespan.contexts.graphs",
-    "memory_snapshot": "stagespan.device.memory",
-    "print_timing_summary": "stagespan.report.tables",
-    "profile_steps": "stagespan.profiling",
-    "profile_window": "stagespan.profiling",
-    "propagate_to_threads": "stagespan.contexts.threads",
-    "reset_timing_registry": "stagespan.report.timing",
-    "set_timing_metadata": "stagespan.report.timing",
-    "stats": "stagespan.live.statistics",
-    "timing_report": "stagespan.report.timing",
-}
-
 
 def get_include() -> str:
     """Return the folder of the C++ headers. Include `<stagespan/python.h>` to time C++ code."""
@@ -152,17 +124,10 @@ def is_available() -> bool:
 
 
 __all__ = sorted(  # noqa: PLE0605
-    {*_LAZY, *(name for name, value in globals().items() if callable(value) and name[0] != "_")}
+    {*_lazy, *(name for name, value in globals().items() if callable(value) and name[0] != "_")}
 )
-
-
-def __getattr__(name: str) -> object:
-    module = _LAZY.get(name)
-    if module is None:
-        raise AttributeError(f"module 'stagespan' has no attribute {name!r}")
-    value = getattr(_imports.load(module), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:
+    __getattr__ = _lazy
 
 
 def __dir__() -> list[str]:

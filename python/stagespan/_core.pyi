@@ -18,7 +18,7 @@ from collections.abc import (
 )
 from contextvars import ContextVar
 from types import CellType, FunctionType, TracebackType
-from typing import Any, Literal, TypeVar, final, overload
+from typing import Any, Literal, Protocol, TypeVar, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -657,7 +657,7 @@ def request_adopted(
     """
 
 # Reading
-class Summary:
+class _Durations(Protocol):
     """Distribution of a duration of at least one run; times in ns."""
 
     @property
@@ -683,45 +683,22 @@ class Summary:
     def buckets_ns(self) -> list[tuple[float, int]]:
         """Return the middle of each bucket of the histogram in ns, ascending, and how many runs are
         in it."""
+
+class _Histogram(_Durations):
     def cumulative(self, groups: bytes, size: int) -> list[int]:
         """Return how many runs are in the groups of buckets up to each of ``size`` groups.
 
         ``groups`` has the group of each bucket, ascending. Raises ValueError if it has not.
         """
 
-class StageSummary:
+class Summary(_Histogram):
+    """Distribution of a duration of at least one run; times in ns."""
+
+class StageSummary(_Histogram):
     """One stage's figures of at least one run, host time in ns."""
 
     @property
     def name(self) -> str: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def total_ns(self) -> int: ...
-    @property
-    def mean_ns(self) -> float: ...
-    @property
-    def min_ns(self) -> int: ...
-    @property
-    def max_ns(self) -> int: ...
-    @property
-    def p50_ns(self) -> float: ...
-    @property
-    def p95_ns(self) -> float: ...
-    @property
-    def p99_ns(self) -> float: ...
-    def quantile_ns(self, q: float) -> float:
-        """Return the q quantile, with q from 0 to 1 and an error of at most 3 %. Raises ValueError
-        for another q.
-        """
-    def buckets_ns(self) -> list[tuple[float, int]]:
-        """Return the middle of each bucket of the histogram in ns, ascending, and how many runs are
-        in it."""
-    def cumulative(self, groups: bytes, size: int) -> list[int]:
-        """Return how many runs are in the groups of buckets up to each of ``size`` groups.
-
-        ``groups`` has the group of each bucket, ascending. Raises ValueError if it has not.
-        """
     @property
     def errors(self) -> int: ...
     @property

@@ -4,41 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagespan.process import imports
+from stagespan.process.imports import OnFirstUse
 
-if TYPE_CHECKING:
+# Lower packages import modules of standalone/, for which the harness must not be loaded.
+with OnFirstUse(globals()) as _lazy:
     from stagespan.harness.adapters import (
-        ScriptStep,
-        StepAdapter,
-        register_adapter,
-        unregister_adapter,
+        ScriptStep as ScriptStep,
+        StepAdapter as StepAdapter,
+        register_adapter as register_adapter,
+        unregister_adapter as unregister_adapter,
     )
-    from stagespan.harness.bench import StageBenchHarness
-    from stagespan.harness.config import HarnessConfig, HarnessResult
+    from stagespan.harness.bench import StageBenchHarness as StageBenchHarness
+    from stagespan.harness.config import (
+        HarnessConfig as HarnessConfig,
+        HarnessResult as HarnessResult,
+    )
 
-_LAZY = {
-    "HarnessConfig": "config",
-    "HarnessResult": "config",
-    "ScriptStep": "adapters",
-    "StageBenchHarness": "bench",
-    "StepAdapter": "adapters",
-    "register_adapter": "adapters",
-    "unregister_adapter": "adapters",
-}
-
-__all__ = [
-    "HarnessConfig",
-    "HarnessResult",
-    "ScriptStep",
-    "StageBenchHarness",
-    "StepAdapter",
-    "register_adapter",
-    "unregister_adapter",
-]
-
-
-def __getattr__(name: str) -> object:
-    # Lower packages import modules of standalone/, for which the harness must not be loaded.
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(imports.load(f"{__name__}.{_LAZY[name]}"), name)
+__all__ = sorted(_lazy)  # noqa: PLE0605
+if not TYPE_CHECKING:
+    __getattr__ = _lazy

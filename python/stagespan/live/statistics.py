@@ -9,7 +9,8 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from stagespan import _core
 from stagespan.live.kinds import Kind, number_of
@@ -36,46 +37,32 @@ _OPTIONAL = {
     "device mean ms": 1,
 }
 """The columns that are left out of a table that is too wide, the largest number first."""
-FIGURES = ("count", "total_ns", "mean_ns", "min_ns", "max_ns", "p50_ns", "p95_ns", "p99_ns")
+_FIGURES = {
+    "count": "The number of runs with a known duration; at least 1.",
+    "total_ns": "The sum of the durations in ns.",
+    "mean_ns": "The mean duration in ns.",
+    "min_ns": "The shortest duration in ns.",
+    "max_ns": "The longest duration in ns.",
+    "p50_ns": "The median duration in ns.",
+    "p95_ns": "The 95th percentile of the duration in ns.",
+    "p99_ns": "The 99th percentile of the duration in ns.",
+}
+FIGURES = tuple(_FIGURES)
 """The figures of durations, by name."""
 DEVICE_FIGURES = ("device_elapsed_ns", "device_queue_ns", "device_tail_ns")
 
-
-class Durations(Protocol):
-    """The durations of at least one run, in ns."""
-
-    @property
-    def count(self) -> int:
-        """The number of runs with a known duration; at least 1."""
-
-    @property
-    def total_ns(self) -> int: ...
-    @property
-    def mean_ns(self) -> float: ...
-    @property
-    def min_ns(self) -> int: ...
-    @property
-    def max_ns(self) -> int: ...
-    @property
-    def p50_ns(self) -> float: ...
-    @property
-    def p95_ns(self) -> float: ...
-    @property
-    def p99_ns(self) -> float: ...
-
-    def quantile_ns(self, q: float) -> float:
-        """Return the ``q`` quantile in ns, with ``q`` from 0 to 1."""
-
-    def buckets_ns(self) -> list[tuple[float, int]]:
-        """Return durations in ns, ascending, and how many runs took about as long."""
+if TYPE_CHECKING:
+    Durations = _core._Durations
+else:
+    Durations = object
 
 
 @dataclass(frozen=True, repr=False)
-class StageStats:
+class StageStats(Durations):
     """Figures of one stage that has run at least once: host time in ns.
 
-    The three device figures are None if no run has a known device time. Each of them has
-    ``count``, ``total_ns``, ``mean_ns``, ``min_ns``, ``max_ns``, ``p50_ns``, ``p95_ns``,
+    The three device figures are None if no run has a known device time. The stage and each of them
+    have ``count``, ``total_ns``, ``mean_ns``, ``min_ns``, ``max_ns``, ``p50_ns``, ``p95_ns``,
     ``p99_ns``, ``quantile_ns(q)`` and ``buckets_ns()``.
     """
 
@@ -91,46 +78,6 @@ class StageStats:
     """How much later than on the host the runs began on the device."""
     device_tail_ns: Durations | None
     """How much later than on the host the runs ended on the device."""
-
-    @property
-    def count(self) -> int:
-        """The number of runs; at least 1."""
-        return self.host.count
-
-    @property
-    def total_ns(self) -> int:
-        """The sum of the durations in ns."""
-        return self.host.total_ns
-
-    @property
-    def mean_ns(self) -> float:
-        """The mean duration in ns."""
-        return self.host.mean_ns
-
-    @property
-    def min_ns(self) -> int:
-        """The shortest duration in ns."""
-        return self.host.min_ns
-
-    @property
-    def max_ns(self) -> int:
-        """The longest duration in ns."""
-        return self.host.max_ns
-
-    @property
-    def p50_ns(self) -> float:
-        """The median duration in ns."""
-        return self.host.p50_ns
-
-    @property
-    def p95_ns(self) -> float:
-        """The 95th percentile of the duration in ns."""
-        return self.host.p95_ns
-
-    @property
-    def p99_ns(self) -> float:
-        """The 99th percentile of the duration in ns."""
-        return self.host.p99_ns
 
     def quantile_ns(self, q: float) -> float:
         """Return the ``q`` quantile of the duration in ns, with ``q`` from 0 to 1.
@@ -150,6 +97,10 @@ class StageStats:
         names = (*FIGURES, "errors", "suspended_ns", "work", *DEVICE_FIGURES)
         figures = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return f"StageStats(name={self.name!r}, {figures})"
+
+
+for _name, _meaning in _FIGURES.items():
+    setattr(StageStats, _name, property(attrgetter(f"host.{_name}"), doc=_meaning))
 
 
 class UnknownStageError(KeyError):

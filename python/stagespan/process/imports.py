@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from stagespan.errors import StagespanError
@@ -60,6 +61,64 @@ def load(name: str) -> Any:
             return importlib.import_module(name)
     finally:
         _loading.pop(token, None)
+
+
+class OnFirstUse:
+    """The names of a package that are imported when they are first used.
+
+    Inside its `with` block, `from module import name` notes the module and imports nothing. Type
+    checkers, editors and packers see ordinary imports. Afterwards the object is the `__getattr__`
+    of the package:
+
+        with OnFirstUse(globals()) as _lazy:
+            from stagespan.harness.bench import StageBenchHarness as StageBenchHarness
+        if not TYPE_CHECKING:
+            __getattr__ = _lazy
+    """
+
+    _replacing = threading.Lock()
+    """Held while `builtins.__import__` is replaced, so that each thread restores the real one."""
+
+    def __init__(self, package: dict[str, Any]) -> None:
+        self._package = package
+        self._modules: dict[str, str] = {}
+
+    def __enter__(self) -> OnFirstUse:
+        self._replacing.acquire()
+        self._import = builtins.__import__
+        builtins.__import__ = self._note
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        builtins.__import__ = self._import
+        self._replacing.release()
+        for name in self._modules:
+            self._package.pop(name, None)
+
+    def _note(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        if globals is not self._package:  # an import of another thread, for example
+            return self._import(name, globals, locals, fromlist or (), level)
+        names = dict.fromkeys(fromlist or (), name)
+        self._modules |= names
+        return SimpleNamespace(**names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __call__(self, name: str) -> object:
+        """Import a name, and keep it in the package. Raises AttributeError for an unknown one."""
+        if name not in self._modules:
+            package = self._package["__name__"]
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = self._package[name] = getattr(load(self._modules[name]), name)
+        return value
 
 
 def is_loading() -> bool:

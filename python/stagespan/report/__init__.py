@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagespan.process import imports
+from stagespan.process.imports import OnFirstUse
 from stagespan.report.tables import print_timing_summary as print_timing_summary
 from stagespan.report.timing import (
     dump_timing_report as dump_timing_report,
@@ -13,12 +13,8 @@ from stagespan.report.timing import (
     timing_report as timing_report,
 )
 
-if TYPE_CHECKING:
+# Comparing needs NumPy, which a program that only writes reports does not load.
+with OnFirstUse(globals()) as _lazy:
     from stagespan.report.changes_pages import compare_timing_reports as compare_timing_reports
-
-
-def __getattr__(name: str) -> object:
-    # Comparing needs NumPy, which a program that only writes reports does not load.
-    if name != "compare_timing_reports":
-        raise AttributeError(f"module 'stagespan.report' has no attribute {name!r}")
-    return imports.load("stagespan.report.changes_pages").compare_timing_reports
+if not TYPE_CHECKING:
+    __getattr__ = _lazy

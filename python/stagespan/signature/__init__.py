@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagespan.process import imports
+from stagespan.process.imports import OnFirstUse
 from stagespan.signature.capture import capture
 from stagespan.signature.kinds.base import describe
 from stagespan.signature.model import SignatureFile, StageSignature, TensorSignature
@@ -19,8 +19,10 @@ from stagespan.signature.store import (
     signature_stats,
 )
 
-if TYPE_CHECKING:
+with OnFirstUse(globals()) as _lazy:
     from stagespan.signature.mock import make_inputs
+if not TYPE_CHECKING:
+    __getattr__ = _lazy
 
 __all__ = [
     "SignatureFile",
@@ -35,9 +37,3 @@ __all__ = [
     "signature_key",
     "signature_stats",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name == "make_inputs":
-        return imports.load("stagespan.signature.mock").make_inputs
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
