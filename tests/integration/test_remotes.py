@@ -36,7 +36,8 @@ from stagespan import (
     request,
     span,
 )
-from stagespan.recording import request_summary
+from stagespan.recording import request_figures
+from stagespan.recording.request_figures import RequestFigures
 from stagespan.recording.timelines import Timeline, timelines
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -305,9 +306,9 @@ def test_a_batch_counts_fully_for_each_request_and_once_in_the_statistics() -> N
         )
     shares = [one.spent["execution", "forward"][1] for one in found]
     assert sum(shares) == span_.end_ns - span_.begin_ns
-    (row,) = (row for row in request_summary.stages(found) if row["stage"] == "forward")
-    assert (row["count"], row["execution_ns"]) == (1, sum(shares))
-    assert row["max_ns"] == sum(shares)
+    (row,) = (row for row in request_figures.stages(found) if row.stage == "forward")
+    assert (row.count, row.execution_ns) == (1, sum(shares))
+    assert row.max_ns == sum(shares)
     with pytest.raises(TypeError, match="batch\\(\\) takes requests"):
         batch("forward", ["r1"])  # type: ignore[list-item]
 
@@ -343,7 +344,7 @@ def test_sizes_of_messages_where_they_are_told() -> None:
             pass
     assert stagespan.stats(kind="queue")["sized"].work == {"bytes": 400}
     found = timelines([recording.open(os.getpid())], "sized")
-    rows = {row["queue"]: row["mean_bytes"] for row in request_summary.hops(found)}
+    rows = {row.queue: row.mean_bytes for row in request_figures.hand_offs(found)}
     assert rows == {"sized": 200, "not sized": None}
     with pytest.raises(TypeError, match="'bytes'"):
         extract(carriers_[0], size_bytes="large")  # type: ignore[arg-type]
@@ -418,7 +419,7 @@ def test_the_first_chunk_counts_from_the_begin_of_the_part_that_made_it() -> Non
         with extract(one.inject()) as fast:
             fast.chunk()
     found = timeline("two streams")
-    page = request_summary.as_dict(found)
+    page = RequestFigures.of(found).to_dict()
     assert found.part_first_chunk_ns is not None
     # The part of the later chunk took less time to it.
     assert found.part_first_chunk_ns >= 2_000_000

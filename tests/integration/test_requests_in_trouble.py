@@ -23,7 +23,8 @@ from recorded_process import command_here, copy_sparse, end, extents, ready, rec
 from properties import examples
 from stagespan import recording
 from stagespan.errors import StagespanError
-from stagespan.recording import dump, request_summary, summary
+from stagespan.recording import dump, request_figures, summary
+from stagespan.recording.request_figures import RequestFigures
 from stagespan.recording.timelines import Timeline, timelines
 
 
@@ -32,7 +33,7 @@ def check_sums(found: list[Timeline]) -> None:
     for one in found:
         assert sum(one.where.values()) == one.total_ns
         assert min(one.where.values(), default=0) >= 0
-        page = json.loads(json.dumps(request_summary.as_dict(one)))
+        page = RequestFigures.of(one).to_dict()
         parts = ("execution_ns", "handoff_ns", "queue_ns", "unattributed_ns")
         assert sum(page[part] for part in parts) == page["total_ns"]
 
@@ -111,7 +112,7 @@ def test_damaged_requests_are_read_with_totals_that_close(
             found = recording.open(path)
             requests = timelines([found])
             check_sums(requests)
-            request_summary.stages(requests), request_summary.hops(requests)
+            request_figures.stages(requests), request_figures.hand_offs(requests)
             summary.load([found])
             check(json.loads(dump.as_perfetto(found)))
 
@@ -312,7 +313,8 @@ def test_the_command_says_what_was_lost(folder: Path) -> None:
     assert page["lost"]["requests"] == 200 - 64
     assert page["lost"]["links"] == 600 - 256
     text = command_here("requests", path).stdout
-    assert "lost: requests 136, links 344" in text
+    assert "have lost 136 requests, so" in text
+    assert "have lost 344 links of batches, so" in text
 
 
 @pytest.mark.parametrize(

@@ -166,17 +166,17 @@ def test_the_command_shows_the_requests(served: Served, monkeypatch: pytest.Monk
         parts = [one[f"{kind}_ns"] for kind in ("execution", "handoff", "queue", "unattributed")]
         assert sum(parts) == one["total_ns"]
     text = command("requests", "--job", "served", "--status", "error").stdout
-    assert text.startswith("2 requests, the 2 slowest:")
+    assert text.startswith("Requests: 2 requests in ")
     assert "process ended" in text
     listed = json.loads(command("requests", "--job", "served", "--id", "r1*", "--json").stdout)
     assert listed["count"] == 11
     text = command("requests", "--job", "served", "--id", "r*7", "--slowest", "4").stdout
-    assert text.startswith("6 requests, the 4 slowest:")
+    assert "The 4 slowest of 6 requests\n" in text
     assert command("requests", "--job", "served", "--id", "x*").stdout.startswith(
         "There are no requests with the id 'x*'"
     )
     text = command("requests", "--job", "served", "--id", "r7").stdout
-    assert text.startswith("Request r7, ok, trace ")
+    assert "\nRequest r7, ok, trace " in text
     assert "execution work" in text
     assert "queue tasks" in text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import time
@@ -16,7 +15,8 @@ from test_remotes import HOUR_NS, changed, counts, elsewhere, timeline
 
 import stagespan
 from stagespan import batch, bind, extract, inject, recording, request, span
-from stagespan.recording import request_summary
+from stagespan.recording import request_figures
+from stagespan.recording.request_figures import RequestFigures
 from stagespan.recording.timelines import timelines
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -50,13 +50,13 @@ def test_a_hop_that_nobody_received_is_named_and_its_time_is_unattributed() -> N
     ):
         assert not found.complete
         assert cause in found.causes
-        (hop,) = json.loads(json.dumps(request_summary.as_dict(found)))["hops"]
+        (hop,) = RequestFigures.of(found).to_dict()["hops"]
         assert (hop["state"], hop["sender"]) == (state, os.getpid())
         unknown = ("queue", "receiver", "hand_off_ns", "queue_ns", "attempt")
         assert {hop[name] for name in unknown} == {None}
         # It is in no figure of hand-offs.
-        assert request_summary.hops([found]) == []
-    assert request_summary.as_dict(lost_)["causes"] == ["message not received"]
+        assert request_figures.hand_offs([found]) == []
+    assert RequestFigures.of(lost_).to_dict()["causes"] == ["message not received"]
 
 
 def test_a_message_that_was_received_and_dropped_is_named() -> None:
@@ -90,10 +90,10 @@ def test_what_is_unknown_is_null() -> None:
         with extract(carrier):
             pass
     found = timeline("unknown")
-    (hop,) = json.loads(json.dumps(request_summary.as_dict(found)))["hops"]
+    (hop,) = RequestFigures.of(found).to_dict()["hops"]
     assert hop["hand_off_ns"] is None
-    (row,) = request_summary.hops([found])
-    assert (row["count"], row["unknown"], row["p50_ns"], row["max_ns"]) == (1, 1, None, None)
+    (row,) = request_figures.hand_offs([found])
+    assert (row.count, row.unknown, row.p50_ns, row.max_ns) == (1, 1, None, None)
     assert "unknown" not in counts("handoff")
 
 

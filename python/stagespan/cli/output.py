@@ -1,15 +1,173 @@
-"""Writing the output of a command to a file or to standard output."""
+"""The output of commands: the options that all share, and how a page is shown or written."""
 
 from __future__ import annotations
 
+import functools
 import gzip
+import json
+import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 
 from stagespan.errors import StagespanError
+from stagespan.pages.page import Page
 from stagespan.process.files import json_bytes, write_whole
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_FORMATS = {".json": "json", ".md": "markdown", ".html": "html"}
+_FILES = "stagespan.files"
+
+
+class Output(NamedTuple):
+    """How and where a command shows its page."""
+
+    form: str
+    """json, markdown or html; "" for the terminal."""
+    file: str
+    """Where it is written; ``-`` is standard output."""
+    html: str | None
+    """The file of a second copy as HTML."""
+    others: dict[str, str]
+    """Files by their form: what stands after --json and --markdown in commands that took it."""
+
+    def show(self, page: Page) -> None:
+        """Print or write the page. Raises StagespanError if a file cannot be written."""
+        if self.html is not None:
+            write_to(self.html, _written(page, "html"))
+        for form, file in self.others.items():
+            write_to(file, _written(page, form))
+        if self.form and not self.others:
+            write_to(self.file, _written(page, self.form))
+        elif not self.others:
+            from stagespan.pages.terminal import print_page
+
+            print_page(page)
+
+
+def _written(page: Page, form: str) -> str:
+    if form == "json":
+        return json_bytes(page.to_dict(), indent=2).decode() + "\n"
+    if form == "html":
+        from stagespan.pages.html import html_page
+
+        return html_page(page)
+    from stagespan.pages.markdown import markdown
+
+    return markdown(page)
+
+
+def output_options(schema: Callable[[], dict[str, Any]]) -> Callable[[_F], _F]:
+    """Add the options of output to a command, which gets an `Output` as ``output``.
+
+    `schema` returns the JSON Schema of the page, for --json-schema.
+    """
+
+    def print_schema(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+        if is_asked:
+            click.echo(json.dumps(schema(), indent=1))
+            context.exit()
+
+    options = (
+        click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON."),
+        click.option("--markdown", "as_markdown", is_flag=True, help="Print all tables."),
+        click.option(
+            "--html", metavar="FILE", help="Also write one page that works without a network."
+        ),
+        click.option(
+            "-o",
+            "--output",
+            "file",
+            metavar="FILE",
+            help="Write to a file instead, as JSON, Markdown or HTML by its suffix (.json, .md, "
+            ".html) if no format is named.",
+        ),
+        click.option(
+            "--json-schema",
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=print_schema,
+            help="Print the JSON Schema of the output of --json.",
+        ),
+    )
+
+    def decorate(function: _F) -> _F:
+        @functools.wraps(function)
+        def call(
+            *args: Any,
+            as_json: bool,
+            as_markdown: bool,
+            html: str | None,
+            file: str | None,
+            **rest: Any,
+        ) -> Any:
+            return function(*args, output=_output(as_json, as_markdown, html, file), **rest)
+
+        for option in reversed(options):
+            call = option(call)
+        return cast(_F, call)
+
+    return decorate
+
+
+def _output(as_json: bool, as_markdown: bool, html: str | None, file: str | None) -> Output:
+    if as_json and as_markdown:
+        raise click.UsageError("Choose --json or --markdown, or call the command twice.")
+    form = "json" if as_json else "markdown" if as_markdown else ""
+    if file is not None and file != "-" and not form:
+        suffix = Path(file.removesuffix(".gz")).suffix
+        if suffix not in _FORMATS:
+            raise click.UsageError(
+                f"-o {file} does not tell the format: name it with --json or --markdown, or use "
+                "the suffix .json, .md or .html."
+            )
+        form = _FORMATS[suffix]
+    others = click.get_current_context().meta.get(_FILES, {})
+    return Output(form, file or "-", html, others)
+
+
+class PageCommand(click.Command):
+    """A command with `output_options`, whose --json and --markdown may be followed by ``-``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        kept: list[str] = []
+        for arg in args:
+            if arg != "-" or not kept or kept[-1] not in ("--json", "--markdown"):
+                kept.append(arg)
+        return super().parse_args(ctx, kept)
+
+
+class FormerFilesCommand(PageCommand):
+    """A page command whose --json and --markdown took the name of a file until 0.1.0.
+
+    A name after them that does not exist yet is written, if it is one argument too many.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        wanted = sum(one.nargs for one in self.params if isinstance(one, click.Argument))
+        kept, files = list(args), dict[str, str]()
+        for option in ("--json", "--markdown"):
+            kept = [part for arg in kept for part in _split(arg, option)]
+            at = kept.index(option) + 1 if option in kept else len(kept)
+            if at >= len(kept) or kept[at].startswith("-") or os.path.exists(kept[at]):
+                continue
+            given = self.make_parser(ctx).parse_args(list(kept))[1]
+            if len(given) > wanted:
+                files[option.removeprefix("--")] = kept.pop(at)
+                click.echo(
+                    f"`{option} FILE` is read as `{option} -o FILE`, which you should use instead.",
+                    err=True,
+                )
+        ctx.meta[_FILES] = files
+        return super().parse_args(ctx, kept)
+
+
+def _split(arg: str, option: str) -> list[str]:
+    return [option, arg.removeprefix(f"{option}=")] if arg.startswith(f"{option}=") else [arg]
 
 
 def write_to(file: str, text: str | bytes) -> None:

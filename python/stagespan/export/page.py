@@ -125,13 +125,15 @@ class Live:
 
 def _timeline(node: Node, trace_id: str) -> str:
     """Return the page of a request. Raises StagespanError if it is in no recording any more."""
+    from stagespan.pages.html import html_page
     from stagespan.recording import requests_page
     from stagespan.recording.timelines import timelines
 
     found = [one for one in timelines(node.recordings_of(trace_id)) if one.trace_id == trace_id]
     if not found:
         raise StagespanError(f"The request of the trace {trace_id} is in no recording any more.")
-    return requests_page.page(found, found, {})
+    requests = requests_page.Requests(found, found, {}, len(found), in_detail=True)
+    return html_page(requests_page.RequestsPage(requests))
 
 
 class PageServer:

@@ -77,6 +77,13 @@ class Figures(msgspec.Struct, frozen=True, rename=_key):
         return written
 
 
+class RecordedFigures(Figures, frozen=True, rename=str):
+    """Figures of recordings: times are integer nanoseconds in JSON, too, as the core counts them.
+
+    Fields of times are plain `int`, and keys are the names of the fields.
+    """
+
+
 class CountedTime(Figures, frozen=True):
     """The number of some events, and their time."""
 
@@ -105,6 +112,13 @@ def schema_of(types: Sequence[type[Figures]]) -> tuple[list[dict[str, Any]], dic
             # A field with a default is also written.
             each["required"] = list(each["properties"])
     return list(schemas), definitions
+
+
+def document_schema(figures: type[Figures], title: str) -> dict[str, Any]:
+    """Return the JSON Schema of a document that consists of these figures, for draft 2020-12."""
+    (schema,), definitions = schema_of([figures])
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, "title": title, **schema, "$defs": definitions}
 
 
 _Write = Callable[[Any], Any]

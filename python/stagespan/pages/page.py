@@ -35,6 +35,8 @@ class Page:
     """
 
     words: Words
+    is_whole: bool = False
+    """Whether a terminal shows all of it, also what does not fit on its screen."""
     results: Mapping[str, Result | Unavailable]
     """The results by their keys in the JSON, in the order of the page."""
 

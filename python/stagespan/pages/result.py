@@ -270,6 +270,13 @@ class Table:
             [tuple(row[each] for each in at) for row in self.rows[:most]],
         )
 
+    def filled(self) -> Table:
+        """Return the table without the columns in which all cells are 0, empty or unknown."""
+        at = [each for each in range(len(self.columns)) if any(row[each] for row in self.rows)]
+        columns = tuple(self.columns[each] for each in at)
+        rows = [tuple(row[each] for each in at) for row in self.rows]
+        return Table(self.title, columns, rows, self.note)
+
 
 Chart = dict[str, Any]
 """The data of a picture: its "kind", and lists and texts for that kind. Times in ns."""

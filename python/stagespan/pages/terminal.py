@@ -89,6 +89,9 @@ def print_page(page: Page, console: Console | None = None) -> None:
         else:
             head += result.head()
     notes = [*filter(None, (page.together(),)), *page.missing(), *page.notes()]
+    if page.is_whole:
+        _print_whole(head, page.findings(), notes, console)
+        return
     tables = sum(map(len, page.tables.values()))
     if tables:
         more = f"{counted(tables, 'table')} and all evidence: --html, --markdown or --json FILE."
@@ -99,6 +102,23 @@ def print_page(page: Page, console: Console | None = None) -> None:
     lines = [_named_line(name, line, width) for name, line in summaries]
     blocks = [*laid_out(head, console), text_block("")]
     print_blocks(blocks, page.findings(), tail, console, lines)
+
+
+def _print_whole(
+    head: Sequence[Block], findings: Sequence[Finding], notes: Sequence[str], console: Console
+) -> None:
+    """Print all blocks in their order, tables with their titles, then the findings and notes."""
+    for block in head:
+        if isinstance(block, (Table, Changes)):
+            print_block(text_block(""), console)
+            if isinstance(block, Table) and block.title:
+                print_block(text_block(block.title, "bold"), console)
+        for drawn in laid_out([block], console):
+            print_block(drawn, console)
+    tail = [finding_block(finding, 2, console.width) for finding in findings]
+    tail += [text_block(note, "dim") for note in notes]
+    for drawn in [*([text_block("")] if tail else []), *tail]:
+        print_block(drawn, console)
 
 
 def print_result(result: Result, console: Console | None = None) -> None:

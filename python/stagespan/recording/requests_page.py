@@ -1,25 +1,34 @@
-"""Requests as an HTML page: their timelines over processes, stages, hand-offs, and what is missing.
-
-The page is that of traces (`stagespan.pages.html`), with other data.
-"""
+"""The page of requests: where their time went, over processes, stages and hand-offs."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from stagespan.pages import html
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import amount, counted, in_words
 from stagespan.pages.escaping import one_line
-from stagespan.pages.html.data import packed, written_finding, written_table
-from stagespan.pages.result import Evidence, Finding, Table
-from stagespan.pages.timeline import TimelineRow, drawn
-from stagespan.recording import request_summary
+from stagespan.pages.figures import document_schema
+from stagespan.pages.page import Page, Words
+from stagespan.pages.result import (
+    Bar,
+    BarPart,
+    Block,
+    Evidence,
+    Finding,
+    Line,
+    Result,
+    Table,
+    share,
+)
+from stagespan.pages.timeline import TimelineRow
+from stagespan.recording import request_figures
 from stagespan.recording.partition import Part, pieces
+from stagespan.recording.request_figures import RequestFigures, RequestsFigures
 from stagespan.recording.texts import clock
 from stagespan.recording.timelines import Stretch, Timeline
 
@@ -32,72 +41,278 @@ _KINDS = {
     "unattributed": ("unattributed", "line"),
 }
 """What the page calls each kind, and the name of its colour."""
-_WORDS = {
-    "page": "Requests",
-    "timeline": "Timeline of requests and their processes",
-    "axis": "time since the begin",
-    "as_text": "stagespan requests",
-    "heights": "",
-    "no_findings": "No findings: all requests are complete.",
-}
+_DISTRIBUTION = ("p50_ns", "p50", "ns"), ("p95_ns", "p95", "ns"), ("max_ns", "longest", "ns")
+_LOST = {"links": "links of batches", "overwritten": "spans"}
+_INDENT = "  "
+SCHEMA_VERSION = 1
 
 
-def page(found: Sequence[Timeline], shown: Sequence[Timeline], lost: Mapping[str, int]) -> str:
-    """Return the page of requests, with the timelines of some of them, which are ``shown``.
-
-    Raises StagespanError if plotly is not installed.
-    """
-    return html.filled(_data(found, shown, lost))
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of what `stagespan requests --json` prints."""
+    return document_schema(RequestsFigures, "Requests")
 
 
-def _data(
-    found: Sequence[Timeline], shown: Sequence[Timeline], lost: Mapping[str, int]
-) -> dict[str, Any]:
-    rows, left_out = _rows(shown)
-    timeline = drawn(rows)
-    total_ns = sum(one.total_ns for one in found)
-    times = request_summary.distribution([one.total_ns for one in found])
-    sums = [(kind, sum(one.where_sum(kind) for one in found)) for kind in _KINDS]
-    texts = {name: in_words(times[f"{name}_ns"], "ns") for name in ("p50", "p95", "max")}
-    processes = {stretch.recording.path for one in found for stretch in one.segments}
-    begin_ns = min(one.begin_ns for one in found)
-    notes = [f"{left_out} of the requests are not in the timeline."] if left_out else []
-    return {
-        "words": _WORDS,
-        "title": one_line(found[0].id) if len(found) == 1 else "Requests",
-        "summary": (
-            f"{counted(len(found), 'request')} in {counted(len(processes), 'process', 'processes')}"
-            f", the first at {clock(begin_ns)}"
-        ),
-        "made_by": f"stagespan {metadata.version('stagespan')}",
-        "incomplete": False,
-        "notes": notes,
-        "verdict": {
-            "word": counted(len(found), "request"),
-            "sentence": (
-                f"The median time is {texts['p50']}, the 95th percentile {texts['p95']}, and the"
-                f" longest {texts['max']}. The parts of each request sum to its time."
+@dataclass(frozen=True)
+class Requests(Result):
+    """Requests, of which `shown` are listed one by one."""
+
+    requests: Sequence[Timeline]
+    shown: Sequence[Timeline]
+    lost: Mapping[str, int]
+    count: int
+    """Of all requests; more than those in `requests` if only the slowest of them were read."""
+    in_detail: bool
+    """Whether the first screen shows the timeline of each request instead of tables of all."""
+
+    def figures(self) -> RequestsFigures:
+        """Return the figures of the requests that are shown, and of the stages of all of them."""
+        return RequestsFigures(
+            SCHEMA_VERSION,
+            self.count,
+            [RequestFigures.of(timeline) for timeline in self.shown],
+            request_figures.stages(self.requests),
+            request_figures.hand_offs(self.requests),
+            dict(self.lost),
+        )
+
+    def findings(self) -> list[Finding]:
+        """Return what is missing, by its reason."""
+        by_cause: defaultdict[str, list[Timeline]] = defaultdict(list)
+        for timeline in self.requests:
+            for cause in timeline.causes:
+                by_cause[cause.partition(" (")[0]].append(timeline)
+        incomplete = [
+            Finding(
+                severity="medium",
+                sentence=(
+                    f"{counted(len(those), 'request is', 'requests are')} incomplete: {cause}."
+                ),
+                evidence=tuple(
+                    Evidence(timeline.id, None, timeline.total_ns, "ns")
+                    for timeline in sorted(those, key=lambda timeline: -timeline.total_ns)[:5]
+                ),
+                code="requests.incomplete",
+            )
+            for cause, those in by_cause.items()
+        ]
+        lost = [
+            Finding(
+                severity="low",
+                sentence=(
+                    f"The recordings have lost {count:,} {_LOST.get(cause, cause)}, so figures can be"
+                    " incomplete."
+                ),
+                evidence=(Evidence(cause, None, count, ""),),
+                code="requests.lost",
+            )
+            for cause, count in self.lost.items()
+            if count
+        ]
+        return [*incomplete, *lost]
+
+    def tables(self) -> list[Table]:
+        """Return the requests, where the time of each went, their stages and hand-offs."""
+        all_tables = self._requests(), _where(self.shown), self._stages(), _hand_offs(self.requests)
+        return [table.filled() for table in all_tables if table.rows]
+
+    def title(self) -> tuple[str, str]:
+        """Return the number of requests and how long they took."""
+        p50_ns, p95_ns, max_ns = request_figures.distribution(
+            [timeline.total_ns for timeline in self.requests]
+        )
+        p50, p95, longest = (in_words(time_ns or 0, "ns") for time_ns in (p50_ns, p95_ns, max_ns))
+        return (
+            counted(len(self.requests), "request"),
+            (
+                f"The median time is {p50}, the 95th percentile {p95}, and the longest {longest}."
+                " The parts of each request sum to its time."
             ),
-        },
-        "bar": {
-            "name": "request",
-            "count": len(found),
-            "parts": [(_KINDS[kind][0], ns, _KINDS[kind][1]) for kind, ns in sums if ns],
-        }
-        if total_ns
-        else None,
-        "compared": False,
-        "findings": [written_finding(one) for one in _findings(found, lost)],
-        "window_ns": max(one.total_ns for one in found),
-        "rows": [row["name"] for row in timeline["rows"]],
-        "timeline": packed(timeline),
-        "pictures": [],
-        "sections": [
-            _section("requests", "Requests", _requests(shown, len(found)), _where(shown)),
-            _section("stages", "Stages", _stages(found)),
-            _section("hand-offs", "Hand-offs", _hops(found)),
-        ],
+        )
+
+    def head(self) -> list[Block]:
+        """Return where the time went, then the tables, or the timeline of each request."""
+        sums = [
+            BarPart(name, sum(timeline.where_sum(kind) for timeline in self.requests), colour)
+            for kind, (name, colour) in _KINDS.items()
+        ]
+        parts = [part for part in sums if part.time_ns]
+        head: list[Block] = [Bar("Request", parts, len(self.requests))] if parts else []
+        if self.in_detail:
+            return [*head, *(block for timeline in self.shown for block in _details(timeline))]
+        tables = self._requests(), self._stages(), _hand_offs(self.requests)
+        return [*head, *(table.filled() for table in tables if table.rows)]
+
+    def _requests(self) -> Table:
+        shown, columns = self.shown, [(kind, name) for kind, (name, _) in _KINDS.items()]
+        return Table.of(
+            "Requests"
+            if len(shown) == self.count
+            else f"The {len(shown):,} slowest of {self.count:,} requests",
+            shown,
+            ("id", "request", ""),
+            ("status", "status", ""),
+            ("total_ns", "total", "ns"),
+            *((lambda one, kind=kind: one.where_sum(kind), name, "ns") for kind, name in columns),
+            *([(_processes, "processes", "")] if any(_processes(one) > 1 for one in shown) else []),
+            ("part_first_chunk_ns", "first chunk since this part was entered", "ns"),
+            (lambda one: ", ".join(one.causes), "incomplete", ""),
+        )
+
+    def _stages(self) -> Table:
+        entries = request_figures.entries(self.requests)
+        rows = request_figures.stages(self.requests)
+        return Table.of(
+            "Stages",
+            # The entry of a plain service is a queue in which nothing waits.
+            [row for row in rows if row.count or row.stage not in entries],
+            *(("stage", "stage", ""), ("count", "count", ""), ("queue_ns", "queue", "ns")),
+            *(("execution_ns", "execution", "ns"), *_DISTRIBUTION, ("parallel", "at once", "")),
+            note=(
+                "The times are sums over spans, which can exceed the time of the requests: 'at"
+                " once' is how many ran at the same time on average."
+            ),
+        )
+
+
+def _processes(timeline: Timeline) -> int:
+    return len({stretch.recording.path for stretch in timeline.segments})
+
+
+def _where(shown: Sequence[Timeline]) -> Table:
+    rows = [
+        (one.id, _KINDS[kind][0], name or None, ns, share(ns, one.total_ns))
+        for one in shown
+        for (kind, name), ns in sorted(one.where.items(), key=lambda item: -item[1])
+    ]
+    columns = ("request", ""), ("part", ""), ("name", ""), ("time", "ns"), ("share", "%")
+    return Table("Where the time of each of them went", columns, rows)
+
+
+def _hand_offs(requests: Sequence[Timeline]) -> Table:
+    rows = request_figures.hand_offs(requests)
+    return Table.of(
+        "Hand-offs",
+        # Without a known sender there is nothing to show, as in a plain web service.
+        rows if any(row.unknown < row.count for row in rows) else [],
+        *(("queue", "queue", ""), ("count", "count", ""), *_DISTRIBUTION),
+        *(("queue_p50_ns", "wait p50", "ns"), ("queue_max_ns", "longest wait", "ns")),
+        *(("unknown", "unknown", ""), ("negative", "negative", "")),
+        ("mean_bytes", "message", "bytes"),
+        note="A hand-off is from sent to received, a wait from received to entered.",
+    )
+
+
+# --- one request ----------------------------------------------------------------------------------
+
+
+def _details(timeline: Timeline) -> list[Block]:
+    """Return one request: where its time went, and each of its spans."""
+    figures = RequestFigures.of(timeline)
+    total = in_words(figures.total_ns, "ns")
+    began = f"trace {figures.trace_id}, began {clock(figures.begin_ns)}"
+    spans: list[tuple[Any, ...]] = []
+    for segment in figures.segments:
+        process = f"{segment.name} {segment.pid}"
+        spans.append((segment.at_ns, segment.duration_ns, process, segment.status))
+        for span in segment.spans:
+            kind = "" if span.kind == "execution" else f"{span.kind} "
+            size = f" of {span.size:,}" if span.kind == "batch" else ""
+            work = "".join(f", {unit} {amount(n or 0)}" for unit, n in (span.work or {}).items())
+            text = f"{_INDENT * (span.depth + 1)}{kind}{span.stage}{size}{work}"
+            spans.append((span.at_ns, span.duration_ns, text, "open" if span.open else ""))
+    where = [
+        (f"{_KINDS[part.kind][0]} {part.name}".rstrip(), part.ns, share(part.ns, figures.total_ns))
+        for part in figures.where
+    ]
+    tables = (
+        Table("", (("where the time went", ""), ("time", "ns"), ("share", "%")), where),
+        Table("", (("at", "ns"), ("time", "ns"), ("process and stage", ""), ("", "")), spans),
+        _hand_offs([timeline]).filled(),
+    )
+    return [
+        Line(f"Request {figures.request_id}, {figures.status}, {began}, {total}", "strong"),
+        *(Line(sentence) for sentence in _remarks(figures)),
+        *(table for table in tables if table.rows),
+    ]
+
+
+def _remarks(figures: RequestFigures) -> list[str]:
+    first = in_words(figures.part_first_chunk_ns, "ns")
+    chunks = f"{figures.chunks:,} chunks, {figures.tokens:,} tokens"
+    if figures.part_first_chunk_ns is not None:
+        chunks += f", the first {first} since this part was entered"
+    late = f"{counted(figures.late_spans, 'span')} began after the end of the request"
+    remarks = {
+        chunks: figures.chunks,
+        f"discarded branches: {in_words(figures.discarded_ns, 'ns')} of executions": (
+            figures.discarded_ns
+        ),
+        late: figures.late_spans,
+        f"{in_words(figures.clipped_ns, 'ns')} of spans and hops are outside of the request": (
+            figures.clipped_ns
+        ),
+        f"incomplete: {', '.join(figures.causes)}": len(figures.causes),
     }
+    return [sentence for sentence, count in remarks.items() if count]
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RequestsPage(Page):
+    """The page of requests."""
+
+    of: Requests
+
+    words = Words(
+        page="Requests",
+        timeline="Timeline of requests and their processes",
+        axis="time since the start",
+        as_text="stagespan requests",
+        heights="",
+        no_findings="No findings: all requests are complete.",
+    )
+    is_whole = True
+
+    @cached_property
+    def results(self) -> dict[str, Result]:  # type: ignore[override]
+        """The requests."""
+        return {"requests": self.of}
+
+    def name(self) -> str:
+        """Return the id of the only request; otherwise "Requests"."""
+        requests = self.of.requests
+        return one_line(requests[0].id) if len(requests) == 1 else "Requests"
+
+    def summary(self) -> str:
+        """Return how many requests and processes there are, and when the first one began."""
+        requests = self.of.requests
+        processes = {part.recording.path for timeline in requests for part in timeline.segments}
+        began = clock(min(timeline.begin_ns for timeline in requests))
+        count = counted(self.of.count, "request")
+        return f"{count} in {counted(len(processes), 'process', 'processes')}, the first at {began}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures for JSON."""
+        return self.of.figures().to_dict()
+
+    def notes(self) -> list[str]:
+        """Return how many requests are not in the timeline."""
+        _, left_out = self._rows
+        return [f"{left_out} of the requests are not in the timeline."] if left_out else []
+
+    def window_ns(self) -> int:
+        """Return the time of the longest request."""
+        return max(timeline.total_ns for timeline in self.of.requests)
+
+    def timeline(self) -> list[TimelineRow]:
+        """Return a row for each request, and rows for its segments if it has several."""
+        return self._rows[0]
+
+    @cached_property
+    def _rows(self) -> tuple[list[TimelineRow], int]:
+        return _rows(self.of.shown)
 
 
 # --- the timeline ---------------------------------------------------------------------------------
@@ -160,118 +375,4 @@ def _row(
         np.array(label, dtype=np.intp),
         list(names),
         "parts",
-    )
-
-
-# --- findings and tables --------------------------------------------------------------------------
-
-
-def _findings(found: Sequence[Timeline], lost: Mapping[str, int]) -> list[Finding]:
-    by_cause: defaultdict[str, list[Timeline]] = defaultdict(list)
-    for one in found:
-        for cause in one.causes:
-            by_cause[cause.partition(" (")[0]].append(one)
-    findings = [
-        Finding(
-            severity="medium",
-            sentence=f"{counted(len(those), 'request is', 'requests are')} incomplete: {cause}.",
-            evidence=tuple(
-                Evidence(event=one.id, time_ns=None, figure=one.total_ns, unit="ns")
-                for one in sorted(those, key=lambda one: -one.total_ns)[:5]
-            ),
-            code="requests.incomplete",
-        )
-        for cause, those in by_cause.items()
-    ]
-    for cause, count in lost.items():
-        if count:
-            evidence = Evidence(event=cause, time_ns=None, figure=count, unit="")
-            sentence = f"The recordings have lost {cause}, so figures can be incomplete."
-            findings.append(
-                Finding(
-                    severity="low", sentence=sentence, evidence=(evidence,), code="requests.lost"
-                )
-            )
-    return findings
-
-
-def _section(name: str, heading: str, *tables: Table) -> dict[str, Any]:
-    return {
-        "name": name,
-        "first": False,
-        "heading": heading,
-        "unknown": None,
-        "tables": [written_table(_filled(table)) for table in tables if table.rows],
-    }
-
-
-def _filled(table: Table) -> Table:
-    """Return a table without the columns in which all cells are 0, empty or unknown."""
-    at = [i for i in range(len(table.columns)) if any(row[i] for row in table.rows)]
-    rows = [tuple(row[i] for i in at) for row in table.rows]
-    return Table(table.title, tuple(table.columns[i] for i in at), rows, table.note)
-
-
-def _requests(shown: Sequence[Timeline], count: int) -> Table:
-    columns: list[Any] = [(kind, name) for kind, (name, _) in _KINDS.items()]
-    return Table.of(
-        "Requests" if len(shown) == count else f"The {len(shown):,} slowest of {count:,} requests",
-        shown,
-        ("id", "request", ""),
-        ("status", "status", ""),
-        ("total_ns", "total", "ns"),
-        *((lambda one, kind=kind: one.where_sum(kind), name, "ns") for kind, name in columns),
-        *([(_processes, "processes", "")] if any(_processes(one) > 1 for one in shown) else []),
-        ("part_first_chunk_ns", "first chunk since this part was entered", "ns"),
-        (lambda one: ", ".join(one.causes), "incomplete", ""),
-    )
-
-
-def _processes(one: Timeline) -> int:
-    return len({stretch.recording.path for stretch in one.segments})
-
-
-def _where(shown: Sequence[Timeline]) -> Table:
-    rows = [
-        (one.id, _KINDS[kind][0], name or None, ns, 100 * ns / max(one.total_ns, 1))
-        for one in shown
-        for (kind, name), ns in sorted(one.where.items(), key=lambda item: -item[1])
-    ]
-    columns = ("request", ""), ("part", ""), ("name", ""), ("time", "ns"), ("share", "%")
-    return Table("Where the time of each of them went", columns, rows)
-
-
-def _stages(found: Sequence[Timeline]) -> Table:
-    return Table.of(
-        "Stages",
-        request_summary.stages(found),
-        *((lambda row, key=key: row[key], name, unit) for key, name, unit in _STAGE_COLUMNS),
-        note=(
-            "The times are sums over spans, which can exceed the time of the requests: 'at once' is"
-            " how many ran at the same time on average."
-        ),
-    )
-
-
-_DISTRIBUTION = ("p50_ns", "p50", "ns"), ("p95_ns", "p95", "ns"), ("max_ns", "longest", "ns")
-_STAGE_COLUMNS = (
-    *(("stage", "stage", ""), ("count", "count", ""), ("queue_ns", "queue", "ns")),
-    *(("execution_ns", "execution", "ns"), *_DISTRIBUTION, ("parallel", "at once", "")),
-)
-_HOP_COLUMNS = (
-    *(("queue", "queue", ""), ("count", "count", ""), *_DISTRIBUTION),
-    *(("queue_p50_ns", "wait p50", "ns"), ("queue_max_ns", "longest wait", "ns")),
-    *(("unknown", "unknown", ""), ("negative", "negative", "")),
-    ("mean_bytes", "message", "bytes"),
-)
-
-
-def _hops(found: Sequence[Timeline]) -> Table:
-    rows = request_summary.hops(found)
-    return Table.of(
-        "Hand-offs",
-        # Without a known sender there is nothing to show, as in a plain web service.
-        rows if any(row["unknown"] < row["count"] for row in rows) else [],
-        *((lambda row, key=key: row[key], name, unit) for key, name, unit in _HOP_COLUMNS),
-        note="A hand-off is from sent to received, a wait from received to entered.",
     )

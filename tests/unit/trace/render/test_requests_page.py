@@ -14,7 +14,8 @@ from html_pages import HOSTILE, data_of, rows_of
 
 import stagespan
 from stagespan import batch, extract, inject, queued, recording, request, span
-from stagespan.recording import requests_page
+from stagespan.pages.html import html_page
+from stagespan.recording.requests_page import Requests, RequestsPage
 from stagespan.recording.timelines import Timeline, timelines
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
@@ -37,9 +38,18 @@ def found_requests(names: tuple[str, ...]) -> list[Timeline]:
     return [one for one in found if one.segments[0].segment["segment"] not in known]
 
 
+def page_of(found: list[Timeline], lost: dict[str, int] | None = None) -> str:
+    return html_page(RequestsPage(Requests(found, found, lost or {}, len(found), in_detail=False)))
+
+
+def tables_of(data: dict[str, Any]) -> dict[str, Any]:
+    (section,) = data["sections"]
+    return {table["title"]: table for table in section["tables"]}
+
+
 def test_the_rows_of_a_request_are_its_parts() -> None:
     found = found_requests(("one", "two"))
-    data = data_of(requests_page.page(found, found, {"requests": 3, "links": 0}))
+    data = data_of(page_of(found, {"requests": 3, "links": 0}))
     assert data["verdict"]["word"] == "3 requests"
     rows = rows_of(data)
     for one in found[:2]:
@@ -54,8 +64,8 @@ def test_the_rows_of_a_request_are_its_parts() -> None:
         }
         assert times == expected
         assert all(0 <= end <= one.total_ns for _, end, *_ in bars)
-    sections = {each["name"]: each["tables"] for each in data["sections"]}
-    requests, where = sections["requests"]
+    tables = tables_of(data)
+    requests, where = tables["Requests"], tables["Where the time of each of them went"]
     columns = [name for name, _ in requests["columns"]]
     for row, one in zip(requests["rows"], found, strict=True):
         cells = dict(zip(columns, row, strict=True))
@@ -65,8 +75,8 @@ def test_the_rows_of_a_request_are_its_parts() -> None:
     by_request = itertools.groupby(where["rows"], key=lambda row: row[0])
     sums = {name: sum(row[3] for row in rows_) for name, rows_ in by_request}
     assert sums == {one.id: one.total_ns for one in found}
-    assert {row[0] for row in sections["stages"][0]["rows"]} >= {"parse", "forward", "replica"}
-    assert [row[:2] for row in sections["hand-offs"][0]["rows"]] == [["tasks", 2]]
+    assert {row[0] for row in tables["Stages"]["rows"]} >= {"parse", "forward", "replica"}
+    assert [row[:2] for row in tables["Hand-offs"]["rows"]] == [["tasks", 2]]
     sentences = {each["sentence"]: each for each in data["findings"]}
     incomplete = sentences["1 request is incomplete: message not received."]
     assert incomplete["code"] == "requests.incomplete"
@@ -81,20 +91,19 @@ def test_a_request_of_one_process_has_one_row_and_no_columns_of_hops() -> None:
         with request(name), span("handle"):
             pass
     found = [one for one in timelines([recording.open(os.getpid())]) if "plain" in one.id][-2:]
-    data = data_of(requests_page.page(found, found, {}))
+    data = data_of(page_of(found))
     assert data["rows"] == ["plain 1", "plain 2"]
-    sections = {each["name"]: each["tables"] for each in data["sections"]}
-    assert sections["hand-offs"] == []
-    columns = [name for name, _ in sections["requests"][0]["columns"]]
+    tables = tables_of(data)
+    assert "Hand-offs" not in tables
+    columns = [name for name, _ in tables["Requests"]["columns"]]
     assert not {"hand-off", "queue", "incomplete"} & set(columns)
     assert {"request", "status", "total", "execution"} <= set(columns)
-    notes = [table["note"] for tables in sections.values() for table in tables]
-    assert not any("`" in note for note in notes)
+    assert not any("`" in table["note"] for table in tables.values())
 
 
 def test_many_requests_have_a_limited_timeline() -> None:
     found = found_requests(tuple(f"r{i}" for i in range(80)))
-    data = data_of(requests_page.page(found, found, {}))
+    data = data_of(page_of(found))
     assert 0 < len(data["rows"]) <= 60
     assert len(data["sections"][0]["tables"][0]["rows"]) == 81
     left = 81 - sum(not row.startswith("> ") for row in data["rows"])
@@ -109,14 +118,14 @@ def test_the_page_fits_any_window_and_shows_hostile_ids_as_text(
 ) -> None:
     found = found_requests(HOSTILE)
     page = tmp_path / "page.html"
-    page.write_text(requests_page.page(found, found, {}))
+    page.write_text(page_of(found))
     browser.size(width, 900)
     browser.media(scheme=scheme)
     browser.open(page)
     assert browser.complaints == []
     assert browser.evaluate("window.hostile") is None
     assert browser.text("h2") == [
-        *("Summary", "Findings", "Timeline", "Requests", "Stages", "Hand-offs"),
+        *("Summary", "Findings", "Timeline", "Requests"),
     ]
     overflow: Any = browser.evaluate(
         "document.documentElement.scrollWidth - document.documentElement.clientWidth"

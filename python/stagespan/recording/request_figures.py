@@ -1,0 +1,335 @@
+"""The figures of requests: each request, the stages of all of them, and their hand-offs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from stagespan.live.quantiles import quantile
+from stagespan.pages.figures import Count, RecordedFigures
+from stagespan.recording.timelines import Stretch, TimedSpan, Timeline
+
+if TYPE_CHECKING:
+    from stagespan.recording.source import RequestSource
+
+
+class PlaceFigures(RecordedFigures, frozen=True):
+    """Where a part of a request's time went."""
+
+    kind: str
+    """execution, handoff, queue or unattributed."""
+    name: str
+    ns: int
+
+
+class SpentFigures(RecordedFigures, frozen=True):
+    """What was spent in a stage, which may exceed the time of the request."""
+
+    kind: str
+    stage: str
+    count: Count
+    ns: int
+
+
+class HopFigures(RecordedFigures, frozen=True):
+    """The hand-over of a request from one process to another; see `timelines.Hop`."""
+
+    state: str
+    queue: str | None
+    sender: int | None
+    receiver: int | None
+    hand_off_ns: int | None
+    error_ns: int
+    queue_ns: int | None
+    attempt: int | None
+    branch: str | None
+    is_return: bool
+    is_repeated: bool
+
+
+class SpanFigures(RecordedFigures, frozen=True):
+    """A span of a segment."""
+
+    kind: str
+    stage: str
+    at_ns: int | None
+    """From the begin of the request, on the clock of its root; None if the offset of the clocks is
+    unknown."""
+    duration_ns: int
+    depth: int
+    open: bool
+    size: int | None
+    """The number of requests of a batch."""
+    work: dict[str, int | float] | None
+    """What was added to the span, by unit; None if newer amounts have displaced it."""
+
+
+class SegmentFigures(RecordedFigures, frozen=True):
+    """The part of a request in one process."""
+
+    pid: int
+    program: str
+    name: str
+    host: str
+    segment: str | None
+    parent_segment: str | None
+    parent_hop: str | None
+    status: str
+    attempt: int | None
+    branch: str | None
+    at_ns: int | None
+    """As that of spans."""
+    duration_ns: int
+    error_ns: int
+    spans: list[SpanFigures]
+
+
+class RequestFigures(RecordedFigures, frozen=True):
+    """One request with its timeline."""
+
+    request_id: str
+    trace_id: str | None
+    status: str
+    begin_ns: int
+    """Unix time."""
+    total_ns: int
+    execution_ns: int
+    handoff_ns: int
+    queue_ns: int
+    unattributed_ns: int
+    where: list[PlaceFigures]
+    """The sum is `total_ns`."""
+    spent: list[SpentFigures]
+    complete: bool
+    causes: list[str]
+    """Why it is not complete."""
+    chunks: Count
+    tokens: Count
+    part_first_chunk_ns: int | None
+    late_spans: Count
+    clipped_ns: int
+    discarded_ns: int
+    out_and_back_ns: list[int]
+    hops: list[HopFigures]
+    segments: list[SegmentFigures]
+    """The root first."""
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> RequestFigures:
+        """Return the figures of one request."""
+        root = timeline.segments[0]
+        where = sorted(timeline.where.items(), key=lambda item: -item[1])
+        return cls(
+            request_id=timeline.id,
+            trace_id=timeline.trace_id,
+            status=timeline.status,
+            begin_ns=timeline.begin_ns,
+            total_ns=timeline.total_ns,
+            execution_ns=timeline.where_sum("execution"),
+            handoff_ns=timeline.where_sum("handoff"),
+            queue_ns=timeline.where_sum("queue"),
+            unattributed_ns=timeline.where_sum("unattributed"),
+            where=[PlaceFigures(kind, name, ns) for (kind, name), ns in where],
+            spent=[
+                SpentFigures(kind, name, count, ns)
+                for (kind, name), (count, ns) in timeline.spent.items()
+            ],
+            complete=timeline.complete,
+            causes=timeline.causes,
+            chunks=timeline.chunks,
+            tokens=timeline.tokens,
+            part_first_chunk_ns=timeline.part_first_chunk_ns,
+            late_spans=timeline.late_spans,
+            clipped_ns=timeline.clipped_ns,
+            discarded_ns=timeline.discarded_ns,
+            out_and_back_ns=timeline.out_and_back_ns,
+            hops=[HopFigures(*hop) for hop in timeline.hops],
+            segments=[_segment(stretch, root) for stretch in timeline.segments],
+        )
+
+
+def _segment(stretch: Stretch, root: Stretch) -> SegmentFigures:
+    offset_ns = None if stretch.offset_ns is None else stretch.offset_ns - root.begin_ns
+    segment, recording = stretch.segment, stretch.recording
+    return SegmentFigures(
+        pid=recording.pid,
+        program=recording.program,
+        name=recording.name,
+        host=recording.host,
+        segment=segment["segment"],
+        parent_segment=segment["parent_segment"],
+        parent_hop=segment["parent_hop"],
+        status=segment["status"],
+        attempt=segment["attempt"],
+        branch=segment["branch"],
+        at_ns=None if offset_ns is None else stretch.begin_ns + offset_ns,
+        duration_ns=stretch.end_ns - stretch.begin_ns,
+        error_ns=stretch.error_ns,
+        spans=[
+            SpanFigures(
+                kind=span.kind,
+                stage=span.stage,
+                at_ns=None if offset_ns is None else span.begin_ns + offset_ns,
+                duration_ns=span.end_ns - span.begin_ns,
+                depth=span.depth,
+                open=span.is_open,
+                size=span.size,
+                work=span.work,
+            )
+            for span in sorted(stretch.spans, key=lambda span: (span.begin_ns, span.depth))
+        ],
+    )
+
+
+class StageFigures(RecordedFigures, frozen=True):
+    """What was spent in a stage, and where the requests' time went to it."""
+
+    stage: str
+    count: Count
+    queue_ns: int
+    execution_ns: int
+    where_ns: int
+    parallel: float | None
+    """How many spans ran at once on average while the stage was on the requests' timelines; None if
+    it never was."""
+    p50_ns: int | None
+    p95_ns: int | None
+    max_ns: int | None
+
+
+class HandOffFigures(RecordedFigures, frozen=True):
+    """A queue that requests were sent to. The times are from sent to received."""
+
+    queue: str
+    count: Count
+    unknown: Count
+    """How many of them have no known time."""
+    negative: Count
+    p50_ns: int | None
+    p95_ns: int | None
+    max_ns: int | None
+    queue_p50_ns: int | None
+    """From received to entered."""
+    queue_max_ns: int | None
+    mean_bytes: float | None
+    """Of all messages of these processes, if `extract` was told their size."""
+
+
+class RequestsFigures(RecordedFigures, frozen=True):
+    """What `stagespan requests --json` prints. Times are in ns, as the processes recorded them."""
+
+    schema_version: int
+    count: Count
+    """Of all requests, of which the slowest are in `requests`."""
+    requests: list[RequestFigures]
+    stages: list[StageFigures]
+    hops: list[HandOffFigures]
+    lost: dict[str, Count]
+    """What the recordings have lost, by cause, so that figures can be incomplete."""
+
+
+def stages(timelines: Sequence[Timeline]) -> list[StageFigures]:
+    """Return the figures of each stage, with the one that most was spent in first."""
+    durations: defaultdict[str, list[int]] = defaultdict(list)
+    batches: set[tuple[str, TimedSpan]] = set()
+    queue: Counter[str] = Counter()
+    where: Counter[str] = Counter()
+    spent: Counter[str] = Counter()
+    for timeline in timelines:
+        for (kind, name), ns in timeline.where.items():
+            if kind == "execution":
+                where[name] += ns
+        for (kind, name), (_, ns) in timeline.spent.items():
+            if kind == "queue":
+                queue[name] += ns
+            else:
+                spent[name] += ns
+        for hop in timeline.hops:
+            if hop.queue is not None:
+                queue[hop.queue] += hop.queue_ns or 0
+        for stretch in timeline.segments:
+            for span in stretch.spans:
+                if span.kind == "batch":
+                    batch = (stretch.recording.path, span._replace(place=0, work=None))
+                    if batch in batches:
+                        continue  # counted with another of its requests
+                    batches.add(batch)
+                if span.kind != "queue":
+                    durations[span.stage].append(span.end_ns - span.begin_ns)
+    return [
+        StageFigures(
+            name,
+            len(durations[name]),
+            queue[name],
+            spent[name],
+            where[name],
+            spent[name] / where[name] if where[name] else None,
+            *distribution(durations[name]),
+        )
+        for name in sorted({*durations, *queue}, key=lambda name: -(spent[name] + queue[name]))
+    ]
+
+
+def entries(timelines: Sequence[Timeline]) -> set[str]:
+    """Return the queues to which only unknown senders have sent, such as ``http``."""
+    known, unknown = set[str](), set[str]()
+    for timeline in timelines:
+        for hop in timeline.hops:
+            (unknown if hop.sender is None else known).add(hop.queue or "")
+    return unknown - known
+
+
+def hand_offs(timelines: Sequence[Timeline]) -> list[HandOffFigures]:
+    """Return the figures of each queue that requests were sent to, the most used one first."""
+    times: defaultdict[str, list[int]] = defaultdict(list)
+    counts: Counter[str] = Counter()
+    recordings = {
+        id(stretch.recording): stretch.recording
+        for timeline in timelines
+        for stretch in timeline.segments
+    }.values()
+    waits: defaultdict[str, list[int]] = defaultdict(list)
+    for timeline in timelines:
+        for hop in timeline.hops:
+            if hop.is_repeated or hop.queue is None or hop.state != "received":
+                continue
+            counts[hop.queue] += 1
+            if hop.hand_off_ns is not None:
+                times[hop.queue].append(hop.hand_off_ns)
+            if hop.queue_ns is not None:
+                waits[hop.queue].append(hop.queue_ns)
+    rows = []
+    for name, count in counts.most_common():
+        p50_ns, p95_ns, max_ns = distribution(times[name])
+        wait_p50_ns, _, wait_max_ns = distribution(waits[name])
+        rows.append(
+            HandOffFigures(
+                queue=name,
+                count=count,
+                unknown=count - len(times[name]),
+                negative=sum(ns < 0 for ns in times[name]),
+                p50_ns=p50_ns,
+                p95_ns=p95_ns,
+                max_ns=max_ns,
+                queue_p50_ns=wait_p50_ns,
+                queue_max_ns=wait_max_ns,
+                mean_bytes=_mean_bytes(recordings, name),
+            )
+        )
+    return rows
+
+
+def _mean_bytes(recordings: Iterable[RequestSource], queue: str) -> float | None:
+    of_queue = [recording.stats(kind="queue").get(queue) for recording in recordings]
+    told = [stage for stage in of_queue if stage is not None and "bytes" in stage.work]
+    count = sum(stage.count for stage in told)
+    return sum(stage.work["bytes"] for stage in told) / count if count else None
+
+
+def distribution(values: Sequence[int]) -> tuple[int, int, int] | tuple[None, None, None]:
+    """Return p50, p95 and the maximum of values in ns; None without values."""
+    ordered = sorted(values)
+    if not ordered:
+        return None, None, None
+    return quantile(ordered, 0.5), quantile(ordered, 0.95), ordered[-1]
