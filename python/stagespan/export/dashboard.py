@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from stagespan.export.families import FAMILIES
+
 _MACHINE = 'instance=~"$instance"'
 _OF_SERVICE = f'service=~"$service", {_MACHINE}'
 _WHERE = f'{_OF_SERVICE}, pipeline=~"$pipeline", rank=~"$rank"'
@@ -35,37 +37,45 @@ class _Panel(NamedTuple):
     """What is written if there is nothing to draw, and that is normal."""
 
 
-def _quantile(q: float, metric: str, label: str, legend: str, *, exemplar: bool = False) -> _Query:
+def _quantile(q: float, family: str, suffix: str = "", *, exemplar: bool = False) -> _Query:
+    metric, label = FAMILIES[family].prometheus, FAMILIES[family].labels[-1]
     expression = (
         f"histogram_quantile({q}, sum by ({label}, le) "
         f"(rate({metric}_bucket{{{_WHERE}}}[$__rate_interval])))"
     )
-    return _Query(expression, legend, exemplar)
+    return _Query(expression, f"{{{{{label}}}}}{suffix}", exemplar)
 
 
-def _quantiles(metric: str, label: str, *, exemplars: bool = False) -> tuple[_Query, ...]:
+def _quantiles(family: str, *, exemplars: bool = False) -> tuple[_Query, ...]:
     return tuple(
-        _quantile(q, metric, label, f"{{{{{label}}}}} {name}", exemplar=exemplars and name == "p99")
+        _quantile(q, family, f" {name}", exemplar=exemplars and name == "p99")
         for q, name in _QUANTILES
     )
 
 
-def _rate(metric: str, label: str, suffix: str = "") -> _Query:
+def _rate(family: str, suffix: str = "", *, of: str = "") -> _Query:
+    metric, labels = FAMILIES[family].prometheus, FAMILIES[family].labels
     return _Query(
-        f"sum by ({label}) (rate({metric}{{{_WHERE}}}[$__rate_interval]))",
-        f"{{{{{label}}}}}{suffix}",
+        f"sum by ({labels[-1]}) (rate({metric}{of}{{{_WHERE}}}[$__rate_interval]))",
+        f"{{{{{labels[-1]}}}}}{suffix}",
     )
 
 
-_STAGE = "stagespan_stage_duration_seconds"
-_BATCH = "stagespan_batch_duration_seconds"
-_REQUEST = "stagespan_request_duration_seconds"
+def _now(family: str, suffix: str = "") -> _Query:
+    metric = FAMILIES[family].prometheus
+    return _Query(f"sum by (stage) ({metric}{{{_WHERE}}})", f"{{{{stage}}}}{suffix}")
+
+
+_STAGE, _BATCH = FAMILIES["stage"].prometheus, FAMILIES["batch"].prometheus
+_WORK, _LOST, _RUNNING, _WAITING, _OLDEST, _UP = (
+    FAMILIES[key].prometheus for key in ("work", "lost", "running", "waiting", "oldest", "up")
+)
 _NO_REQUESTS = "No request has ended"
 _PANELS = (
     _Panel(
         "Time of requests",
         "s",
-        _quantiles(_REQUEST, "status", exemplars=True),
+        _quantiles("request", exemplars=True),
         "By status. The points are single requests. They have links to traces if the data source "
         "says for its exemplars where the traces are.",
         if_empty=_NO_REQUESTS,
@@ -73,7 +83,7 @@ _PANELS = (
     _Panel(
         "Requests per second",
         "reqps",
-        (_rate(f"{_REQUEST}_count", "status"),),
+        (_rate("request", of="_count"),),
         "Requests that have ended, by status.",
         style=_AREA,
         if_empty=_NO_REQUESTS,
@@ -83,8 +93,8 @@ _PANELS = (
             f"Time of stages, {name}",
             "s",
             (
-                _quantile(q, _STAGE, "stage", "{{stage}}", exemplar=name == "p99"),
-                _quantile(q, _BATCH, "stage", "{{stage}} (batch)"),
+                _quantile(q, "stage", exemplar=name == "p99"),
+                _quantile(q, "batch", " (batch)"),
             ),
             "Host time of the runs of each stage; a batch serves several requests.",
             width=_COLUMNS // 3,
@@ -95,10 +105,10 @@ _PANELS = (
         "Stages, queues and hand-offs at a time",
         "none",
         (
-            _rate(f"{_STAGE}_sum", "stage"),
-            _rate(f"{_BATCH}_sum", "stage", " (batch)"),
-            _rate("stagespan_stage_queue_duration_seconds_sum", "stage", " (queue)"),
-            _rate("stagespan_handoff_duration_seconds_sum", "to", " (hand-off)"),
+            _rate("stage", of="_sum"),
+            _rate("batch", " (batch)", of="_sum"),
+            _rate("queue", " (queue)", of="_sum"),
+            _rate("handoff", " (hand-off)", of="_sum"),
         ),
         "The time that has passed in each of them per second, which is how many there were at a "
         "time on average. A stage that contains others includes their time.",
@@ -107,30 +117,27 @@ _PANELS = (
     _Panel(
         "Runs of stages per second",
         "ops",
-        (_rate(f"{_STAGE}_count", "stage"), _rate(f"{_BATCH}_count", "stage", " (batch)")),
+        (_rate("stage", of="_count"), _rate("batch", " (batch)", of="_count")),
         "Runs that have ended.",
     ),
     _Panel(
         "Time in queues",
         "s",
-        _quantiles("stagespan_stage_queue_duration_seconds", "stage"),
+        _quantiles("queue"),
         "Waits inside a process.",
         if_empty="No wait has ended",
     ),
     _Panel(
         "Hand-offs between processes",
         "s",
-        _quantiles("stagespan_handoff_duration_seconds", "to"),
+        _quantiles("handoff"),
         "From sent to received, by queue. It includes the time in the queue.",
         if_empty="No request was handed to another process",
     ),
     _Panel(
         "Running and waiting now",
         "none",
-        (
-            _Query(f"sum by (stage) (stagespan_stage_running{{{_WHERE}}})", "{{stage}}"),
-            _Query(f"sum by (stage) (stagespan_queue_waiting{{{_WHERE}}})", "{{stage}} (queue)"),
-        ),
+        (_now("running"), _now("waiting", " (queue)")),
         "What was open when Prometheus asked.",
         is_whole=True,
     ),
@@ -139,7 +146,7 @@ _PANELS = (
         "s",
         (
             _Query(
-                f"max by (service, pipeline) (stagespan_oldest_request_age_seconds{{{_WHERE}}})",
+                f"max by (service, pipeline) ({_OLDEST}{{{_WHERE}}})",
                 "{{service}} {{pipeline}}",
             ),
         ),
@@ -149,7 +156,7 @@ _PANELS = (
     _Panel(
         "Time to first chunk of parts",
         "s",
-        _quantiles("stagespan_part_time_to_first_chunk_seconds", "stage"),
+        _quantiles("part_first_chunk"),
         "Since the part of the request was entered in the process that made the chunk, so it lacks "
         "the time before, such as that in the queue.",
         if_empty="No request has chunks",
@@ -157,7 +164,7 @@ _PANELS = (
     _Panel(
         "Time per token",
         "s",
-        _quantiles("stagespan_request_time_per_token_seconds", "stage"),
+        _quantiles("per_token"),
         "From one chunk to the next, divided by the tokens of the second one.",
         if_empty="No request has chunks",
     ),
@@ -166,8 +173,7 @@ _PANELS = (
         "short",
         (
             _Query(
-                "sum by (stage, unit) "
-                f"(rate(stagespan_stage_work_total{{{_WHERE}}}[$__rate_interval]))",
+                f"sum by (stage, unit) (rate({_WORK}{{{_WHERE}}}[$__rate_interval]))",
                 "{{stage}} {{unit}}",
             ),
         ),
@@ -177,13 +183,13 @@ _PANELS = (
     _Panel(
         "Errors per second",
         "short",
-        (_rate("stagespan_stage_errors_total", "stage"),),
+        (_rate("errors"),),
         "Runs of stages that have raised an exception.",
     ),
     _Panel(
         "Live processes",
         "none",
-        (_Query(f"sum by (service) (stagespan_process_up{{{_OF_SERVICE}}})", "{{service}}"),),
+        (_Query(f"sum by (service) ({_UP}{{{_OF_SERVICE}}})", "{{service}}"),),
         "Processes that record, by service.",
         is_whole=True,
     ),
@@ -192,7 +198,7 @@ _PANELS = (
         "none",
         (
             _Query(
-                'sum by (cause) (increase(stagespan_lost_total{service=~"$service|", '
+                f'sum by (cause) (increase({_LOST}{{service=~"$service|", '
                 f"{_MACHINE}}}[$__rate_interval])) > 0",
                 "{{cause}}",
             ),
@@ -267,7 +273,6 @@ def dashboard() -> dict[str, Any]:
             x, y = 0, y + _HEIGHT
         panels.append(_panel(number, panel, x, y, source))
         x += panel.width
-    up = "stagespan_process_up"
     runs = f'__name__=~"({_STAGE}|{_BATCH})_count"'
     count = f'{{{runs}, service=~"$service"}}'
     return {
@@ -287,10 +292,10 @@ def dashboard() -> dict[str, Any]:
                     "query": "prometheus",
                     "label": "Source",
                 },
-                _variable("service", "Service", up, source),
+                _variable("service", "Service", _UP, source),
                 _variable("pipeline", "Pipeline", count, source),
                 _variable("rank", "Rank", count, source),
-                _variable("instance", "Machine", up, source),
+                _variable("instance", "Machine", _UP, source),
             ]
         },
         "annotations": {"list": []},
@@ -313,14 +318,14 @@ RULES = (
     Rule(
         "StagespanStageStalled",
         f"sum by (service, stage) (increase({_STAGE}_count[10m])) "
-        "and sum by (service, stage) (min_over_time(stagespan_stage_running[10m])) > 0",
+        f"and sum by (service, stage) (min_over_time({_RUNNING}[10m])) > 0",
         "== 0",
         "5m",
         "{{ $labels.stage }} of {{ $labels.service }} runs, and has not ended for 10 minutes.",
     ),
     Rule(
         "StagespanQueueGrowing",
-        "sum by (service, stage) (deriv(stagespan_queue_waiting[10m])) * 60",
+        f"sum by (service, stage) (deriv({_WAITING}[10m])) * 60",
         "> 1",
         "10m",
         "{{ $labels.stage }} of {{ $labels.service }}: {{ $value | humanize }} more a minute.",
@@ -336,14 +341,14 @@ RULES = (
     ),
     Rule(
         "StagespanLosses",
-        "sum by (cause) (increase(stagespan_lost_total[10m]))",
+        f"sum by (cause) (increase({_LOST}[10m]))",
         "> 0",
         "0m",
         "{{ $value | humanize }} were lost in 10 minutes: {{ $labels.cause }}.",
     ),
     Rule(
         "StagespanProcessGone",
-        "stagespan_process_up / max_over_time(stagespan_process_up[1h])",
+        f"{_UP} / max_over_time({_UP}[1h])",
         "< 1",
         "5m",
         "{{ $labels.service }} has fewer processes than in the last hour.",

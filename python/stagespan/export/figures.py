@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stagespan import _core
-from stagespan.live.kinds import number_of
+from stagespan.export.families import HISTOGRAMS
+from stagespan.live.kinds import RUNS, number_of
 
 if TYPE_CHECKING:
     from stagespan.recording import Recording
@@ -29,18 +30,6 @@ _MOST_OTHERS = 1 << 16
 OTHER = "(other)"
 """The name of what is beyond a limit."""
 
-_KINDS = {
-    "stage": "execution",
-    "batch": "batch",
-    "queue": "queue",
-    "part_first_chunk": "part_first_chunk",
-    "per_token": "per_token",
-}
-"""The families of durations, and the kind of stage that each of them shows."""
-DURATIONS = (*_KINDS, "device", "request", "handoff")
-"""All families of durations."""
-AMOUNTS = ("errors", "work", "lost")
-"""The families of amounts."""
 MOST_COUNTED = (1 << 63) - 1
 """Sums and counts stay at this value."""
 
@@ -78,26 +67,28 @@ class Figures(msgspec.Struct):
 
     def add(self, other: Figures) -> None:
         """Add the figures of another process."""
-        for family, stage, histogram in other.histograms():
-            mine = self.durations.setdefault(family, {})
-            known = mine.get(stage)
-            mine[stage] = histogram.combined(known, _sum) if known else histogram
-        for family, stage, unit, amount in other.numbers():
-            units = self.amounts.setdefault(family, {}).setdefault(stage, {})
-            units[unit] = within_range(units.get(unit, 0) + amount)
+        self._combine(other, _sum, lambda a, b: within_range(a + b))
 
     def raise_to(self, later: Figures) -> None:
         """Take the higher one of each pair of numbers.
 
         A reading of a process that runs may lack its latest spans, which an earlier one had.
         """
-        for family, stage, histogram in later.histograms():
+        self._combine(later, max, max)
+
+    def _combine(
+        self,
+        other: Figures,
+        of_counts: Callable[[int, int], int],
+        of_amounts: Callable[[float, float], float],
+    ) -> None:
+        for family, stage, histogram in other.histograms():
             mine = self.durations.setdefault(family, {})
-            known = mine.get(stage)
-            mine[stage] = histogram.combined(known, max) if known else histogram
-        for family, stage, unit, amount in later.numbers():
+            before = mine.get(stage)
+            mine[stage] = histogram.combined(before, of_counts) if before else histogram
+        for family, stage, unit, amount in other.numbers():
             units = self.amounts.setdefault(family, {}).setdefault(stage, {})
-            units[unit] = max(units.get(unit, 0), amount)
+            units[unit] = of_amounts(units.get(unit, 0), amount)
 
     def observe(self, family: str, label: str, duration_ns: int) -> None:
         """Count one duration. Negative ones, which clocks can give, count as 0."""
@@ -194,11 +185,13 @@ def figures_of(recording: Recording, ns_per_tick: float, stages: Names, units: N
         mine = found.amounts.setdefault(family, {}).setdefault(name, {})
         mine[unit] = within_range(mine.get(unit, 0) + amount)
 
-    for family, kind in _KINDS.items():
-        for name, stage in snapshot.stages(number_of(kind)).items():
+    for family in HISTOGRAMS:
+        if family.kind is None:
+            continue
+        for name, stage in snapshot.stages(number_of(family.kind)).items():
             shown = stages.shown(name)
-            add(family, shown, stage, groups_of(ns_per_tick))
-            if family not in ("stage", "batch"):
+            add(family.key, shown, stage, groups_of(ns_per_tick))
+            if family.kind not in RUNS:
                 continue
             if stage.device_elapsed_ns is not None:  # already in nanoseconds
                 add("device", shown, stage.device_elapsed_ns, groups_of(1.0))

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from stagespan.export.families import HISTOGRAMS
 from stagespan.export.figures import Figures, Histogram
 from stagespan.export.requests import Part
 from stagespan.export.totals import Group
@@ -17,10 +18,7 @@ from stagespan.export.totals import Group
 _OPERATION = "gen_ai.operation.name"
 _PROVIDER = "gen_ai.provider.name"
 _MODEL = "gen_ai.request.model"
-_METRICS = {
-    "gen_ai.server.request.duration": "request",
-    "gen_ai.server.time_per_output_token": "per_token",
-}
+_METRICS = dict(sorted((one.genai, one) for one in HISTOGRAMS if one.genai is not None))
 
 
 class Durations(NamedTuple):
@@ -61,8 +59,8 @@ def durations(figures: Figures, group: Group, operation: str) -> Iterator[Durati
     """Yield the distributions of a group of processes."""
     for name, family in _METRICS.items():
         by_error: dict[str, Histogram] = {}
-        for label, histogram in figures.durations.get(family, {}).items():
-            error = label if family == "request" and label != "ok" else ""
+        for label, histogram in figures.durations.get(family.key, {}).items():
+            error = label if family.labels == ("status",) and label != "ok" else ""
             known = by_error.get(error)
             by_error[error] = histogram.combined(known, operator.add) if known else histogram
         for error, histogram in by_error.items():

@@ -9,7 +9,6 @@ import math
 import os
 import stat
 import struct
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -20,16 +19,8 @@ from stagespan import _core, settings
 from stagespan.errors import ShortageError, StagespanError
 from stagespan.export import descriptors, state
 from stagespan.export.figures import Figures, Names
-from stagespan.export.requests import UNREAD, Part, Taker
-from stagespan.export.totals import (
-    MOST_STAGES,
-    MOST_UNITS,
-    Exemplars,
-    Gauges,
-    Group,
-    Process,
-    Totals,
-)
+from stagespan.export.requests import OBSERVED, UNREAD, Taker
+from stagespan.export.totals import MOST_STAGES, MOST_UNITS, Group, Process, Source, Totals
 from stagespan.export.traces import Requests, Rules
 from stagespan.process.files import is_shortage
 from stagespan.recording.finding import EXPORTER_FILE, recording_folders, recording_paths
@@ -59,7 +50,7 @@ class _Leftover(NamedTuple):
     is_crash: bool
 
 
-class Node:
+class Node(Source):
     """The processes that record on this machine, and the totals of those that have ended.
 
     While this object exists, it holds a lock in each folder of recordings. Processes that end then
@@ -82,12 +73,10 @@ class Node:
         Raises StagespanError if another exporter reads the same recordings, or if the folder of
         recordings cannot be read.
         """
-        self._lock = threading.RLock()
+        super().__init__(Totals(None if rules is None else Requests(rules, awaited)))
         self._is_over = is_over
         self._locks: dict[str, int] = {}
         self._marks: dict[str, _Marks] = {}
-        self._processes: dict[str, Process] = {}
-        self._totals = Totals(None if rules is None else Requests(rules, awaited))
         self._folded: dict[str, _Leftover | None] = {}
         """Ended processes that are in the totals, with their files; None if the file was not found
         yet."""
@@ -103,8 +92,6 @@ class Node:
         self._warned_at = -1e9
         self._most_open = descriptors.for_recordings()
         self._lost: Counter[str] = Counter()
-        self.losses: list[Callable[[], dict[str, int]]] = []
-        """Functions that return what others have lost, by cause."""
         self._began_at = self._read_at = self._memory_at = self._written_at = -1e9
         self._state_is_written = True
         self.folder = recording_folders()[0]
@@ -267,7 +254,7 @@ class Node:
                 if cause in lost:
                     process.taker.missed[cause] = int(lost[cause].get("", 0))
             process.observed = Figures(
-                {key: process.figures.durations.get(key, {}) for key in ("request", "handoff")}, {}
+                {key: process.figures.durations.get(key, {}) for key in OBSERVED}, {}
             )
             del self._resumed[process.identity]
         return process
@@ -375,14 +362,6 @@ class Node:
         with self._lock:
             live = (one for one in self._processes.values() if not one.has_ended)
             return min((one.longest_pause_s for one in live), default=math.inf)
-
-    def complete(self, *, at_end: bool = False) -> list[list[Part]]:
-        """Return the parts of each request that is complete and was chosen, each one once.
-
-        ``at_end`` returns those that are not complete too.
-        """
-        with self._lock:
-            return self._totals.complete(self._processes.values(), time.time_ns(), at_end=at_end)
 
     def _add_resumed(self) -> None:
         """Add the last figures of processes that have ended without leaving a file."""
@@ -492,7 +471,7 @@ class Node:
     def totals(self) -> dict[Group, Figures]:
         """Return the figures by group, of all processes that this exporter or others have read."""
         with self._lock:
-            found = self._totals.sums(self._processes.values())
+            found = super().totals()
             for saved in self._resumed.values():
                 rest = saved.figures.without(saved.given)
                 found.setdefault(saved.group, Figures({}, {})).add(rest)
@@ -506,8 +485,7 @@ class Node:
             found.update(self._lost)
             if self._totals.requests is not None:
                 found["requests_waiting"] += self._totals.requests.lost
-        for losses in self.losses:
-            found.update(losses())
+        found.update(super().lost())
         return dict(found)
 
     def recordings_of(self, trace_id: str) -> list[Recording]:
@@ -529,16 +507,6 @@ class Node:
                 if _has_trace(Recording(path, everything=False), trace_id):
                     found.append(Recording(path))
         return found
-
-    def exemplars(self) -> Exemplars:
-        """Return the latest request of each bucket."""
-        with self._lock:
-            return {key: dict(found) for key, found in self._totals.exemplars.items()}
-
-    def gauges(self) -> Gauges:
-        """Return what is going on in the live processes, as they were last read."""
-        with self._lock:
-            return self._totals.gauges(self._processes.values())
 
     def save(self, longest_s: float = -1) -> None:
         """Write the state, unless another thread reads for longer than ``longest_s``."""

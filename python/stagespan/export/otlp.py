@@ -18,8 +18,8 @@ from stagespan.contexts import requests
 from stagespan.device.environment import version
 from stagespan.errors import StagespanError
 from stagespan.export import genai, otlp_deltas
+from stagespan.export.families import FAMILIES, Family
 from stagespan.export.figures import BOUNDS_NS, Figures, Histogram
-from stagespan.export.node import Node
 from stagespan.export.otlp_sending import (
     CAUSES,
     LONGEST_END_S,
@@ -32,7 +32,7 @@ from stagespan.export.otlp_sending import (
 )
 from stagespan.export.own import Own
 from stagespan.export.requests import AWAITED_OTLP, Batch, Part, Resource, TimedSpan
-from stagespan.export.totals import LABEL_SEPARATOR, Gauges, Group
+from stagespan.export.totals import Gauges, Group, Series, Source
 from stagespan.export.traces import Rules
 from stagespan.process import forks, termination
 
@@ -242,16 +242,9 @@ def _batch(batch: Batch, part: Part, resource: OtelResource) -> Iterator[Readabl
 
 # --- metrics --------------------------------------------------------------------------------------
 
-_DURATIONS = {
-    "stage": ("stagespan.stage.duration", "stagespan.stage"),
-    "device": ("stagespan.stage.device_duration", "stagespan.stage"),
-    "queue": ("stagespan.stage.queue_duration", "stagespan.stage"),
-    "batch": ("stagespan.batch.duration", "stagespan.stage"),
-    "part_first_chunk": ("stagespan.part.time_to_first_chunk", "stagespan.stage"),
-    "per_token": ("stagespan.request.time_per_token", "stagespan.stage"),
-    "request": ("stagespan.request.duration", "stagespan.status"),
-    "handoff": ("stagespan.handoff.duration", "stagespan.from", "stagespan.to"),
-}
+_LABELS = {"cause": "cause", "unit": "unit", "service": "service.name"}
+"""The names of labels in OTLP, if they do not follow from those in Prometheus."""
+_CUMULATIVE = points.AggregationTemporality.CUMULATIVE
 _BOUNDS_S = tuple(bound / 1e9 for bound in BOUNDS_NS)
 
 
@@ -270,6 +263,7 @@ def metrics_of(
     """
     of_instance = {} if instance is None else {"service.instance.id": instance}
     now_ns, host = time.time_ns(), os.uname().nodename
+    series = gauges.series()
     found = []
     open_groups = {group for group, _ in (*gauges.running, *gauges.waiting)} | {*gauges.oldest_ns}
     for group in dict.fromkeys((*totals, *sorted(open_groups))):
@@ -282,23 +276,21 @@ def metrics_of(
         }
         if group.rank:
             attributes["stagespan.rank"] = int(group.rank)
-        made = [
-            *_histograms(figures, begin_ns, now_ns),
-            *_sums(figures, begin_ns, now_ns),
-            *_gauges(gauges, group, begin_ns, now_ns),
-        ]
+        made = _metrics_of_group(figures, series, group, begin_ns, now_ns)
         if operation is not None:
             of_genai: dict[str, list[points.HistogramDataPoint]] = {}
             for one in genai.durations(figures, group, operation):
                 point = _distribution(one.attributes, one.histogram, begin_ns, now_ns)
                 of_genai.setdefault(one.name, []).append(point)
-            made += [_durations(name, rows) for name, rows in of_genai.items()]
+            made += [
+                points.Metric(name, None, "s", points.Histogram(rows, _CUMULATIVE))
+                for name, rows in of_genai.items()
+            ]
         found.append(_resource_metrics(attributes, made))
-    up = [_number({"service.name": name}, begin_ns, now_ns, n) for name, n in gauges.up.items()]
-    own = [points.Metric("stagespan.process.up", None, "{process}", points.Gauge(up))]
+    own = [_metric(FAMILIES["up"], _numbers("up", series["up"], begin_ns, now_ns))]
     if lost:
-        rows = [_number({"cause": cause}, begin_ns, now_ns, n) for cause, n in lost.items()]
-        own.append(_sum("stagespan.lost", "1", rows))
+        by_cause: Series = {(cause,): number for cause, number in lost.items()}
+        own.append(_metric(FAMILIES["lost"], _numbers("lost", by_cause, begin_ns, now_ns)))
     exporter = {"service.name": "stagespan-export", "host.name": host, **of_instance}
     found.append(_resource_metrics(exporter, own))
     return points.MetricsData(found)
@@ -311,15 +303,43 @@ def _resource_metrics(
     return points.ResourceMetrics(_with_own(attributes), [scope], "")
 
 
-def _number(
-    attributes: dict[str, Any], begin_ns: int, now_ns: int, value: float
-) -> points.NumberDataPoint:
-    return points.NumberDataPoint(attributes, begin_ns, now_ns, value)
+def _metrics_of_group(
+    figures: Figures, gauges: dict[str, Series], group: Group, begin_ns: int, now_ns: int
+) -> list[points.Metric]:
+    rows: dict[str, list[Any]] = {key: [] for key in FAMILIES}
+    for key, label, histogram in figures.histograms():
+        attributes = _attributes(key, FAMILIES[key].values(label))
+        rows[key].append(_distribution(attributes, histogram, begin_ns, now_ns))
+    for key, name, unit, amount in figures.numbers():
+        rows[key] += _numbers(key, {(name, unit): amount}, begin_ns, now_ns)
+    for key, series in gauges.items():
+        if FAMILIES[key].has_group:
+            mine = {values: value for values, value in series.items() if values[-3:] == group}
+            rows[key] = _numbers(key, mine, begin_ns, now_ns)
+    return [_metric(FAMILIES[key], of) for key, of in rows.items() if of]
 
 
-def _sum(name: str, unit: str, rows: list[points.NumberDataPoint]) -> points.Metric:
-    cumulative = points.AggregationTemporality.CUMULATIVE
-    return points.Metric(name, None, unit, points.Sum(rows, cumulative, True))
+def _numbers(key: str, series: Series, begin_ns: int, now_ns: int) -> list[points.NumberDataPoint]:
+    return [
+        points.NumberDataPoint(_attributes(key, values), begin_ns, now_ns, value)
+        for values, value in series.items()
+    ]
+
+
+def _metric(family: Family, rows: list[Any]) -> points.Metric:
+    data: Any
+    if family.type == "gauge":
+        data = points.Gauge(rows)
+    elif family.type == "counter":
+        data = points.Sum(rows, _CUMULATIVE, True)
+    else:
+        data = points.Histogram(rows, _CUMULATIVE)
+    return points.Metric(family.otlp or "", None, family.unit, data)
+
+
+def _attributes(key: str, values: Iterable[str]) -> dict[str, str]:
+    labels = FAMILIES[key].labels
+    return {_LABELS.get(x, f"stagespan.{x}"): y for x, y in zip(labels, values, strict=False)}
 
 
 def _distribution(
@@ -337,54 +357,6 @@ def _distribution(
         math.nan,
         math.nan,
     )
-
-
-def _durations(name: str, rows: list[points.HistogramDataPoint]) -> points.Metric:
-    cumulative = points.AggregationTemporality.CUMULATIVE
-    return points.Metric(name, None, "s", points.Histogram(rows, cumulative))
-
-
-def _histograms(figures: Figures, begin_ns: int, now_ns: int) -> Iterator[points.Metric]:
-    for family, (name, *labels) in _DURATIONS.items():
-        rows = [
-            _distribution(
-                dict(zip(labels, values.split(LABEL_SEPARATOR), strict=False)),
-                histogram,
-                begin_ns,
-                now_ns,
-            )
-            for values, histogram in figures.durations.get(family, {}).items()
-        ]
-        if rows:
-            yield _durations(name, rows)
-
-
-def _sums(figures: Figures, begin_ns: int, now_ns: int) -> Iterator[points.Metric]:
-    rows: dict[str, list[points.NumberDataPoint]] = {"errors": [], "work": [], "lost": []}
-    for family, name, unit, amount in figures.numbers():
-        label = "cause" if family == "lost" else "stagespan.stage"
-        attributes = {label: name, **({"unit": unit} if family == "work" else {})}
-        rows[family].append(_number(attributes, begin_ns, now_ns, amount))
-    names = {"errors": "stagespan.stage.errors", "work": "stagespan.stage.work"}
-    for family, of in rows.items():
-        if of:
-            yield _sum(names.get(family, "stagespan.lost"), "1", of)
-
-
-def _gauges(gauges: Gauges, group: Group, begin_ns: int, now_ns: int) -> Iterator[points.Metric]:
-    """Yield what is open in the processes of a group."""
-    names = {"stagespan.stage.running": gauges.running, "stagespan.queue.waiting": gauges.waiting}
-    for name, counts in names.items():
-        rows = [
-            _number({"stagespan.stage": stage}, begin_ns, now_ns, number)
-            for (of, stage), number in counts.items()
-            if of == group
-        ]
-        if rows:
-            yield points.Metric(name, None, "1", points.Gauge(rows))
-    if group in gauges.oldest_ns:
-        row = _number({}, begin_ns, now_ns, gauges.oldest_ns[group] / 1e9)
-        yield points.Metric("stagespan.request.oldest_age", None, "s", points.Gauge([row]))
 
 
 # --- sending --------------------------------------------------------------------------------------
@@ -425,7 +397,7 @@ class Otlp:
             self._traces.close(0)  # whose thread would wait for ever
             raise
 
-    def begin(self, source: Node) -> None:
+    def begin(self, source: Source) -> None:
         """Take what a source already has as delivered, if differences are sent.
 
         An earlier exporter has sent it.
@@ -452,7 +424,7 @@ class Otlp:
         rows = list(batch[-1].resource_metrics)
         return len(batch) if deliver(export, rows, self._of_metrics) else 0
 
-    def step(self, source: Node | Own, *, at_end: bool = False) -> None:
+    def step(self, source: Source, *, at_end: bool = False) -> None:
         """Send the figures of a source that was just read, once a minute."""
         now = time.monotonic()
         if at_end or now - self._figures_at >= self._interval_s:

@@ -14,15 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import StagespanError
+from stagespan.export.families import HISTOGRAMS
 from stagespan.export.figures import BOUNDS_NS, Figures, Histogram
 from stagespan.export.node import Node
 from stagespan.export.serving import Answer, HttpServer, text
+from stagespan.live.kinds import RUNS
 
 _WINDOW_S = 10.0
 _INTERVAL_S = 1.0
 _MOST_REQUESTS = 10
 _PAGE = Path(__file__).with_name("page.html")
-_FAMILIES = ("stage", "batch"), ("queue",)
+_ROWS = {
+    gauge: [family.key for family in HISTOGRAMS if family.kind in kinds]
+    for gauge, kinds in (("running", RUNS), ("waiting", ("queue",)))
+}
 """The families of durations that share the rows of a stage, and those of a queue."""
 
 
@@ -81,9 +86,9 @@ class Live:
         for group, figures in totals.items():
             recent = figures.without(earlier.get(group, Figures({}, {})))
             errors = recent.amounts.get("errors", {})
-            for families in _FAMILIES:
+            for gauge, families in _ROWS.items():
                 known = _together(recent.durations.get(family, {}) for family in families)
-                is_queue = "queue" in families
+                is_queue = gauge == "waiting"
                 counts = gauges.waiting if is_queue else gauges.running
                 # A stage that is open may have never ended.
                 is_open = [name for of, name in counts if of == group]

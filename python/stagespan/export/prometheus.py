@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from email.message import Message
-from typing import NamedTuple
 
 from stagespan.errors import StagespanError
+from stagespan.export.families import COUNTERS, FAMILIES, GAUGES, HISTOGRAMS, Family
 from stagespan.export.figures import BOUNDS_NS, Figures
 from stagespan.export.node import Node
 from stagespan.export.own import Own
 from stagespan.export.serving import Answer, HttpServer
-from stagespan.export.totals import LABEL_SEPARATOR, Exemplar, Exemplars, Gauges, Group
+from stagespan.export.totals import Exemplar, Exemplars, Gauges, Group
 
 try:
     from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -30,53 +30,7 @@ except ImportError as error:
         "`pip install prometheus_client`."
     ) from error
 
-_GROUP = ("service", "pipeline", "rank")
 _BOUNDS = (*(repr(bound / 1e9) for bound in BOUNDS_NS), "+Inf")
-
-
-class _Family(NamedTuple):
-    key: str
-    name: str
-    text: str
-    labels: tuple[str, ...] = ("stage",)
-
-
-_DURATIONS = (
-    _Family("stage", "stagespan_stage_duration_seconds", "Host time of the runs of a stage."),
-    _Family(
-        "device",
-        "stagespan_stage_device_duration_seconds",
-        "Time from begin to end of the runs of a stage on its device.",
-    ),
-    _Family("queue", "stagespan_stage_queue_duration_seconds", "Waits inside a process."),
-    _Family(
-        "batch",
-        "stagespan_batch_duration_seconds",
-        "Host time of runs that serve several requests.",
-    ),
-    _Family(
-        "part_first_chunk",
-        "stagespan_part_time_to_first_chunk_seconds",
-        "Time from the begin of a request's part in a process to the part's first chunk.",
-    ),
-    _Family(
-        "per_token",
-        "stagespan_request_time_per_token_seconds",
-        "Time from one chunk to the next, divided by the tokens of the second one.",
-    ),
-    _Family(
-        "request",
-        "stagespan_request_duration_seconds",
-        "Time from begin to end of requests.",
-        ("status",),
-    ),
-    _Family(
-        "handoff",
-        "stagespan_handoff_duration_seconds",
-        "Time from sent to received of requests that cross to another process.",
-        ("from", "to"),
-    ),
-)
 
 
 class RecordingCollector:
@@ -124,84 +78,45 @@ def families(
     totals: dict[Group, Figures], lost: dict[str, int], gauges: Gauges, exemplars: Exemplars
 ) -> Iterator[Metric]:
     """Yield figures as metrics. Exemplars are shown where OpenMetrics is asked for."""
-    for key, name, text, labels in _DURATIONS:
-        durations = HistogramMetricFamily(name, text, labels=(*labels, *_GROUP))
+    for family in HISTOGRAMS:
+        durations = HistogramMetricFamily(family.prometheus, family.help, labels=_labels(family))
         for group, figures in totals.items():
-            for label, histogram in figures.durations.get(key, {}).items():
-                values = label.split(LABEL_SEPARATOR) if len(labels) > 1 else [label]
-                known = exemplars.get((group, key, label), {})
+            for label, histogram in figures.durations.get(family.key, {}).items():
+                requests = exemplars.get((group, family.key, label), {})
                 buckets = [
-                    (bound, below, _exemplar(known.get(i)))
+                    (bound, below, _exemplar(requests.get(i)))
                     for i, (bound, below) in enumerate(zip(_BOUNDS, histogram.below, strict=True))
                 ]
-                durations.add_metric((*values, *group), buckets, histogram.sum_ns / 1e9)
+                values = (*family.values(label), *group)
+                durations.add_metric(values, buckets, histogram.sum_ns / 1e9)
         yield durations
-    errors = CounterMetricFamily(
-        "stagespan_stage_errors_total",
-        "Runs of a stage that have raised an exception.",
-        labels=("stage", *_GROUP),
-    )
-    work = CounterMetricFamily(
-        "stagespan_stage_work_total",
-        "Work that runs of a stage have counted.",
-        labels=("stage", "unit", *_GROUP),
-    )
-    losses = CounterMetricFamily(
-        "stagespan_lost_total",
-        "What was lost, by cause.",
-        labels=("cause", *_GROUP),
-    )
+    amounts = {
+        family.key: CounterMetricFamily(family.prometheus, family.help, labels=_labels(family))
+        for family in COUNTERS
+    }
     for cause, number in lost.items():
-        losses.add_metric((cause, "", "", ""), number)
+        amounts["lost"].add_metric((cause, "", "", ""), number)
     for group, figures in totals.items():
-        for family, name, unit, amount in figures.numbers():
-            if family == "errors":
-                errors.add_metric((name, *group), amount)
-            elif family == "work":
-                work.add_metric((name, unit, *group), amount)
-            else:
-                losses.add_metric((name, *group), amount)
-    yield from (errors, work, losses)
-    yield from _gauges(gauges)
+        for key, name, unit, amount in figures.numbers():
+            values = (name, unit)[: len(FAMILIES[key].labels)]
+            amounts[key].add_metric((*values, *group), amount)
+    yield from amounts.values()
+    series = gauges.series()
+    for family in GAUGES:
+        gauge = GaugeMetricFamily(family.prometheus, family.help, labels=_labels(family))
+        for values, value in series[family.key].items():
+            gauge.add_metric(values, value)
+        yield gauge
+
+
+def _labels(family: Family) -> tuple[str, ...]:
+    return (*family.labels, *Group._fields) if family.has_group else family.labels
 
 
 def _exemplar(of: Exemplar | None) -> OpenMetricsExemplar | None:
     if of is None:
         return None
     return OpenMetricsExemplar({"trace_id": of.trace_id}, of.duration_ns / 1e9, of.end_ns / 1e9)
-
-
-def _gauges(gauges: Gauges) -> Iterator[Metric]:
-    running = GaugeMetricFamily(
-        "stagespan_stage_running", "Runs of a stage that have not ended.", labels=("stage", *_GROUP)
-    )
-    for (group, stage), number in gauges.running.items():
-        running.add_metric((stage, *group), number)
-    waiting = GaugeMetricFamily(
-        "stagespan_queue_waiting",
-        "Waits in a queue that have not ended.",
-        labels=("stage", *_GROUP),
-    )
-    for (group, stage), number in gauges.waiting.items():
-        waiting.add_metric((stage, *group), number)
-    oldest = GaugeMetricFamily(
-        "stagespan_oldest_request_age_seconds",
-        "Age of the oldest request that has not ended.",
-        labels=_GROUP,
-    )
-    for group, age_ns in gauges.oldest_ns.items():
-        oldest.add_metric(group, age_ns / 1e9)
-    up = GaugeMetricFamily(
-        "stagespan_process_up", "Live processes of a service that record.", labels=("service",)
-    )
-    for service, number in gauges.up.items():
-        up.add_metric((service,), number)
-    unnamed = GaugeMetricFamily(
-        "stagespan_stages_not_named",
-        "Stages that are summed as (other), because there are too many.",
-        value=gauges.unnamed,
-    )
-    yield from (running, waiting, oldest, up, unnamed)
 
 
 class Server:

@@ -415,6 +415,10 @@ class Roles:
         return self._roles.get(segment["parent_segment"] or "", UNKNOWN)
 
 
+OBSERVED = ("request", "handoff")
+"""The families of durations that `durations` yields."""
+
+
 def durations(
     ended: Iterable[Segment], roles: Roles, pipeline: str
 ) -> Iterator[tuple[str, tuple[str, ...], int]]:

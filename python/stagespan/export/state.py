@@ -18,16 +18,15 @@ from typing import Annotated, Any
 import msgspec
 
 from stagespan.errors import StagespanError
+from stagespan.export.families import COUNTERS, FAMILIES, HISTOGRAMS
 from stagespan.export.figures import (
-    AMOUNTS,
     BOUNDS_NS,
-    DURATIONS,
     MOST_COUNTED,
     Figures,
     Histogram,
     within_range,
 )
-from stagespan.export.totals import LABEL_SEPARATOR, Group
+from stagespan.export.totals import Group
 from stagespan.process.files import write_whole
 
 _LOGGER = logging.getLogger("stagespan")
@@ -310,7 +309,7 @@ class _Reader:
         for family, stages in self._items(page.get("amounts"), "amounts"):
             for stage, units in self._items(stages, family):
                 for unit, amount in self._items(units, stage):
-                    if family in AMOUNTS and _is_amount(amount):
+                    if FAMILIES.get(family) in COUNTERS and _is_amount(amount):
                         mine = found.amounts.setdefault(family, {}).setdefault(stage, {})
                         mine[unit] = within_range(amount)
                     else:
@@ -320,10 +319,11 @@ class _Reader:
 
 def _restored(saved: _SavedHistogram) -> Histogram | None:
     """Return a histogram; None if it is not possible."""
+    family = FAMILIES.get(saved.family)
     firsts, numbers = saved.steps[::2], saved.steps[1::2]
     is_possible = (
-        saved.family in DURATIONS
-        and (saved.family != "handoff" or saved.stage.count(LABEL_SEPARATOR) == 1)
+        family in HISTOGRAMS
+        and len(family.values(saved.stage)) == len(family.labels)
         and len(firsts) == len(numbers)
         and firsts[:1] == [0]
         and all(first < later for first, later in pairwise([*firsts, _BUCKETS]))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import bisect
 import math
 import os
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
 
 from stagespan import _core
 from stagespan.errors import StagespanError
+from stagespan.export.families import HISTOGRAMS, LABEL_SEPARATOR
 from stagespan.export.figures import BOUNDS_NS, OTHER, Figures, Names, figures_of
 from stagespan.export.requests import (
     QUIET_NS,
@@ -24,6 +27,7 @@ from stagespan.export.requests import (
     durations,
 )
 from stagespan.export.traces import Requests
+from stagespan.live.kinds import RUNS
 from stagespan.recording.reading import Recording, Segment, open_file
 
 MOST_STAGES = 200
@@ -31,8 +35,6 @@ MOST_STAGES = 200
 MOST_UNITS = 100
 _MOST_GROUPS = 256
 _SHORTEST_PAUSE_S = 0.1
-LABEL_SEPARATOR = "\0"
-"""Separates the labels of a family with more than one, such as hand-offs, in one text."""
 
 
 class Group(NamedTuple):
@@ -53,6 +55,8 @@ class Exemplar(NamedTuple):
 
 Exemplars = dict[tuple[Group, str, str], dict[int, Exemplar]]
 """By the group, the family, the stage or status, and the bucket."""
+Series = dict[tuple[str, ...], float]
+"""Values of a gauge by the values of its labels, of which those of the group are the last."""
 
 
 class Gauges(msgspec.Struct):
@@ -68,6 +72,16 @@ class Gauges(msgspec.Struct):
     """Live processes by service."""
     unnamed: int
     """The number of stages that are summed as ``(other)``."""
+
+    def series(self) -> dict[str, Series]:
+        """Return the series of each family by its key."""
+        return {
+            "running": {(stage, *group): n for (group, stage), n in self.running.items()},
+            "waiting": {(queue, *group): n for (group, queue), n in self.waiting.items()},
+            "oldest": {tuple(group): age_ns / 1e9 for group, age_ns in self.oldest_ns.items()},
+            "up": {(service,): n for service, n in self.up.items()},
+            "unnamed": {(): self.unnamed},
+        }
 
 
 class Process:
@@ -335,13 +349,52 @@ class Totals:
                 found.oldest_ns[group] = max(found.oldest_ns.get(group, 0), age_ns)
 
 
+class Source:
+    """Processes whose figures and requests are exported."""
+
+    def __init__(self, totals: Totals) -> None:
+        self._lock = threading.RLock()
+        self._totals = totals
+        self._processes: dict[str, Process] = {}
+        """By identity."""
+        self.losses: list[Callable[[], dict[str, int]]] = []
+        """Functions that return what others have lost, by cause."""
+
+    def complete(self, *, at_end: bool = False) -> list[list[Part]]:
+        """Return the parts of each request that is complete and was chosen, each one once.
+
+        ``at_end`` returns those that are not complete too.
+        """
+        with self._lock:
+            return self._totals.complete(self._processes.values(), time.time_ns(), at_end=at_end)
+
+    def totals(self) -> dict[Group, Figures]:
+        """Return the figures by group, of all processes that were read."""
+        with self._lock:
+            return self._totals.sums(self._processes.values())
+
+    def lost(self) -> dict[str, int]:
+        """Return what was lost besides what is in the figures, by cause."""
+        found: Counter[str] = Counter()
+        for losses in self.losses:
+            found.update(losses())
+        return dict(found)
+
+    def exemplars(self) -> Exemplars:
+        """Return the latest request of each bucket."""
+        with self._lock:
+            return {key: dict(found) for key, found in self._totals.exemplars.items()}
+
+    def gauges(self) -> Gauges:
+        """Return what is going on in the live processes, as they were last read."""
+        with self._lock:
+            return self._totals.gauges(self._processes.values())
+
+
 def _add_idle(group: Group, figures: Figures, found: Gauges) -> None:
     """Add the stages and queues that have figures, with 0 if nothing is open."""
-    for family in ("stage", "batch"):
-        for stage in figures.durations.get(family, {}):
-            found.running[group, stage] += 0
-    queues = [*figures.durations.get("queue", {})]
-    handoffs = figures.durations.get("handoff", {})
-    queues += [label.partition(LABEL_SEPARATOR)[2] for label in handoffs]
-    for queue in queues:
-        found.waiting[group, queue] += 0
+    for family in HISTOGRAMS:
+        if family.kind in (*RUNS, "queue") or family.key == "handoff":
+            counts = found.running if family.kind in RUNS else found.waiting
+            for label in figures.durations.get(family.key, {}):
+                counts[group, family.values(label)[-1]] += 0

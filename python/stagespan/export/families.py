@@ -1,0 +1,154 @@
+"""The families of metrics: their names in each monitoring system, their labels and meanings."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from stagespan.live.kinds import Kind
+
+LABEL_SEPARATOR = "\0"
+"""Separates the values of the labels of a family with more than one in one text."""
+
+
+class Family(NamedTuple):
+    """A row of the table."""
+
+    key: str
+    """Its name in `Figures` and in the file of totals, which must not change."""
+    otlp: str | None
+    """Its name in OTLP; None if it is not sent."""
+    help: str
+    """What it is, in a sentence."""
+    labels: tuple[str, ...] = ("stage",)
+    """Those besides the labels of the group of processes."""
+    type: Literal["histogram", "counter", "gauge"] = "histogram"
+    unit: str = "s"
+    """As OTLP writes units."""
+    kind: Kind | None = None
+    """The kind of stages whose statistics it is."""
+    genai: str | None = None
+    """Its name in OpenTelemetry's conventions for generative AI."""
+    exception: str | None = None
+    """Its name in Prometheus, if that does not follow from the one in OTLP."""
+
+    @property
+    def prometheus(self) -> str:
+        """Its name in Prometheus: that in OTLP, with the unit, and what a counter ends in."""
+        ending = "_total" if self.type == "counter" else {"s": "_seconds"}.get(self.unit, "")
+        return self.exception or f"{(self.otlp or '').replace('.', '_')}{ending}"
+
+    @property
+    def has_group(self) -> bool:
+        """Whether it has the labels of the group of processes."""
+        return self.key not in ("up", "unnamed")
+
+    def values(self, text: str) -> list[str]:
+        """Return the values of the labels from the text that stands for them in `Figures`."""
+        return text.split(LABEL_SEPARATOR) if len(self.labels) > 1 else [text]
+
+
+_TABLE = (
+    Family(
+        "stage", "stagespan.stage.duration", "Host time of the runs of a stage.", kind="execution"
+    ),
+    Family(
+        "device",
+        "stagespan.stage.device_duration",
+        "Time from begin to end of the runs of a stage on its device.",
+    ),
+    Family("queue", "stagespan.stage.queue_duration", "Waits inside a process.", kind="queue"),
+    Family(
+        "batch",
+        "stagespan.batch.duration",
+        "Host time of runs that serve several requests.",
+        kind="batch",
+    ),
+    Family(
+        "part_first_chunk",
+        "stagespan.part.time_to_first_chunk",
+        "Time from the begin of a request's part in a process to the part's first chunk.",
+        kind="part_first_chunk",
+    ),
+    Family(
+        "per_token",
+        "stagespan.request.time_per_token",
+        "Time from one chunk to the next, divided by the tokens of the second one.",
+        kind="per_token",
+        genai="gen_ai.server.time_per_output_token",
+    ),
+    Family(
+        "request",
+        "stagespan.request.duration",
+        "Time from begin to end of requests.",
+        ("status",),
+        genai="gen_ai.server.request.duration",
+    ),
+    Family(
+        "handoff",
+        "stagespan.handoff.duration",
+        "Time from sent to received of requests that cross to another process.",
+        ("from", "to"),
+    ),
+    Family(
+        "errors",
+        "stagespan.stage.errors",
+        "Runs of a stage that have raised an exception.",
+        type="counter",
+        unit="1",
+    ),
+    Family(
+        "work",
+        "stagespan.stage.work",
+        "Work that runs of a stage have counted.",
+        ("stage", "unit"),
+        "counter",
+        "1",
+    ),
+    Family("lost", "stagespan.lost", "What was lost, by cause.", ("cause",), "counter", "1"),
+    Family(
+        "running",
+        "stagespan.stage.running",
+        "Runs of a stage that have not ended.",
+        type="gauge",
+        unit="1",
+    ),
+    Family(
+        "waiting",
+        "stagespan.queue.waiting",
+        "Waits in a queue that have not ended.",
+        type="gauge",
+        unit="1",
+    ),
+    Family(
+        "oldest",
+        "stagespan.request.oldest_age",
+        "Age of the oldest request that has not ended.",
+        (),
+        "gauge",
+        exception="stagespan_oldest_request_age_seconds",
+    ),
+    Family(
+        "up",
+        "stagespan.process.up",
+        "Live processes of a service that record.",
+        ("service",),
+        "gauge",
+        "{process}",
+    ),
+    Family(
+        "unnamed",
+        None,
+        "Stages that are summed as (other), because there are too many.",
+        (),
+        "gauge",
+        exception="stagespan_stages_not_named",
+    ),
+)
+FAMILIES = {family.key: family for family in _TABLE}
+"""All families by key."""
+HISTOGRAMS = tuple(family for family in _TABLE if family.type == "histogram")
+"""The families of durations."""
+COUNTERS = tuple(family for family in _TABLE if family.type == "counter")
+"""The families of amounts, which only rise."""
+GAUGES = tuple(family for family in _TABLE if family.type == "gauge")
+"""The families of what is going on."""

@@ -1,0 +1,95 @@
+"""The table of metrics is what is exported, shown, alerted on and documented."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from stagespan.export import dashboard
+from stagespan.export.families import (
+    COUNTERS,
+    FAMILIES,
+    GAUGES,
+    HISTOGRAMS,
+    LABEL_SEPARATOR,
+    Family,
+)
+from stagespan.export.figures import Figures
+from stagespan.export.totals import Gauges, Group
+
+IN_NO_PANEL = {"device", "unnamed"}
+"""The dashboard shows host times, and counts of what is lost by cause."""
+IN_NO_RULE = {
+    *("device", "queue", "part_first_chunk", "per_token", "request", "handoff", "batch"),
+    *("errors", "work", "oldest", "unnamed"),
+}
+"""How much of these is too much depends on the service."""
+
+GROUP = Group("svc", "default", "0")
+
+
+def everything() -> tuple[dict[Group, Figures], dict[str, int], Gauges]:
+    """Return totals, losses and gauges with a value in each family."""
+    figures = Figures({}, {})
+    for family in HISTOGRAMS:
+        figures.observe(family.key, LABEL_SEPARATOR.join(family.labels), 1000)
+    for family in COUNTERS:
+        figures.amounts[family.key] = {"a": {"b": 1.0}}
+    gauges = Gauges(
+        Counter({(GROUP, "a"): 1}), Counter({(GROUP, "b"): 1}), {GROUP: 5}, Counter({"svc": 1}), 3
+    )
+    return {GROUP: figures}, {"recording": 1}, gauges
+
+
+def described(family: Family) -> str:
+    """Return the row of a family in the documentation."""
+    of = "histogram" if family in HISTOGRAMS else "counter" if family in COUNTERS else "gauge"
+    names = (family.prometheus, family.otlp, *family.labels)
+    prometheus, otlp, *labels = (f"`{name}`" if name else "" for name in names)
+    cells = (prometheus, otlp, of, ", ".join(labels), family.help)
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+def test_prometheus_gets_each_family_with_its_labels() -> None:
+    prometheus = pytest.importorskip("stagespan.export.prometheus", exc_type=ImportError)
+    metrics = {one.name: one for one in prometheus.families(*everything(), {})}
+    names = {family.prometheus.removesuffix("_total"): family for family in FAMILIES.values()}
+    assert [*metrics] == [*names]
+    for name, family in names.items():
+        labels = frozenset((*family.labels, *(Group._fields if family.has_group else ())))
+        assert {frozenset(one.labels) - {"le"} for one in metrics[name].samples} == {labels}
+
+
+def test_otlp_gets_each_family_with_its_unit() -> None:
+    otlp = pytest.importorskip("stagespan.export.otlp", exc_type=ImportError)
+    data = otlp.metrics_of(*everything(), 0, "chat")
+    sent = {
+        (metric.name, metric.unit)
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+    families = {(one.otlp, one.unit) for one in FAMILIES.values() if one.otlp is not None}
+    assert sent == families | {(one.genai, one.unit) for one in HISTOGRAMS if one.genai is not None}
+
+
+def test_each_family_is_in_a_panel_or_is_listed_as_not() -> None:
+    shown = json.dumps(dashboard.dashboard()["panels"])
+    missing = {key for key, family in FAMILIES.items() if family.prometheus not in shown}
+    assert missing == IN_NO_PANEL
+
+
+def test_each_family_is_in_a_rule_or_is_listed_as_not() -> None:
+    rules = dashboard.alerts()
+    missing = {key for key, family in FAMILIES.items() if family.prometheus not in rules}
+    assert missing == IN_NO_RULE
+
+
+def test_the_documentation_has_the_table() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text("utf-8")
+    section = text.split("## Metrics\n", 1)[1].split("\n## ", 1)[0]
+    rows = [row for row in section.splitlines() if row.startswith("| `stagespan_")]
+    assert rows == [described(family) for family in (*HISTOGRAMS, *COUNTERS, *GAUGES)]
