@@ -31,8 +31,9 @@ from typing import Any
 import msgspec
 
 from stagespan.export import kept
-from stagespan.export.requests import Part, Resource, TimedSpan
+from stagespan.export.requests import Part, Resource
 from stagespan.pages.tables import Column, plain_table
+from stagespan.recording.spans import Span
 
 _SLOWEST = 10
 _STAGES = (("parse", "render"), ("encode", "denoise", "decode", "save"))
@@ -45,7 +46,7 @@ def _part(of: Resource, number: int, trace: str, drawn: random.Random, parent: s
     for i, stage in enumerate(_STAGES[parent is not None]):
         end_ns = at_ns + int(drawn.lognormvariate(16, 1))
         spans.append(
-            TimedSpan(number * 8 + i, 0, stage, "execution", at_ns, end_ns, 1, False, 0, 0, None)
+            Span(number * 8 + i, 0, stage, "execution", at_ns, end_ns, 1, False, 0, 0, None)
         )
         at_ns = end_ns
     segment: Any = {

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
@@ -22,12 +22,13 @@ from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.export import kept_parquet
 from stagespan.export.otlp_sending import LONGEST_END_S, Sender
-from stagespan.export.requests import AWAITED_KEEP, Part, Resource, TimedSpan
+from stagespan.export.requests import AWAITED_KEEP, Part, Resource
 from stagespan.export.stores import ObjectStore, store_of
 from stagespan.live.kinds import KINDS, Kind, number_of
 from stagespan.live.statistics import Stats, from_rings
 from stagespan.process import imports
 from stagespan.recording.reading import Segment
+from stagespan.recording.spans import Span
 from stagespan.trace.read.remote import reason_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("stagespan")
 _SCHEMA_VERSION = 1
 _PREFIX, _SUFFIX = "requests-", ".jsonl.gz"
+_KEPT_FIELDS = Span._fields.index("work") + 1
 _FILE_BYTES = 4 << 20
 _FILE_INTERVAL_S = 10.0
 _MOST_LINE_BYTES = 256 << 20
@@ -53,8 +55,8 @@ class _KeptPart(msgspec.Struct):
     is_whole: bool
     segment: Segment
     returns: list[Segment]
-    spans: list[TimedSpan]
-    batches: list[tuple[TimedSpan, int]]
+    spans: list[Span]
+    batches: list[tuple[Span, int]]
     """Each batch that served the segment, and its size."""
 
 
@@ -72,9 +74,14 @@ def _kept(part: Part) -> _KeptPart:
         part.is_whole,
         part.segment,
         part.returns,
-        part.spans,
-        [(batch.span, batch.size) for batch in part.batches],
+        [_kept_span(span) for span in part.spans],
+        [(_kept_span(batch.span), batch.size) for batch in part.batches],
     )
+
+
+def _kept_span(span: Span) -> Span:
+    """Return a span without the last fields, which are those of open spans and of batches."""
+    return cast("Span", span[:_KEPT_FIELDS])
 
 
 class _PendingRequest(NamedTuple):
@@ -348,7 +355,7 @@ class KeptRecording:
         return Counter()
 
 
-def _rows(timed: list[tuple[TimedSpan, int]], names: list[str]) -> NDArray[np.void]:
+def _rows(timed: list[tuple[Span, int]], names: list[str]) -> NDArray[np.void]:
     """Return spans, each with the number of its request, as a recording returns them."""
     numpy = imports.load("numpy")
     numbers = {name: i for i, name in enumerate(names)}

@@ -31,10 +31,11 @@ from stagespan.export.otlp_sending import (
     is_disabled,
 )
 from stagespan.export.own import Own
-from stagespan.export.requests import AWAITED_OTLP, Batch, Part, Resource, TimedSpan
+from stagespan.export.requests import AWAITED_OTLP, Batch, Part, Resource
 from stagespan.export.totals import Gauges, Group, Series, Source
 from stagespan.export.traces import Rules
 from stagespan.process import forks, termination
+from stagespan.recording.spans import Span
 
 try:
     from opentelemetry.sdk.metrics import export as points
@@ -180,7 +181,7 @@ def _hop(segment: Any, trace_id: int, resource: OtelResource) -> ReadableSpan:
 
 
 def _stage(
-    span: TimedSpan,
+    span: Span,
     trace_id: int,
     own_id: int,
     parent_id: int | None,

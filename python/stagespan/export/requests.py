@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from stagespan import _core
-from stagespan.live.kinds import KINDS, Kind
 from stagespan.process import imports
+from stagespan.recording.spans import BATCH, Span, by_number, kinds_of, made, of_requests
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts, Recording, Segment
+    from stagespan.recording.reading import Recording, Segment
 
 QUIET_NS = 10**9
 """A request that was received can be entered again. It counts as ended after this time."""
 _MOST_ROLES = 1 << 16
 _READINGS = 4
-_SHOWN = tuple(KINDS.index(kind) for kind in ("execution", "queue"))
-_BATCH = KINDS.index("batch")
+_DEEPEST = 64
+"""The most levels of spans inside of a batch that are taken."""
 UNKNOWN = "(unknown)"
 UNREAD = ("requests_unread", "spans_unread", "amounts_unread")
 """Causes of losses: what later entries of a recording displaced before it was read."""
@@ -45,32 +43,12 @@ class Resource(NamedTuple):
     """What commands call the process; it is no attribute or label."""
 
 
-class TimedSpan(NamedTuple):
-    """A finished span; times in Unix ns."""
-
-    id: int
-    parent: int
-    """0 at the top level."""
-    stage: str
-    kind: Kind
-    begin_ns: int
-    end_ns: int
-    thread: int
-    failed: bool
-    suspended_ns: int
-    depth: int
-    device_elapsed_ns: float | None
-    """None if unknown."""
-    work: dict[str, int | float] | None = None
-    """What `span.add` counted in it, by unit; None if unknown."""
-
-
 @dataclass
 class Batch:
     """A batch with the spans in it, and the requests that it served."""
 
-    span: TimedSpan
-    inner: list[TimedSpan]
+    span: Span
+    inner: list[Span]
     links: list[tuple[str, str]]
     """The trace and the segment of each request."""
     size: int
@@ -83,7 +61,7 @@ class Part:
 
     resource: Resource
     segment: Segment
-    spans: list[TimedSpan] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     returns: list[Segment] = field(default_factory=list)
     """Hops that have come back to this segment."""
     batches: list[Batch] = field(default_factory=list)
@@ -237,25 +215,20 @@ class Taker:
             own = [*again, *own]
         if not own:
             return []
-        make = _Maker(copy)
-        by_request = _by_request(copy.spans())
+        rows = of_requests(copy.spans(), [one["number"] for one in own])
+        spans = by_number(rows, _made(copy, rows))
         by_segment: dict[str | None, list[Segment]] = {one["segment"]: [] for one in own}
         for one in copy.segments():
             if one["origin"] == "return" and one["segment"] in by_segment:
                 by_segment[one["segment"]].append(one)
-        found_rows = (by_request.get(one["number"]) for one in own)
-        make.read_work(rows["id"] for rows in found_rows if rows is not None)
-        batches = self._batches_of(copy, make)
+        batches = self._batches_of(copy)
         complete_ns = copy.complete_ns
         found = []
         for one in own:
-            rows = by_request.get(one["number"])
+            number = one["number"]
             part = Part(
-                resource,
-                one,
-                [] if rows is None else [make.span(row) for row in rows],
-                by_segment[one["segment"]],
-                batches.get(one["number"], []),
+                *(resource, one, spans.get(number, []), by_segment[one["segment"]]),
+                batches.get(number, []),
             )
             part.is_whole = complete_ns <= part.begin_ns
             part.clock, part.unix_offset_ns = copy.clock, copy.unix_offset_ns
@@ -281,42 +254,47 @@ class Taker:
             self.missed["spans_unread"] += missed
         self._overwritten, self._ids = overwritten, spans["id"].copy()
 
-    def _batches_of(self, copy: Recording, make: _Maker) -> dict[int, list[Batch]]:
-        links = copy.links()
-        if not links:
-            return {}
+    def _batches_of(self, copy: Recording) -> dict[int, list[Batch]]:
         numbers: defaultdict[int, dict[int, None]] = defaultdict(dict)
         sizes = {}
-        for span_id, number, size in links:
+        for span_id, number, size in copy.links():
             numbers[span_id][number] = None
             sizes[span_id] = size
-        spans = copy.spans()
-        ids = {
-            one["number"]: (one["trace_id"], one["segment"])
-            for one in copy.segments()
-            if one["origin"] != "return"
-        }
-        new = {
-            int(row["id"]): [row, *_inside(int(row["id"]), spans)]
-            for row in spans[spans["flags"] >> _core.KIND_SHIFT == _BATCH]
-            if int(row["id"]) in numbers and int(row["id"]) not in self._batches
-        }
-        make.read_work([row["id"] for row in rows] for rows in new.values())
-        for span_id, rows in new.items():
-            known = [ids[number] for number in numbers[span_id] if number in ids]
-            self._batches[span_id] = Batch(
-                make.span(rows[0]),
-                [make.span(row) for row in rows[1:]],
-                [(trace, segment) for trace, segment in known if trace and segment],
-                sizes[span_id],
-            )
         self._batches = {id_: one for id_, one in self._batches.items() if id_ in numbers}
+        new = numbers.keys() - self._batches.keys()
+        if new:
+            ids = {
+                one["number"]: (one["trace_id"], one["segment"])
+                for one in copy.segments()
+                if one["origin"] != "return"
+            }
+            for span, *inner in _batches(copy, new):
+                known = [ids[number] for number in numbers[span.id] if number in ids]
+                links = [(trace, segment) for trace, segment in known if trace and segment]
+                self._batches[span.id] = Batch(span, inner, links, sizes[span.id])
         found: defaultdict[int, list[Batch]] = defaultdict(list)
         for span_id, of in numbers.items():
             for number in of:
                 if span_id in self._batches:
                     found[number].append(self._batches[span_id])
         return found
+
+
+def _made(copy: Recording, rows: NDArray[np.void]) -> list[Span]:
+    return made(copy, rows, copy.amounts(set(rows["id"].tolist())) if len(rows) else {})
+
+
+def _batches(copy: Recording, ids: Collection[int]) -> Iterator[list[Span]]:
+    """Yield each batch with one of the ids, and the spans inside that belong to no request."""
+    numpy = imports.load("numpy")
+    spans = copy.spans()
+    loose = spans[spans["request"] == 0]
+    is_batch = (kinds_of(spans) == BATCH) & numpy.isin(spans["id"], list(ids))
+    for i in numpy.flatnonzero(is_batch).tolist():
+        levels = [spans[i : i + 1]]
+        while len(levels[-1]) and len(levels) <= _DEEPEST:
+            levels.append(loose[numpy.isin(loose["parent"], levels[-1]["id"])])
+        yield _made(copy, numpy.concatenate(levels))
 
 
 def _key(one: Segment) -> int:
@@ -331,69 +309,6 @@ def _key(one: Segment) -> int:
 def _is_quiet(segment: Segment, now_ns: int | None, least_ns: int) -> bool:
     end_ns = segment["received_ns"] if segment["origin"] == "return" else segment["end_ns"]
     return end_ns is not None and now_ns is not None and now_ns - end_ns >= least_ns
-
-
-def _by_request(spans: NDArray[np.void]) -> dict[int, NDArray[np.void]]:
-    kinds = spans["flags"] >> _core.KIND_SHIFT
-    mine = spans[(spans["request"] != 0) & ((kinds == _SHOWN[0]) | (kinds == _SHOWN[1]))]
-    mine = mine[mine["request"].argsort(kind="stable")]
-    numbers = mine["request"]
-    begins = [0, *((numbers[1:] != numbers[:-1]).nonzero()[0] + 1).tolist()]
-    ends = [*begins[1:], len(mine)]
-    return {
-        int(numbers[begin]): mine[begin:end]
-        for begin, end in zip(begins, ends, strict=True)
-        if begin < end
-    }
-
-
-def _inside(batch: int, spans: NDArray[np.void]) -> list[np.void]:
-    """Return the rows of the spans inside a batch that belong to no request."""
-    loose = spans[spans["request"] == 0]
-    found: list[np.void] = []
-    parents = [batch]
-    for _ in range(64):  # as deep as that
-        rows = [row for parent in parents for row in loose[loose["parent"] == parent]]
-        found += rows
-        parents = [int(row["id"]) for row in rows]
-        if not parents:
-            break
-    return found
-
-
-class _Maker:
-    """Makes spans from the rows of a copy."""
-
-    def __init__(self, copy: Recording) -> None:
-        self._copy = copy
-        self._names = copy.stage_names()
-        self._amounts: Amounts = {}
-
-    def read_work(self, ids: Iterable[Iterable[int]]) -> None:
-        """Read the work of the spans with these ids, which `span` adds."""
-        wanted = {int(one) for some in ids for one in some}
-        if wanted:
-            self._amounts |= self._copy.amounts(wanted)
-
-    def span(self, row: np.void) -> TimedSpan:
-        """Return the span of a row."""
-        flags, device_ns = int(row["flags"]), float(row["device_elapsed_ns"])
-        id_, begin_ns = int(row["id"]), int(row["begin_ns"])
-        has_all = begin_ns > self._copy.amounts_since_ns
-        return TimedSpan(
-            id_,
-            int(row["parent"]),
-            self._names[int(row["stage"])],
-            KINDS[flags >> _core.KIND_SHIFT],
-            begin_ns,
-            int(row["end_ns"]),
-            int(row["thread"]),
-            bool(flags & _core.FLAG_ERROR),
-            int(row["suspended_ns"]),
-            int(row["depth"]),
-            None if math.isnan(device_ns) else device_ns,
-            self._amounts.get(id_, {}) if has_all else None,
-        )
 
 
 class Roles:

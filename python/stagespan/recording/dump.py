@@ -21,13 +21,12 @@ from stagespan.recording.slices import (
     CATEGORIES,
     HANDOFF,
     OF_DEVICE,
-    OPEN_NS,
     QUEUE,
     REQUEST,
     ProcessSlices,
     TimeLine,
-    with_open,
 )
+from stagespan.recording.spans import OPEN_NS, with_open
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording, Segment

@@ -42,33 +42,26 @@ def pieces(begin_ns: int, end_ns: int, parts: Iterable[Part]) -> Iterator[Part]:
 
     Two neighbours have different kinds or names. The end of each is the begin of the next.
     """
-    clipped = [
-        (max(part.begin_ns, begin_ns), min(part.end_ns, end_ns), part)
-        for part in parts
-        if part.begin_ns < part.end_ns
-    ]
-    clipped = [one for one in clipped if one[0] < one[1]]
-    clipped.sort(key=lambda one: one[0])
-    times = sorted({begin_ns, end_ns, *(t for one in clipped for t in one[:2])})
-    # By kind: the open parts, the one with the largest reach first; ended ones are dropped late.
-    is_open: dict[str, list[tuple[tuple[int, ...], int, int, str]]] = {kind: [] for kind in ORDER}
+    clipped = []
+    for number, (kind, name, part_begin_ns, part_end_ns, reach) in enumerate(parts):
+        first_ns, last_ns = max(part_begin_ns, begin_ns), min(part_end_ns, end_ns)
+        if part_begin_ns < part_end_ns and first_ns < last_ns:
+            # The rank is least for the one that gets the time.
+            rank = ORDER.index(kind), *[-length for length in reach]
+            clipped.append((first_ns, number, rank, last_ns, (kind, name)))
+    clipped.sort()
+    ends_ns = [one[3] for one in clipped]
+    times = sorted({begin_ns, end_ns, *ends_ns, *[one[0] for one in clipped]})
+    is_open: list[tuple[tuple[int, ...], int]] = []  # rank and index; ended ones are dropped late
     next_part = 0
     begun_ns, last = begin_ns, (UNATTRIBUTED, "")
-    for i in range(len(times) - 1):
-        now = times[i]
+    for now in times[:-1]:
         while next_part < len(clipped) and clipped[next_part][0] <= now:
-            _, part_end, part = clipped[next_part]
-            key = tuple(-number for number in part.reach)
-            heapq.heappush(is_open[part.kind], (key, next_part, part_end, part.name))
+            heapq.heappush(is_open, (clipped[next_part][2], next_part))
             next_part += 1
-        owner = (UNATTRIBUTED, "")
-        for kind in ORDER:
-            heap = is_open[kind]
-            while heap and heap[0][2] <= now:
-                heapq.heappop(heap)
-            if heap:
-                owner = (kind, heap[0][3])
-                break
+        while is_open and ends_ns[is_open[0][1]] <= now:
+            heapq.heappop(is_open)
+        owner = clipped[is_open[0][1]][4] if is_open else (UNATTRIBUTED, "")
         if owner != last:
             if begun_ns < now:
                 yield Part(*last, begun_ns, now)

@@ -281,7 +281,7 @@ class Recording:
 
     def open_spans(self) -> list[RecordedOpenSpan]:
         """Return the open spans of each thread, outermost first, as `stagespan.open_spans` does."""
-        requests = {request["number"]: request for request in self.requests()}
+        requests = {one["number"]: one for one in self.segments() if one["origin"] != "return"}
         found = self._copy.open_spans()
         for span in found:
             span["kind"] = KINDS[span["kind"]]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from stagespan.live.quantiles import quantile
 from stagespan.pages.figures import Count, RecordedFigures
-from stagespan.recording.timelines import Stretch, TimedSpan, Timeline
+from stagespan.recording.spans import Span
+from stagespan.recording.timelines import Stretch, Timeline
 
 if TYPE_CHECKING:
     from stagespan.recording.source import RequestSource
@@ -232,7 +233,7 @@ class RequestsFigures(RecordedFigures, frozen=True):
 def stages(timelines: Sequence[Timeline]) -> list[StageFigures]:
     """Return the figures of each stage, with the one that most was spent in first."""
     durations: defaultdict[str, list[int]] = defaultdict(list)
-    batches: set[tuple[str, TimedSpan]] = set()
+    batches: set[tuple[str, Span]] = set()
     queue: Counter[str] = Counter()
     where: Counter[str] = Counter()
     spent: Counter[str] = Counter()

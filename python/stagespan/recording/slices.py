@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan import _core
 from stagespan.live.kinds import KINDS
 from stagespan.recording import summary
+from stagespan.recording.spans import OPEN_NS, kinds_of, with_open
 from stagespan.recording.timelines import timelines
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 BEYOND_IDS = 1 << 22
 """The first id of a track. Ids of processes and threads are smaller."""
-OPEN_NS = (1 << 63) - 1
-"""The end of a span that had not ended."""
 CATEGORIES = ("user_annotation", "queue", "handoff", "remote", "request", "gpu_user_annotation")
 """By their codes in slices. Executions have that of torch's ranges, so that `stagespan analyze`
 finds the stages."""
@@ -44,24 +42,6 @@ _SLICE = np.dtype(
 )
 
 
-def with_open(recording: RequestSource) -> NDArray[np.void]:
-    """Return the finished spans ordered by begin, then the open ones, which end at `OPEN_NS`."""
-    finished, left_open = recording.spans(), recording.open_spans()
-    if not left_open:
-        return finished
-    codes = {name: code for code, name in enumerate(recording.stage_names())}
-    rows = np.zeros(len(left_open), finished.dtype)
-    rows["stage"] = [codes[span["stage"]] for span in left_open]
-    for name in ("thread", "begin_ns", "id", "parent", "depth"):
-        rows[name] = [span[name] for span in left_open]
-    rows["end_ns"] = OPEN_NS
-    rows["request"] = [span["request_number"] or 0 for span in left_open]
-    rows["flags"] = [KINDS.index(span["kind"]) << _core.KIND_SHIFT for span in left_open]
-    for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns"):
-        rows[name] = np.nan
-    return np.concatenate((finished, rows))
-
-
 class ProcessSlices:
     """The slices of one process, on the tracks that belong to it."""
 
@@ -71,7 +51,7 @@ class ProcessSlices:
         self.shift_ns = shift_ns
         """What is added to its Unix times."""
         self.spans = with_open(recording)
-        self.kinds = self.spans["flags"] >> _core.KIND_SHIFT
+        self.kinds = kinds_of(self.spans)
         self.segments = recording.segments()
         self.names = recording.stage_names()
         self.lanes: list[str] = []

@@ -2,52 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from stagespan import _core
-from stagespan.live.kinds import KINDS
-from stagespan.process import imports
 from stagespan.recording.partition import Part, partition
+from stagespan.recording.spans import (
+    BATCH,
+    Span,
+    by_number,
+    kinds_of,
+    made,
+    of_requests,
+    with_open,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from stagespan.recording.reading import Amounts, Segment, Work
+    from stagespan.recording.reading import Segment
     from stagespan.recording.source import RequestSource
-
-_SPAN_KINDS = ("execution", "queue", "batch")
-
-
-class TimedSpan(NamedTuple):
-    """A span of a request. Times are CLOCK_MONOTONIC of its process, in ns."""
-
-    kind: str
-    """execution, queue or batch."""
-    stage: str
-    begin_ns: int
-    end_ns: int
-    depth: int
-    thread: int
-    is_open: bool
-    """Whether it had not ended; ``end_ns`` is then the latest time that is known."""
-    size: int
-    """The number of requests that a batch served; 1 for other spans."""
-    place: int = 0
-    """The first of the request's places in the batch."""
-    work: Work | None = None
-    """What `span.add` counted in it, by unit; None if unknown."""
-
-    @property
-    def share_ns(self) -> int:
-        """The request's share of the duration. Those of all requests of a batch sum to it."""
-        share_ns, rest_ns = divmod(self.end_ns - self.begin_ns, max(self.size, 1))
-        return share_ns + (self.place < rest_ns)
 
 
 class Hop(NamedTuple):
@@ -73,7 +50,7 @@ class Hop(NamedTuple):
     is_repeated: bool
 
 
-@dataclass
+@dataclass(slots=True)
 class Stretch:
     """A segment with what was open in it. Times are CLOCK_MONOTONIC of its process."""
 
@@ -81,7 +58,8 @@ class Stretch:
     segment: Segment
     begin_ns: int
     end_ns: int
-    spans: list[TimedSpan]
+    spans: list[Span]
+    """Their times are of the same clock."""
     depth: int = 0
     """The number of hops between the root and this segment."""
     offset_ns: int | None = 0
@@ -95,7 +73,7 @@ class Stretch:
     """Its spans and hops, on the clock of the root."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Timeline:
     """One request, from the recordings of all processes that it ran in. Times are in ns."""
 
@@ -150,12 +128,33 @@ def timelines(
     The recordings must have been opened with their spans. Of several copies of one recording, the
     latest counts. If they are not all that there are, the others may have what is missing.
     """
+    with _without_collections():
+        requests = _joined_requests(recordings, id_, are_all)
+    return sorted(requests, key=lambda one: one.begin_ns)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Let the garbage collector not look at a growing number of new objects again and again."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
+
+
+def _joined_requests(
+    recordings: Iterable[RequestSource], id_: str | None, are_all: bool
+) -> list[Timeline]:
     processes = _without_copies([_Process(one) for one in recordings])
-    found = _Segments({}, defaultdict(list), defaultdict(list), defaultdict(list), [], are_all)
+    found = _Segments({}, defaultdict(list), defaultdict(list), defaultdict(list), {}, are_all)
     for process in processes:
         if process.is_full:
             since_ns = min((one.begin_ns for one in process.stretches), default=math.inf)
-            found.since_ns.append((_clock(process.recording), since_ns))
+            clock = _clock(process.recording)
+            found.since_ns[clock] = max(since_ns, found.since_ns.get(clock, -math.inf))
         for stretch in process.stretches:
             segment = stretch.segment
             if segment["segment"] is not None:
@@ -168,14 +167,13 @@ def timelines(
         for one in process.dropped:
             if one["parent_segment"] is not None:
                 found.dropped[one["parent_segment"]].append((process, one))
-    requests = [
+    return [
         _joined(stretch, found)
         for process in processes
         for stretch in process.stretches
         if stretch.segment["parent_segment"] not in found.by_id
         and id_ in (None, stretch.segment["id"])
     ]
-    return sorted(requests, key=lambda one: one.begin_ns)
 
 
 def _without_copies(processes: Sequence[_Process]) -> list[_Process]:
@@ -202,6 +200,7 @@ class _Process:
             one for one in segments if one["origin"] != "return" and one["status"] == "unused"
         ]
         self.last_ns = self._last_ns()
+        self._read_spans()
         self.stretches = [
             self._stretch(one)
             for one in segments
@@ -219,16 +218,20 @@ class _Process:
         if recording.state in ("alive", "unknown") and recording.read_ns is not None:
             return recording.read_ns - self._offset_ns
         last = max(recording.end_ns or 0, recording.last_ns or 0, recording.begin_ns)
-        for one in recording.segments():
-            times = (one["begin_ns"], one["end_ns"], one["received_ns"], one["last_chunk_ns"])
-            last = max(last, *(time or 0 for time in times))
+        for name in ("begin_ns", "end_ns", "received_ns", "last_chunk_ns"):
+            last = max(last, *(one[name] or 0 for one in recording.segments()), 0)
         return last - self._offset_ns
 
     def monotonic(self, unix_ns: int | None) -> int | None:
         return None if unix_ns is None else unix_ns - self._offset_ns
 
     def _stretch(self, segment: Segment) -> Stretch:
-        spans = list(self._spans_of(segment["number"]))
+        number = segment["number"]
+        spans = self._by_request.get(number, [])
+        if self._entries:  # the wait from received to entered is known from the segment
+            entries = self._entries.get(number, ())
+            spans = [one for one in spans if one.is_open or one[4:6] not in entries]
+        spans = [*spans, *self._batches_by_request.get(number, ())]
         is_received = segment["origin"] != "root"
         # Batches, and waits in a list, go on after `with remote:` was left.
         if is_received and segment["status"] == "ok" and any(span.is_open for span in spans):
@@ -246,97 +249,25 @@ class _Process:
             has_all_links=since >= self._links_since,
         )
 
-    def _spans_of(self, number: int) -> Iterator[TimedSpan]:
-        first, last = self._rows_by_request.get(number, (0, 0))
-        for i in range(first, last):
-            row = self._by_request[i]
-            times = number, int(row["begin_ns"]), int(row["end_ns"])
-            # The wait from received to entered is known from the segment.
-            if times not in self._entries:
-                yield self._row(row, 1)
-        yield from self._open_by_request.get(number, ())
-        yield from self._batches_by_request.get(number, ())
+    def _read_spans(self) -> None:
+        recording = self.recording
+        rows, amounts = with_open(recording), recording.amounts()
+        times = {"offset_ns": self._offset_ns, "until_ns": self.last_ns}
+        chosen = of_requests(rows)
+        self._by_request = by_number(chosen, made(recording, chosen, amounts, **times))
+        batches = made(recording, rows[kinds_of(rows) == BATCH], amounts, **times)
+        self._batches = {one.id: one for one in batches}
+        self._entries: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+        """The waits from received to entered of each request."""
+        for one in recording.segments():
+            received_ns, begin_ns = one["received_ns"], one["begin_ns"]
+            if received_ns is not None and begin_ns is not None:
+                wait = received_ns - self._offset_ns, begin_ns - self._offset_ns
+                self._entries[one["number"]].add(wait)
 
     @cached_property
-    def _entries(self) -> set[tuple[int, int | None, int | None]]:
-        segments = self.recording.segments()
-        return {(one["number"], one["received_ns"], one["begin_ns"]) for one in segments}
-
-    @cached_property
-    def _names(self) -> list[str]:
-        return self.recording.stage_names()
-
-    def _row(self, row: np.void, size: int) -> TimedSpan:
-        kind = KINDS[int(row["flags"]) >> _core.KIND_SHIFT]
-        begin, end = int(row["begin_ns"]) - self._offset_ns, int(row["end_ns"]) - self._offset_ns
-        stage = self._names[int(row["stage"])]
-        return TimedSpan(
-            *(kind, stage, begin, end, int(row["depth"]), int(row["thread"]), False, size),
-            work=self._work(int(row["id"]), int(row["begin_ns"])),
-        )
-
-    @cached_property
-    def _amounts(self) -> Amounts:
-        return self.recording.amounts()
-
-    def _work(self, span_id: int, begin_ns: int) -> Work | None:
-        is_known = begin_ns > self.recording.amounts_since_ns
-        return self._amounts.get(span_id, {}) if is_known else None
-
-    @cached_property
-    def _by_request(self) -> NDArray[np.void]:
-        numpy = imports.load("numpy")
-        spans = self.recording.spans()
-        kinds = spans["flags"] >> _core.KIND_SHIFT
-        wanted = [KINDS.index(kind) for kind in ("execution", "queue")]
-        mine = spans[(spans["request"] != 0) & ((kinds == wanted[0]) | (kinds == wanted[1]))]
-        result: NDArray[np.void] = mine[numpy.argsort(mine["request"], kind="stable")]
-        return result
-
-    @cached_property
-    def _rows_by_request(self) -> dict[int, tuple[int, int]]:
-        numbers = self._by_request["request"].tolist()
-        found: dict[int, tuple[int, int]] = {}
-        for i, number in enumerate(numbers):
-            first, _ = found.get(number, (i, i))
-            found[number] = (first, i + 1)
-        return found
-
-    @cached_property
-    def _open(self) -> list[tuple[int, int, TimedSpan]]:
-        found = []
-        for span in self.recording.open_spans():
-            if span["kind"] not in _SPAN_KINDS:
-                continue
-            begin = span["begin_ns"] - self._offset_ns
-            end = max(begin, self.last_ns)
-            timed = TimedSpan(
-                *(span["kind"], span["stage"], begin, end, span["depth"], span["thread"], True, 1),
-                work=self._work(span["id"], span["begin_ns"]),
-            )
-            found.append((span["id"], span["request_number"] or 0, timed))
-        return found
-
-    @cached_property
-    def _open_by_request(self) -> dict[int, list[TimedSpan]]:
-        found: defaultdict[int, list[TimedSpan]] = defaultdict(list)
-        for _, number, span in self._open:
-            if span.kind != "batch":
-                found[number].append(span)
-        return dict(found)
-
-    @cached_property
-    def _batches(self) -> dict[int, TimedSpan]:
-        """The batches by the ids of their spans."""
-        spans = self.recording.spans()
-        batches = spans[spans["flags"] >> _core.KIND_SHIFT == KINDS.index("batch")]
-        found = {int(row["id"]): self._row(row, 1) for row in batches}
-        found.update({id_: span for id_, _, span in self._open if span.kind == "batch"})
-        return found
-
-    @cached_property
-    def _batches_by_request(self) -> dict[int, list[TimedSpan]]:
-        found: defaultdict[int, dict[int, TimedSpan]] = defaultdict(dict)
+    def _batches_by_request(self) -> dict[int, list[Span]]:
+        found: defaultdict[int, dict[int, Span]] = defaultdict(dict)
         places: Counter[int] = Counter()
         for id_, number, size in self.recording.links():
             if id_ in self._batches:
@@ -368,16 +299,15 @@ class _Segments(NamedTuple):
     """The hops that came back to a segment."""
     dropped: defaultdict[str, _Hops]
     """The hops that a segment sent, and that were received and not entered."""
-    since_ns: list[tuple[object, float]]
-    """For each process whose entries are all in use: its clock, and the time from which none has
-    been used again."""
+    since_ns: dict[object, float]
+    """By clock: the time from which no process whose entries are all in use has used one again."""
     are_all: bool
     """Whether there are no other recordings."""
 
     def may_be_overwritten(self, stretch: Stretch) -> bool:
         """Whether a process may have used the entry of a segment of this request again."""
-        clock = _clock(stretch.recording)
-        return any(of == clock and stretch.begin_ns < since for of, since in self.since_ns)
+        since_ns = self.since_ns.get(_clock(stretch.recording), -math.inf)
+        return stretch.begin_ns < since_ns
 
 
 def _joined(root: Stretch, found: _Segments) -> Timeline:
@@ -484,6 +414,10 @@ def _place(root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns) -> 
     """
     clocks = {id(one): _clock(one.recording) for one in segments}
     root_clock = clocks[id(root)]
+    if len(set(clocks.values())) == 1:
+        for one in segments:
+            one.offset_ns, one.error_ns = 0, 0
+        return
     bounds: dict[object, tuple[float, float]] = {root_clock: (0, 0)}
     hops = [(one.segment, one.recording) for one in segments]
     hops += [(one, process.recording) for _, process, one in returns]

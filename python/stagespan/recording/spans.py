@@ -1,0 +1,149 @@
+"""The spans of a recording by the request that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stagespan import _core
+from stagespan.live.kinds import KINDS, Kind
+from stagespan.process import imports
+from stagespan.recording.reading import Work
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stagespan.recording.reading import Amounts
+    from stagespan.recording.source import RequestSource
+
+OPEN_NS = (1 << 63) - 1
+"""The end of a span that had not ended."""
+_OF_REQUESTS = [KINDS.index(kind) for kind in ("execution", "queue")]
+"""The kinds of spans that have the number of their request; batches are linked to theirs."""
+BATCH = KINDS.index("batch")
+_NOTHING: Work = {}
+
+
+class Span(NamedTuple):
+    """A span; times in Unix ns, or on the clock that the reader has asked for."""
+
+    id: int
+    parent: int
+    """0 at the top level."""
+    stage: str
+    kind: Kind
+    begin_ns: int
+    end_ns: int
+    thread: int
+    failed: bool
+    suspended_ns: int
+    depth: int
+    device_elapsed_ns: float | None
+    """None if unknown."""
+    work: Work | None = None
+    """What `span.add` counted in it, by unit; None if unknown."""
+    is_open: bool = False
+    """Whether it had not ended; ``end_ns`` is then the latest time that is known."""
+    size: int = 1
+    """The number of requests that a batch served."""
+    place: int = 0
+    """The first of the request's places in the batch."""
+
+    @property
+    def share_ns(self) -> int:
+        """The request's share of the duration. Those of all requests of a batch sum to it."""
+        share_ns, rest_ns = divmod(self.end_ns - self.begin_ns, max(self.size, 1))
+        return share_ns + (self.place < rest_ns)
+
+
+def with_open(recording: RequestSource) -> NDArray[np.void]:
+    """Return the finished spans ordered by begin, then the open ones, which end at `OPEN_NS`."""
+    finished, left_open = recording.spans(), recording.open_spans()
+    if not left_open:
+        return finished
+    numpy = imports.load("numpy")
+    codes = {name: code for code, name in enumerate(recording.stage_names())}
+    rows = numpy.zeros(len(left_open), finished.dtype)
+    rows["stage"] = [codes[span["stage"]] for span in left_open]
+    for name in ("thread", "begin_ns", "id", "parent", "depth"):
+        rows[name] = [span[name] for span in left_open]
+    rows["end_ns"] = OPEN_NS
+    rows["request"] = [span["request_number"] or 0 for span in left_open]
+    rows["flags"] = [KINDS.index(span["kind"]) << _core.KIND_SHIFT for span in left_open]
+    for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns"):
+        rows[name] = numpy.nan
+    both: NDArray[np.void] = numpy.concatenate((finished, rows))
+    return both
+
+
+def kinds_of(spans: NDArray[np.void]) -> NDArray[Any]:
+    """Return the kind of each span, as an index into `KINDS`."""
+    kinds: NDArray[Any] = spans["flags"] >> _core.KIND_SHIFT
+    return kinds
+
+
+def of_requests(spans: NDArray[np.void], numbers: Iterable[int] | None = None) -> NDArray[np.void]:
+    """Return the spans of requests, ordered by number; with ``numbers`` only those of these."""
+    numpy = imports.load("numpy")
+    is_one = (spans["request"] != 0) & numpy.isin(kinds_of(spans), _OF_REQUESTS)
+    if numbers is not None:
+        is_one &= numpy.isin(spans["request"], numpy.array(list(numbers), numpy.uint64))
+    chosen = spans[is_one]
+    ordered: NDArray[np.void] = chosen[chosen["request"].argsort(kind="stable")]
+    return ordered
+
+
+def made(
+    recording: RequestSource,
+    rows: NDArray[np.void],
+    amounts: Amounts,
+    *,
+    offset_ns: int = 0,
+    until_ns: int = 0,
+) -> list[Span]:
+    """Return the spans of rows.
+
+    Their times are Unix times less ``offset_ns``. Open ones end at ``until_ns``, or where they
+    begin if that is later.
+    """
+    numpy = imports.load("numpy")
+    names = recording.stage_names()
+    columns = {name: rows[name].tolist() for name in ("id", "parent", "thread", "suspended_ns")}
+    is_open = rows["end_ns"] == OPEN_NS
+    begin_ns = rows["begin_ns"] - offset_ns
+    end_ns = numpy.where(is_open, numpy.maximum(begin_ns, until_ns), rows["end_ns"] - offset_ns)
+    device_ns = rows["device_elapsed_ns"].astype(object)
+    device_ns[numpy.isnan(rows["device_elapsed_ns"])] = None
+    is_known = (rows["begin_ns"] > recording.amounts_since_ns).tolist()
+    return list(
+        map(
+            Span,
+            columns["id"],
+            columns["parent"],
+            [names[code] for code in rows["stage"].tolist()],
+            [KINDS[code] for code in kinds_of(rows).tolist()],
+            begin_ns.tolist(),
+            end_ns.tolist(),
+            columns["thread"],
+            ((rows["flags"] & _core.FLAG_ERROR) != 0).tolist(),
+            columns["suspended_ns"],
+            rows["depth"].tolist(),
+            device_ns.tolist(),
+            [
+                amounts.get(id_, _NOTHING) if known else None
+                for id_, known in zip(columns["id"], is_known, strict=True)
+            ],
+            is_open.tolist(),
+        )
+    )
+
+
+def by_number(rows: NDArray[np.void], spans: list[Span]) -> dict[int, list[Span]]:
+    """Return the spans of each request, of rows in the order of `of_requests`."""
+    numbers, firsts = imports.load("numpy").unique(rows["request"], return_index=True)
+    bounds = [*firsts.tolist(), len(spans)]
+    return {
+        number: spans[first:end]
+        for number, first, end in zip(numbers.tolist(), bounds[:-1], bounds[1:], strict=True)
+    }
