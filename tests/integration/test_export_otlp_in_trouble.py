@@ -193,15 +193,42 @@ def test_a_sender_goes_on_if_it_cannot_connect_again(caplog: pytest.LogCaptureFi
     sender = otlp_sending.Sender(make, export, batch=1, longest_call_s=0.2)
     done: list[str] = []
     sender.put([0], lambda: done.append("first"))
-    until(lambda: done)
+    assert until(lambda: done)
     sender.put([1, 2], lambda: done.append("others"))
     # THEN the others are delivered by the exporter that there is, and the reason is logged once
-    until(lambda: len(done) == 2)
+    assert until(lambda: len(done) == 2)
     assert delivered == [1, 2]
     assert sender.lost["otlp_timeout"] == 1
     assert sum("the certificate is being replaced" in one for one in caplog.messages) == 1
     hang.set()
     sender.close()
+
+
+def test_a_process_goes_on_sending_after_a_reading_has_failed(folder: Path) -> None:
+    # GIVEN a program that replaces the system's clock for a while, as tests of programs do
+    program = """
+        import sys, time, stagespan
+        from stagespan.export import otlp
+        otlp.start(sys.argv[1])
+        now_ns = time.time_ns
+        def fails():
+            raise RuntimeError("the clock is replaced")
+        time.time_ns = fails
+        time.sleep(1.5)
+        time.time_ns = now_ns
+        with stagespan.request("r"), stagespan.span("decode"):
+            pass
+        print("ready", flush=True)
+        input()
+    """
+    with collector.http() as received:
+        process = start(program, received.url)
+        ready(process)
+        # THEN what it records later arrives while it runs, and the reason is logged once
+        assert until(lambda: received.spans("decode"))
+        _, errors = process.communicate("\n", timeout=60)
+    assert errors.count("the clock is replaced") == 1
+    assert process.returncode == 0
 
 
 def test_an_exporter_that_cannot_be_made_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +238,7 @@ def test_an_exporter_that_cannot_be_made_leaves_no_thread(monkeypatch: pytest.Mo
     with pytest.raises(StagespanError, match="set it to grpc or http/protobuf"):
         otlp.Otlp("http://127.0.0.1:4318")
     # THEN the thread that would have sent spans has ended
-    until(lambda: not {one for one in set(threading.enumerate()) - before if one.is_alive()})
+    assert until(lambda: not {one for one in set(threading.enumerate()) - before if one.is_alive()})
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
