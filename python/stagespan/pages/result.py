@@ -26,6 +26,10 @@ from stagespan.pages.figures import Figures, Internal, Ns, in_us
 
 Severity = Literal["high", "medium", "low", "better"]
 """How much time can be saved: most of it, a good part, or little; "better" if time was saved."""
+Subject = Literal["idle", "host", "work", "place"]
+"""What time a finding is about: that in which a device was idle, by its cause; work of the host,
+which is idle time of the device if there is one; other work; or that of one step or module, which
+other findings see by its cause."""
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "better")
 
 
@@ -141,6 +145,9 @@ class Finding(Figures, frozen=True):
     no_gain: str = ""
     """Why `gain` is None, in words that follow "because"; "" for findings that are not about time
     of the steps, such as those about memory."""
+    about: Internal[Subject] = "work"
+    covers: Internal[tuple[str, ...]] = ()
+    """The codes of less detailed findings about the same lost time."""
 
     @property
     def text(self) -> str:
@@ -156,13 +163,13 @@ class Finding(Figures, frozen=True):
         return {**super().to_dict(), "figures": in_us(self.numbers)}
 
 
-def without_repeats(findings: Sequence[Finding], repeats: Mapping[str, str]) -> list[Finding]:
-    """Join each finding that repeats another one to it, with the evidence of both.
+def without_repeats(findings: Sequence[Finding]) -> list[Finding]:
+    """Join each finding that another one covers to the first such one, with the evidence of both.
 
-    `repeats` contains, by the code of a finding, the code of the one that it repeats. The joined
-    finding has the higher of their severities. A finding is not joined to one that is itself
-    joined to another.
+    The joined finding has the higher of their severities. A finding is not joined to one that is
+    itself joined to another.
     """
+    repeats = {code: each.code for each in reversed(findings) for code in each.covers}
     existing = {finding.code for finding in findings}
     codes = {code for code in existing if repeats.get(code) not in existing}
     kept = []

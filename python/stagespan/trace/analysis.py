@@ -19,7 +19,6 @@ from stagespan.pages.figures import Count, Figures, Ns
 from stagespan.pages.page import Page, Words
 from stagespan.pages.result import (
     Finding,
-    Gain,
     Result,
     Unavailable,
     by_severity,
@@ -111,50 +110,6 @@ def _result_of(function: Callable[..., Result | Unavailable]) -> type[Result]:
     return found
 
 
-_REPEATS: dict[str, str] = {
-    "ascend.collectives_waited": "ascend.exposed_communication",
-    "device_use.exposed_communication": "ascend.exposed_communication",
-    "idle.host_unseen": "ascend.host_bound",
-    "idle.host_work": "ascend.host_bound",
-    "idle.launch": "ascend.host_bound",
-    "idle.unexplained": "ascend.free_unexplained",
-    "kernels.layout": "ascend.conversions",
-    "stages.launch": "idle.launch",
-}
-"""Codes of findings, each with the code of a more detailed finding about the same lost time. If
-both exist, only that one is shown, with the evidence of both."""
-
-
-# Findings about the kernels that take most of the device's work also cover the longest of them.
-_COVER_DOMINANT = ("rates.products", "rates.convolutions", "rates.attention", "rates.memory")
-_MOST = 50.0
-
-
-def _repeats(found: list[Finding]) -> dict[str, str]:
-    """Return `_REPEATS`, with the finding that repeats what the longest kernel says."""
-    covering = [
-        each.code
-        for each in found
-        if each.code in _COVER_DOMINANT and each.numbers["percent"] >= _MOST
-    ]
-    return _REPEATS | ({"kernels.dominant": covering[0]} if covering else {})
-
-
-_SEEN_AS_IDLE = frozenset(
-    {
-        *("stages.launch", "compiled.recompiled", "compiled.in_window"),
-        *("training.optimizer_by_tensor", "training.zero_grad"),
-        *("compiled.graph_break", "compiled.guards"),
-    }
-)
-"""Codes of findings about work of the host, whose gain is idle time of the device if there is one.
-"""
-
-
-_BY_PLACE = frozenset({"steps.outlier", "layers.slow_module"})
-"""Codes of findings about the time of one step or module. Others see the same time by its cause."""
-
-
 class TraceFigures(Figures, frozen=True):
     """The facts about the file that was read."""
 
@@ -177,20 +132,21 @@ class TraceFigures(Figures, frozen=True):
     """The time in which a device's work is unknown, because an event's duration cannot be true."""
 
 
-def _won_together(gains: Sequence[tuple[str, Gain]]) -> int:
-    """Return what several findings, each given by its code and gain, win together in ns."""
+def _won_together(findings: Sequence[Finding]) -> int:
+    """Return what several findings win together in ns."""
+    gains = [(each, each.gain) for each in findings if each.gain is not None]
     # These findings look at the same time from other sides.
-    of_ascend = [gain for code, gain in gains if code.startswith("ascend.")]
+    of_ascend = [gain for each, gain in gains if each.code.startswith("ascend.")]
+    is_idle_explained = any(each.about == "idle" for each, _ in gains)
+    seen_elsewhere = ("place", "host") if is_idle_explained else ("place",)
     others = [
-        (code, gain)
-        for code, gain in gains
-        if not code.startswith("ascend.") and code not in _BY_PLACE
+        gain
+        for each, gain in gains
+        if not each.code.startswith("ascend.") and each.about not in seen_elsewhere
     ]
-    if any(code.startswith("idle.") for code, _ in others):
-        others = [(code, gain) for code, gain in others if code not in _SEEN_AS_IDLE]
     return max(
         together_ns(of_ascend),
-        together_ns(gain for _, gain in others),
+        together_ns(others),
         *(gain.time_ns for _, gain in gains),
     )
 
@@ -267,7 +223,7 @@ class Analysis(Page):
     @cached_property
     def _findings(self) -> list[Finding]:
         found = [finding for result in self.results.values() for finding in result.findings()]
-        joined = without_repeats(with_doubt(self.trace, found), _repeats(found))
+        joined = without_repeats(with_doubt(self.trace, found))
         return by_severity(map(without_restatements, joined))
 
     def together(self) -> str | None:
@@ -281,9 +237,10 @@ class Analysis(Page):
 
     def won_together_ns(self) -> int:
         """Return what all findings win together, at most the time of the steps; 0 without gains."""
-        gains = [(each.code, each.gain) for each in self.findings() if each.gain is not None]
         base = base_window(self.trace)
-        return min(_won_together(gains), base.whole_ns) if gains and base is not None else 0
+        if base is None or all(each.gain is None for each in self.findings()):
+            return 0
+        return min(_won_together(self.findings()), base.whole_ns)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict for JSON: facts about the file, findings, and a key for each analysis."""

@@ -277,6 +277,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
         numbers=numbers,
         gain=gain,
         no_gain="" if gain else _NO_TIME if time is None else _BUSY,
+        about="host",
     )
 
 
@@ -308,6 +309,7 @@ def _recompiled(compiled: Compiled) -> Finding | None:
             "percent": percent,
         },
         gain=_gain(compiled, again, "nothing is compiled again"),
+        about="host",
     )
 
 
@@ -429,6 +431,7 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
             "longest_phase_ns": longest,
         },
         gain=_gain(compiled, first, "it is compiled before"),
+        about="host",
     )
 
 
@@ -516,6 +519,7 @@ def _lookups(compiled: Compiled) -> Finding | None:
         numbers={"time_ns": time, "percent": percent, "lookups": count},
         gain=(gain := gain_on_host(forest.trace, time, "no call looks up compiled code")),
         no_gain="" if gain else _BUSY,
+        about="host",
     )
 
 

@@ -215,7 +215,11 @@ class IdleFindings:
         found += self._of_edge(FINISHING, _FINISHING_SHARES, after, "end the trace earlier")
         if not found and (severity := self._severity(self.idle_ns)):
             found.append(self._of_all(severity))
-        return found
+        covered = {CODES[causes.LAUNCH]: ("stages.launch",)}
+        return [
+            structs.replace(finding, about="idle", covers=covered.get(finding.code, ()))
+            for finding in found
+        ]
 
     def _with_the_family(self, found: list[Finding], times: dict[str, int]) -> list[Finding]:
         """Return the findings; the largest about the host is as severe as all its causes."""

@@ -152,6 +152,7 @@ class Layers(StructResult, frozen=True):
                             "instances": module.instances,
                         },
                         gain=Gain(extra, at_most=True, how="it takes as long as the median"),
+                        about="place",
                     )
                 )
         return found[:2]

@@ -148,6 +148,7 @@ def _below(
             for each in shapes[:2]
         ),
         code,
+        covers=_covered(percent),
         gain=gain,
         numbers={
             "time_ns": time,
@@ -156,6 +157,11 @@ def _below(
             "memory_percent": memory,
         },
     )
+
+
+def _covered(percent: float) -> tuple[str, ...]:
+    # A finding about the kernels that take most of the device's work covers the longest of them.
+    return ("kernels.dominant",) if percent >= _DOMINANT_PERCENT else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +239,7 @@ def slow_in_memory(shapes: Sequence[ShapeRate], work_ns: int, vendor: str | None
         f" {kernel_profiler(vendor)} shows what limits it.",
         (Evidence(f"{name} {mine[0].shape}", None, mine[0].time_ns, "ns"),),
         "rates.memory",
+        covers=_covered(percent),
         gain=_joined([each.gain_at(USED_WELL) for each in mine]),
         numbers={"time_ns": time, "percent": percent, "memory_percent": reached},
     )

@@ -187,6 +187,7 @@ class Stages(StructResult, frozen=True):
                         "idle_ns": idle,
                     },
                     gain=idle_gain(idle),
+                    about="host",
                 )
             )
         return found[:_MOST_FINDINGS]

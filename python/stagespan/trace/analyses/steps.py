@@ -598,8 +598,17 @@ def outlier_findings(
                 numbers["event_ns"] = each.culprit_ns
                 numbers["event_of_others_ns"] = each.culprit_usual_ns
             gain = Gain(each.dur_ns - each.usual_ns, at_most=True, how=_AS_USUAL)
-            shown = each.evidence
-            result.append(Finding(severity, sentence, shown, "steps.outlier", numbers, gain))
+            result.append(
+                Finding(
+                    severity,
+                    sentence,
+                    each.evidence,
+                    "steps.outlier",
+                    numbers,
+                    gain,
+                    about="place",
+                )
+            )
     return result
 
 

@@ -148,6 +148,7 @@ class Training(StructResult, frozen=True):
                 "parts": each.parts,
                 "calls": each.calls,
             },
+            about="host",
             gain=gain_shared_by(
                 each.rows,
                 each.weights,

@@ -117,6 +117,7 @@ class Free(StructResult, frozen=True):
                         "operators": self.operators,
                     },
                     gain=idle_gain(self.host_ns),
+                    covers=("idle.host_unseen", "idle.host_work", "idle.launch"),
                 )
             )
         for part, code, words in (
@@ -143,8 +144,18 @@ class Free(StructResult, frozen=True):
                 shown = self._largest((part,))
                 gain = idle_gain(time) if part == _LAUNCHED else None
                 unknown = "" if gain else "it depends on what the device waited for"
+                covers = ("idle.unexplained",) if part == _UNKNOWN else ()
                 found.append(
-                    Finding(severity, sentence, shown, code, numbers, gain, no_gain=unknown)
+                    Finding(
+                        severity,
+                        sentence,
+                        shown,
+                        code,
+                        numbers,
+                        gain,
+                        no_gain=unknown,
+                        covers=covers,
+                    )
                 )
         return found
 

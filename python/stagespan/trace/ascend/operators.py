@@ -109,6 +109,7 @@ class Operators(StructResult, frozen=True):
                     "ascend.conversions",
                     numbers={"time_ns": time, "percent": percent},
                     gain=Gain(time, at_most=True, how="none of them is necessary"),
+                    covers=("kernels.layout",),
                 )
             )
         files = f"{KERNEL_DETAILS} and {OP_STATISTIC}"

@@ -474,7 +474,8 @@ class AscendSteps(StructResult, frozen=True):
             numbers |= {"moved_ns": moved.transit_ns, "collectives_ns": moved.elapse_ns}
         shown, numbers = tuple(evidence), numbers | more
         code, gain = "ascend.exposed_communication", self._hideable()
-        return [Finding(severity, sentence, shown, code, numbers, gain)]
+        covers = ("ascend.collectives_waited", "device_use.exposed_communication")
+        return [Finding(severity, sentence, shown, code, numbers, gain, covers=covers)]
 
     def _hideable(self) -> Gain | None:
         """Return what hiding communication wins: no more than there is computation for it."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import checked
+from msgspec import structs
 from planted import CALL, LATENCY, Program
 
 from stagespan.pages.amounts import in_words
@@ -245,21 +246,30 @@ def test_a_wait_shows_the_time_of_the_call(tmp_path: Path) -> None:
 
 
 def test_the_same_lost_time_is_one_finding() -> None:
-    repeats = {"stages.launch": "idle.launch"}
-    launch = Finding("medium", "Launch.", (Evidence("a", 1, 2.0, "ns"),), "idle.launch")
+    launch = Finding(
+        "medium",
+        "Launch.",
+        (Evidence("a", 1, 2.0, "ns"),),
+        "idle.launch",
+        covers=("stages.launch",),
+    )
     stage = Finding("high", "Stage.", (Evidence("b", 1, 2.0, "ns"),), "stages.launch")
     other = Finding("low", "Other.", (Evidence("c", 1, 2.0, "ns"),), "memory.growth")
     bare = Finding("low", "Without a code.", (Evidence("d", 1, 2.0, "ns"),))
-    found = without_repeats([launch, stage, other, bare, bare], repeats)
+    found = without_repeats([launch, stage, other, bare, bare])
     assert [(f.code, f.severity) for f in found[:2]] == [
         ("idle.launch", "high"),
         ("memory.growth", "low"),
     ]
     assert found[2:] == [bare, bare]
     assert [each.event for each in found[0].evidence] == ["a", "b"]
-    assert without_repeats([stage, other, bare], repeats) == [stage, other, bare]
-    repeats["idle.launch"] = "memory.growth"
-    assert [f.code for f in without_repeats([launch, stage, other], repeats)] == [
+    assert without_repeats([stage, other, bare]) == [stage, other, bare]
+    # WHEN several findings cover it THEN it is joined to the first one
+    further = structs.replace(other, covers=("stages.launch",))
+    assert [f.severity for f in without_repeats([stage, launch, further])] == ["high", "low"]
+    # WHEN the finding that covers it is itself covered THEN it stays
+    covering = structs.replace(other, covers=("idle.launch",))
+    assert [f.code for f in without_repeats([launch, stage, covering])] == [
         "stages.launch",
         "memory.growth",
     ]
