@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,19 +10,15 @@ from typing import Any
 
 import click
 
-from stagespan.cli.output import write_to
+from stagespan.cli.output import FormerFilesCommand, Output, output_options, write_to
 from stagespan.recording.any_path import analyze
 from stagespan.trace.paths import merge_ranks
 
 
-def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> None:
-    if not asked:
-        return
-
+def _schema() -> dict[str, Any]:
     from stagespan.trace.json_schema import json_schema
 
-    click.echo(json.dumps(json_schema(), indent=1))
-    context.exit()
+    return json_schema()
 
 
 def _possible(context: click.Context, option: click.Parameter, jobs: int) -> int:
@@ -63,7 +58,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         yield show
 
 
-@click.command()
+@click.command(cls=FormerFilesCommand)
 @click.argument("path", metavar="PATH")
 @click.option(
     "--against",
@@ -101,19 +96,6 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     "ray for one on this machine) read the traces.",
 )
 @click.option(
-    "--json",
-    "json_file",
-    metavar="FILE",
-    help="Write all figures as JSON. - is standard output; the page is then not printed.",
-)
-@click.option("--markdown", "markdown_file", metavar="FILE", help="Write all tables as Markdown.")
-@click.option(
-    "--html",
-    "html_file",
-    metavar="FILE",
-    help="Write one page with charts that works offline (needs plotly).",
-)
-@click.option(
     "--flame",
     "flame_file",
     metavar="FILE",
@@ -126,14 +108,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     type=click.Path(path_type=Path),
     help="Write the trace with its critical path on a track of its own for Perfetto (.json.gz).",
 )
-@click.option(
-    "--json-schema",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_schema,
-    help="Print the JSON Schema of the output of --json.",
-)
+@output_options(_schema)
 def command(
     path: str,
     against: str | None,
@@ -141,11 +116,9 @@ def command(
     merge_file: Path | None,
     jobs: int,
     cluster: str | None,
-    json_file: str | None,
-    markdown_file: str | None,
-    html_file: str | None,
     flame_file: str | None,
     path_file: Path | None,
+    output: Output,
 ) -> None:
     """Show where the time of a trace went, and why the device was idle.
 
@@ -165,22 +138,9 @@ def command(
         from stagespan.cli.critical_path import mark_critical_path
 
         mark_critical_path(analysis, path_file)
-    if json_file is not None:
-        text = json.dumps(analysis.to_dict(), indent=1) + "\n"
-        write_to(json_file, text)
-    if markdown_file is not None:
-        from stagespan.pages.markdown import markdown
-
-        write_to(markdown_file, markdown(analysis))
-    if html_file is not None:
-        from stagespan.pages.html import html_page
-
-        write_to(html_file, html_page(analysis))
     if flame_file is not None:
         from stagespan.trace.analyses.flame import folded_of
 
         write_to(flame_file, folded_of(analysis.results.get("flame")))
-    if "-" not in (json_file, markdown_file, html_file, flame_file):
-        from stagespan.pages.terminal import print_page
-
-        print_page(analysis)
+    if flame_file != "-":
+        output.show(analysis)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import subprocess
@@ -11,20 +10,26 @@ from typing import Any
 
 import click
 
-from stagespan.cli.output import write_to
+from stagespan.cli.output import FormerFilesCommand, Output, output_options, write_to
 from stagespan.errors import TraceError
 from stagespan.harness.bundle import replay_file_of
-from stagespan.pages.markdown import markdown_of
-from stagespan.pages.terminal import print_result
+from stagespan.pages.amounts import counted
+from stagespan.pages.figures import document_schema
+from stagespan.pages.page import ResultPage, Words
 from stagespan.process.files import module_name, safe_name
 from stagespan.trace.ncu.command import TopKernels, exported, exporting, measuring, read_breakdown
-from stagespan.trace.ncu.limits import report
+from stagespan.trace.ncu.limits import NcuReport, report
 from stagespan.trace.ncu.reading import Reading, parse, read_ncu
 
 _FILE = click.Path(path_type=Path)
+_WORDS = Words(page="Nsight Compute", as_text="stagespan ncu --markdown")
 
 
-@click.command("ncu")
+def _schema() -> dict[str, Any]:
+    return document_schema(NcuReport, "What limits the top kernels of a stage")
+
+
+@click.command("ncu", cls=FormerFilesCommand)
 @click.argument("breakdown", metavar="[BREAKDOWN]", type=_FILE, required=False)
 @click.option("--csv", "csv_file", type=_FILE, help="Read a CSV file of ncu, and do not run it.")
 @click.option("--report", "report_file", type=_FILE, help="Read this .ncu-rep file with ncu.")
@@ -33,17 +38,17 @@ _FILE = click.Path(path_type=Path)
 @click.option("--step", metavar="MODULE:CALLABLE", help="Value of the option --step of the script.")
 @click.option("--top", "count", default=5, type=click.IntRange(1), help="Kernels. [default: 5]")
 @click.option("--warmup", default=1, show_default=True, help="Iterations that are not measured.")
-@click.option("--output", type=_FILE, help="Folder for the files. [default: BREAKDOWN's folder]")
+@click.option(
+    "--output", "folder", type=_FILE, help="Folder for the files. [default: BREAKDOWN's folder]"
+)
 @click.option("--dry-run", is_flag=True, help="Only print the commands.")
-@click.option("--json", "json_file", metavar="FILE", help="Write JSON; - is standard output.")
-@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables as Markdown.")
+@output_options(_schema)
 def command(
     breakdown: Path | None,
     csv_file: Path | None,
     report_file: Path | None,
     count: int,
-    json_file: str | None,
-    markdown_file: str | None,
+    output: Output,
     **options: Any,
 ) -> None:
     """Show what limits the top kernels of a stage: memory, computing, or latency.
@@ -65,12 +70,8 @@ def command(
     if reading is None:
         return
     judged = report(reading, top, count if csv_file is None else 0)
-    if json_file is not None:
-        write_to(json_file, json.dumps(judged.to_dict(), indent=1) + "\n")
-    if markdown_file is not None:
-        write_to(markdown_file, markdown_of(judged))
-    if "-" not in (json_file, markdown_file):
-        print_result(judged)
+    name = csv_file or report_file or breakdown
+    output.show(ResultPage(_WORDS, judged, str(name), counted(len(judged.kernels), "kernel")))
 
 
 def _measure(
@@ -88,7 +89,7 @@ def _measure(
         raise TraceError(
             "Pass --factory MODULE:CALLABLE, a function that returns the loaded stage."
         )
-    target = (options["output"] or breakdown.parent) / f"{stem}_ncu.ncu-rep"
+    target = (options["folder"] or breakdown.parent) / f"{stem}_ncu.ncu-rep"
     table = target.with_suffix(".csv")
     program = [str(script), "--factory", factory]
     if options["step"] is not None:

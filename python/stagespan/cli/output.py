@@ -79,7 +79,6 @@ def output_options(schema: Callable[[], dict[str, Any]]) -> Callable[[_F], _F]:
         ),
         click.option(
             "-o",
-            "--output",
             "file",
             metavar="FILE",
             help="Write to a file instead, as JSON, Markdown or HTML by its suffix (.json, .md, "
@@ -148,16 +147,17 @@ class FormerFilesCommand(PageCommand):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        wanted = sum(one.nargs for one in self.params if isinstance(one, click.Argument))
+        needs_none = not any(param.required for param in self.params)
         kept, files = list(args), dict[str, str]()
         for option in ("--json", "--markdown"):
             kept = [part for arg in kept for part in _split(arg, option)]
             at = kept.index(option) + 1 if option in kept else len(kept)
             if at >= len(kept) or kept[at].startswith("-") or os.path.exists(kept[at]):
                 continue
-            given = self.make_parser(ctx).parse_args(list(kept))[1]
-            if len(given) > wanted:
-                files[option.removeprefix("--")] = kept.pop(at)
+            _, left, _ = self.make_parser(ctx).parse_args(list(kept))
+            if left or needs_none:
+                _, files[option.removeprefix("--")] = kept[at - 1 : at + 1]
+                del kept[at - 1 : at + 1]
                 click.echo(
                     f"`{option} FILE` is read as `{option} -o FILE`, which you should use instead.",
                     err=True,

@@ -114,11 +114,17 @@ def schema_of(types: Sequence[type[Figures]]) -> tuple[list[dict[str, Any]], dic
     return list(schemas), definitions
 
 
-def document_schema(figures: type[Figures], title: str) -> dict[str, Any]:
-    """Return the JSON Schema of a document that consists of these figures, for draft 2020-12."""
+def document_schema(figures: type[Figures], title: str, version: int = 1) -> dict[str, Any]:
+    """Return the JSON Schema, draft 2020-12, of a document with these figures and its version."""
     (schema,), definitions = schema_of([figures])
-    dialect = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": dialect, "title": title, **schema, "$defs": definitions}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        **schema,
+        "required": ["schema_version"],
+        "properties": {"schema_version": {"const": version}},
+        "$defs": definitions,
+    }
 
 
 _Write = Callable[[Any], Any]

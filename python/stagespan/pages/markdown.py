@@ -13,6 +13,9 @@ from stagespan.pages.tables import Column, markdown_table
 
 def markdown(page: Page) -> str:
     """Return the page: the subject, the findings with their evidence, and all tables."""
+    match list(page.results.values()):
+        case [Titled() as result]:
+            return markdown_of(result)
     lines = [f"# {page.words.page}", "", f"{escaped(page.name())}: {page.summary()}.", ""]
     if (caveat := page.caveat()) is not None:
         lines += [f"**{escaped(caveat)}**", ""]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan.pages.result import Finding, Result, Table, Unavailable
 from stagespan.pages.timeline import TimelineRow
@@ -16,16 +17,16 @@ class Words(NamedTuple):
 
     page: str
     """The title of the kind: "Trace analysis"."""
-    timeline: str
-    """What the timeline shows."""
-    axis: str
-    """What the axis of the timeline shows."""
     as_text: str
     """The command that prints the page."""
-    heights: str
+    timeline: str = ""
+    """What the timeline shows."""
+    axis: str = ""
+    """What the axis of the timeline shows."""
+    heights: str = ""
     """What the heights of the bars in the timeline mean; "" if all have one height."""
-    no_findings: str
-    """The sentence in place of the findings if there are none."""
+    no_findings: str = ""
+    """The sentence in place of the findings if there are none; "" to leave them out."""
 
 
 class Page:
@@ -37,8 +38,12 @@ class Page:
     words: Words
     is_whole: bool = False
     """Whether a terminal shows all of it, also what does not fit on its screen."""
-    results: Mapping[str, Result | Unavailable]
-    """The results by their keys in the JSON, in the order of the page."""
+
+    if TYPE_CHECKING:  # at run time it may also be a field
+
+        @property
+        def results(self) -> Mapping[str, Result | Unavailable]:
+            """The results by their keys in the JSON, in the order of the page."""
 
     @abstractmethod
     def name(self) -> str:
@@ -84,6 +89,36 @@ class Page:
     def timeline(self) -> Sequence[TimelineRow]:
         """Return the rows of the timeline; [] if there is none."""
         return []
+
+
+@dataclass(frozen=True)
+class ResultPage(Page):
+    """A page of one result, whose JSON has the result's figures at the top."""
+
+    words: Words
+    result: Result
+    subject: str
+    amount: str
+    """How much of it there is: "3 processes"."""
+    is_whole: bool = True
+    schema_version: int = 1
+
+    @property
+    def results(self) -> Mapping[str, Result]:
+        """The only result."""
+        return {self.words.page.lower().replace(" ", "_"): self.result}
+
+    def name(self) -> str:
+        """Return the subject."""
+        return self.subject
+
+    def summary(self) -> str:
+        """Return the amount."""
+        return self.amount
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the version of the schema and the figures."""
+        return {"schema_version": self.schema_version, **self.result.to_dict()}
 
 
 def heading(name: str) -> str:

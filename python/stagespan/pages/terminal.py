@@ -94,7 +94,7 @@ def print_page(page: Page, console: Console | None = None) -> None:
         return
     tables = sum(map(len, page.tables.values()))
     if tables:
-        more = f"{counted(tables, 'table')} and all evidence: --html, --markdown or --json FILE."
+        more = f"{counted(tables, 'table')} and all evidence: --html FILE, --markdown or --json."
         notes.append(more)
     tail = [text_block(note, "dim") for note in notes]
     summaries = one_liners(page)

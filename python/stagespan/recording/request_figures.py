@@ -220,7 +220,6 @@ class HandOffFigures(RecordedFigures, frozen=True):
 class RequestsFigures(RecordedFigures, frozen=True):
     """What `stagespan requests --json` prints. Times are in ns, as the processes recorded them."""
 
-    schema_version: int
     count: Count
     """Of all requests, of which the slowest are in `requests`."""
     requests: list[RequestFigures]

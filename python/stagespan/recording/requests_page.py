@@ -44,7 +44,6 @@ _KINDS = {
 _DISTRIBUTION = ("p50_ns", "p50", "ns"), ("p95_ns", "p95", "ns"), ("max_ns", "longest", "ns")
 _LOST = {"links": "links of batches", "overwritten": "spans"}
 _INDENT = "  "
-SCHEMA_VERSION = 1
 
 
 def json_schema() -> dict[str, Any]:
@@ -67,7 +66,6 @@ class Requests(Result):
     def figures(self) -> RequestsFigures:
         """Return the figures of the requests that are shown, and of the stages of all of them."""
         return RequestsFigures(
-            SCHEMA_VERSION,
             self.count,
             [RequestFigures.of(timeline) for timeline in self.shown],
             request_figures.stages(self.requests),
@@ -99,8 +97,8 @@ class Requests(Result):
             Finding(
                 severity="low",
                 sentence=(
-                    f"The recordings have lost {count:,} {_LOST.get(cause, cause)}, so figures can be"
-                    " incomplete."
+                    f"The recordings have lost {count:,} {_LOST.get(cause, cause)}, so figures can"
+                    " be incomplete."
                 ),
                 evidence=(Evidence(cause, None, count, ""),),
                 code="requests.lost",
@@ -275,8 +273,8 @@ class RequestsPage(Page):
     )
     is_whole = True
 
-    @cached_property
-    def results(self) -> dict[str, Result]:  # type: ignore[override]
+    @property
+    def results(self) -> dict[str, Result]:
         """The requests."""
         return {"requests": self.of}
 
@@ -295,7 +293,7 @@ class RequestsPage(Page):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures for JSON."""
-        return self.of.figures().to_dict()
+        return {"schema_version": 1, **self.of.figures().to_dict()}
 
     def notes(self) -> list[str]:
         """Return how many requests are not in the timeline."""

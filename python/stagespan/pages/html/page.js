@@ -62,6 +62,7 @@ function timeBar() {
 }
 
 function findings() {
+  if (!DATA.findings.length && !DATA.words.no_findings) return;
   const made = section("findings", "Findings");
   if (!DATA.findings.length) {
     made.append(element("p", {}, DATA.words.no_findings));

@@ -50,9 +50,14 @@ def test_the_page_fits_the_screen(height: int, width: int, pair: tuple[Path, Pat
 def test_json_and_markdown(pair: tuple[Path, Path], tmp_path: Path) -> None:
     before, after = pair
     files = {kind: tmp_path / f"page.{kind}" for kind in ("json", "markdown", "html")}
+    # Until 0.1.0, --json and --markdown took the name of a file.
     options = [str(each) for kind, file in files.items() for each in (f"--{kind}", file)]
-    status, _, _ = run(after, "--against", before, *options)
-    assert status == 0
+    status, out, error = run(after, "--against", before, *options)
+    assert (status, out) == (0, "")
+    assert [line.split("`")[3] for line in error.splitlines()] == [
+        "--json -o FILE",
+        "--markdown -o FILE",
+    ]
     written = json.loads(files["json"].read_text())
     fits(written, json_schema())
     against, compared = written["against"], analyze_path(after, before).results["against"]
@@ -95,7 +100,8 @@ def test_folders(pair: tuple[Path, Path], traces: Path, tmp_path: Path) -> None:
     # Ascend results are compared, and their additional figures are kept.
     ascend = [traces / "ascend_level1" / f"rank{rank}_ascend_pt" for rank in (1, 0)]
     target = tmp_path / "ascend.json"
-    status, out, _ = run(ascend[0], "--against", ascend[1], "--json", target)
+    status, out, _ = run(ascend[0], "--against", ascend[1])
+    status, _, _ = run(ascend[0], "--against", ascend[1], "-o", target)
     assert status == 0
     written = json.loads(target.read_text())
     parts = written["against"]["parts"]

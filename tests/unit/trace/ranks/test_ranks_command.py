@@ -70,9 +70,10 @@ def test_no_word_of_the_ranks_is_cut_at_80_columns(tmp_path: Path) -> None:
 def test_files(folder: Path, tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     files = {kind: tmp_path / f"page.{kind}" for kind in ("json", "markdown", "html")}
-    options = [str(each) for kind, file in files.items() for each in (f"--{kind}", file)]
-    status, _, error = run(folder, "--jobs", 1, *options)
-    assert (status, error) == (0, "")
+    for kind in ("json", "markdown"):
+        status, _, error = run(folder, "--jobs", 1, f"--{kind}", "-o", files[kind])
+        assert (status, error) == (0, "")
+    assert run(folder, "--jobs", 1, "--html", files["html"])[0] == 0
     written = json.loads(files["json"].read_text())
     jsonschema.validate(written, json_schema())
     ranks = written["ranks"]

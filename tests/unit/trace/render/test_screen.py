@@ -46,7 +46,7 @@ def test_a_trace_with_every_analysis_fits(height: int, width: int, tmp_path: Pat
     assert "why it was idle" in text or height == 24
     assert analysis.findings()[0].sentence in text
     tables = sum(len(result.tables()) for result in analysis.results.values())
-    assert f"{tables} tables and all evidence: --html, --markdown or --json FILE." in text
+    assert f"{tables} tables and all evidence: --html FILE, --markdown or --json." in text
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
