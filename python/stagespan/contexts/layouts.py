@@ -40,10 +40,10 @@ class Layout:
         self.free = tuple(f"_stagespan_{i:05}" for i in range(len(code.co_freevars)))
         placeholders = tuple(f"_stagespan_p{i}" for i in range(count))
         self._names = dict(zip(placeholders, self.parameters, strict=True))
-        rest = iter(placeholders)
+        unused = iter(placeholders)
 
         def take(count: int) -> list[str]:
-            return [next(rest) for _ in range(count)]
+            return [next(unused) for _ in range(count)]
 
         before_slash = take(code.co_posonlyargcount)
         positional = take(code.co_argcount - code.co_posonlyargcount)

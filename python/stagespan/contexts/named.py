@@ -165,11 +165,11 @@ class Wrapper:
 
         ``ran`` are the names of all stages that ran, in any process.
         """
-        found = [stage for stage in self.stages if stage.found and stage.name not in ran]
+        stages = [stage for stage in self.stages if stage.found and stage.name not in ran]
         utils: Any = sys.modules.get("torch._dynamo.utils")
         # Spans do nothing inside graphs of torch.compile.
         graphs = 0 if utils is None else utils.counters["stats"]["unique_graphs"]
-        return [_only_compiled(one, graphs) if graphs else _why_not_called(one) for one in found]
+        return [_only_compiled(one, graphs) if graphs else _why_not_called(one) for one in stages]
 
     def notes(self) -> list[str]:
         """Return a sentence for each stage that is timed in another way than requested."""
@@ -230,12 +230,12 @@ def _timed_once(raw: Any, stage: NamedStage, decorator_for: Callable[[str], Deco
 
     wanted = decorator_for(stage.name)
     getter = raw.fget if isinstance(raw, property) else raw
-    own = [context.kind for context in contexts_of(getter) if context.name == stage.name]
-    if not own:
+    kinds = [context.kind for context in contexts_of(getter) if context.name == stage.name]
+    if not kinds:
         timed = _wrapped(raw, wanted)
         stage.codes.update(_codes(raw), _codes(timed))
         return timed
-    if getattr(wanted, "kind", None) == "debug" and "debug" not in own:
+    if getattr(wanted, "kind", None) == "debug" and "debug" not in kinds:
         stage.note = (
             f"the program itself times {stage.target} as {stage.name!r}, without its inputs "
             "and outputs: decorate it with ProfilingContext4Debug to capture them"
@@ -352,10 +352,10 @@ def _why_not_decorated(script: Any, path: str) -> str:
         if base is not owner:
             place = f"{base.__module__}:{base.__qualname__}.{last}"
             return f"{owner.__qualname__} inherits it; write {place}"
-    found = getattr(owner, last)
-    module = getattr(found, "__module__", None)
+    thing = getattr(owner, last)
+    module = getattr(thing, "__module__", None)
     if not parts and isinstance(module, str) and module != "__main__":
-        return f"the script imports it; write {module}:{getattr(found, '__qualname__', last)}"
+        return f"the script imports it; write {module}:{getattr(thing, '__qualname__', last)}"
     return "the script does not define it with `def`"
 
 

@@ -83,10 +83,12 @@ def settle_figures() -> None:
     The end of a request does not read the rings, because that takes as long as they are full. The
     service thread does, before they have wrapped, and whoever asks for figures.
     """
-    unsettled = [one for one in list(finished_requests.copy()) if one["figures"] is None]
+    unsettled = [
+        request for request in list(finished_requests.copy()) if request["figures"] is None
+    ]
     if not unsettled:
         return
-    wanted = [(one["number"], one["begin_ns"]) for one in unsettled]
+    wanted = [(request["number"], request["begin_ns"]) for request in unsettled]
     for finished, found in zip(unsettled, _core.request_figures(wanted), strict=True):
         finished["figures"] = RequestFigures(*found)
 

@@ -67,13 +67,13 @@ def _code(code: CodeType) -> CodeType:
         *(code.co_filename, code.co_firstlineno, code.co_name, code.co_flags, code.co_freevars),
         *(layout.definition, layout.parameters, getattr(code, "co_qualname", None)),
     )
-    found = _codes.get(key)
-    if found is None:
+    made = _codes.get(key)
+    if made is None:
         # If another thread has made the same one meanwhile, that one is used.
-        found = _codes.setdefault(key, _compile(code, layout))
-        _latest.append(found)
-        dynamo.skip_frame(found)
-    return found
+        made = _codes.setdefault(key, _compile(code, layout))
+        _latest.append(made)
+        dynamo.skip_frame(made)
+    return made
 
 
 def _compile(code: CodeType, layout: Layout) -> CodeType:

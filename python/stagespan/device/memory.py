@@ -184,7 +184,7 @@ def stages_memory() -> dict[str, dict[str, Any]]:
 
 def _shown(entry: _StageMemory | None, peak_rss_bytes: int | None) -> dict[str, Any]:
     device = _UNKNOWN if entry is None else entry.device()
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "peak_allocated_mb": _mb(device.peak_allocated),
         "peak_reserved_mb": _mb(device.peak_reserved),
         "allocated_mb": _mb(device.allocated),
@@ -192,11 +192,11 @@ def _shown(entry: _StageMemory | None, peak_rss_bytes: int | None) -> dict[str, 
         "peak_rss_mb": _mb(peak_rss_bytes),
     }
     if entry is not None and entry.runs:
-        found["runs"] = [
+        figures["runs"] = [
             {**run, "before": _in_mb(run["before"]), "after": _in_mb(run["after"])}
             for run in entry.runs.copy()
         ]
-    return found
+    return figures
 
 
 def snapshots() -> list[dict[str, Any]]:

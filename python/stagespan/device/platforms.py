@@ -346,7 +346,7 @@ def _other(torch: Any) -> Accelerator | None:
     return Accelerator(torch, module, Device(device.type, device.type, activity))
 
 
-_found: tuple[tuple[object, list[bool]], Platform] | None = None
+_cached: tuple[tuple[object, list[bool]], Platform] | None = None
 
 
 def _detect(torch: Any) -> Platform:
@@ -366,15 +366,15 @@ def loaded_platform() -> Platform:
 
     Never imports torch, so the service thread and the contexts can call this at any time.
     """
-    global _found
+    global _cached
     torch = imports.loaded("torch")
     if torch is None:
         return _CPU
     # Packages such as torch_npu may be imported later than torch.
     seen = (torch, [hasattr(torch, device_type) for device_type in DEVICE_TYPES])
-    if _found is None or _found[0] != seen:
-        _found = (seen, _detect(torch))
-    return _found[1]
+    if _cached is None or _cached[0] != seen:
+        _cached = (seen, _detect(torch))
+    return _cached[1]
 
 
 def accelerator_in_use() -> Platform | None:

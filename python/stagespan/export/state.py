@@ -235,25 +235,25 @@ class _Reader:
 
     def _decoded(self, data: bytes) -> dict[str, Any]:
         try:
-            found = msgspec.json.decode(data)
+            page = msgspec.json.decode(data)
         except (ValueError, RecursionError) as error:
             self._note(str(error).partition("\n")[0])
-            found = {}
+            page = {}
             for text in (data, _closed(data)):
                 with contextlib.suppress(ValueError, RecursionError):
-                    found = json.loads(text.decode("utf-8", "replace"), parse_int=_whole)
+                    page = json.loads(text.decode("utf-8", "replace"), parse_int=_whole)
                     break
-        if not isinstance(found, dict):
+        if not isinstance(page, dict):
             self._note("it is not an object of JSON")
             return {}
-        return found
+        return page
 
     def _list(self, page: dict[str, Any], name: str) -> list[Any]:
-        found = page.get(name)
-        if not isinstance(found, list):
+        entries = page.get(name)
+        if not isinstance(entries, list):
             self._note(f"it has no list {name!r}")
             return []
-        return found
+        return entries
 
     def _items(self, page: Any, name: str) -> list[tuple[str, Any]]:
         if not isinstance(page, dict):
@@ -284,11 +284,11 @@ class _Reader:
         if not is_whole:  # without a part of it, figures would count twice
             return None
         page["figures"] = page["given"] = {}
-        found: SavedProcess
-        for found in self._converted([page], SavedProcess):
-            if self._is_possible(found.group) and math.isfinite(found.ns_per_tick):
-                found.figures, found.given = figures, given
-                return found
+        process: SavedProcess
+        for process in self._converted([page], SavedProcess):
+            if self._is_possible(process.group) and math.isfinite(process.ns_per_tick):
+                process.figures, process.given = figures, given
+                return process
         return None
 
     def _is_possible(self, group: Group) -> bool:
@@ -298,23 +298,23 @@ class _Reader:
         return is_possible
 
     def _figures(self, value: Any) -> Figures:
-        found = Figures({}, {})
+        restored = Figures({}, {})
         page = dict(self._items(value, "figures"))
-        for one in self._converted(self._list(page, "histograms"), _SavedHistogram):
-            histogram = _restored(one)
+        for saved in self._converted(self._list(page, "histograms"), _SavedHistogram):
+            histogram = _restored(saved)
             if histogram is None:
-                self._note(f"a histogram of {_shown(one.stage)} is not possible")
+                self._note(f"a histogram of {_shown(saved.stage)} is not possible")
             else:
-                found.durations.setdefault(one.family, {})[one.stage] = histogram
+                restored.durations.setdefault(saved.family, {})[saved.stage] = histogram
         for family, stages in self._items(page.get("amounts"), "amounts"):
             for stage, units in self._items(stages, family):
                 for unit, amount in self._items(units, stage):
                     if FAMILIES.get(family) in COUNTERS and _is_amount(amount):
-                        mine = found.amounts.setdefault(family, {}).setdefault(stage, {})
-                        mine[unit] = within_range(amount)
+                        of_stage = restored.amounts.setdefault(family, {}).setdefault(stage, {})
+                        of_stage[unit] = within_range(amount)
                     else:
                         self._note(f"an amount of {_shown(stage)} is not possible")
-        return found
+        return restored
 
 
 def _restored(saved: _SavedHistogram) -> Histogram | None:

@@ -70,12 +70,12 @@ class Folder:
 
     def files(self, named: re.Pattern[str]) -> list[StoredFile]:
         """Return the files whose whole names match a pattern, the oldest first."""
-        found = []
+        matching = []
         for path in self._path.iterdir():
             if named.fullmatch(path.name):
                 status = path.stat()
-                found.append(StoredFile(status.st_mtime_ns, status.st_size, path.name))
-        return sorted(found)
+                matching.append(StoredFile(status.st_mtime_ns, status.st_size, path.name))
+        return sorted(matching)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file whole."""
@@ -116,10 +116,12 @@ class ObjectStore:
                 rows = self._system.ls(self._path, detail=True)
             except FileNotFoundError:
                 rows = []
-            found = ((row["name"].rpartition("/")[2], row["size"] or 0) for row in rows)
+            matching = ((row["name"].rpartition("/")[2], row["size"] or 0) for row in rows)
             # Not all stores know when a file was written. The names contain that time.
             self._files[named] = [
-                StoredFile(0, size, name) for name, size in sorted(found) if named.fullmatch(name)
+                StoredFile(0, size, name)
+                for name, size in sorted(matching)
+                if named.fullmatch(name)
             ]
         return self._files[named]
 

@@ -74,7 +74,7 @@ class Requests:
 
         ``open_traces`` are those with parts that have not ended.
         """
-        found = []
+        requests = []
         for trace, parts in list(self._waiting.items()):
             latest_ns = max(part.end_ns for part in parts)
             has_root = any(part.is_root for part in parts)
@@ -86,7 +86,7 @@ class Requests:
             del self._waiting[trace]
             self._parts -= len(parts)
             if self._is_chosen(trace, parts):
-                found.append(parts)
+                requests.append(parts)
             elif self._rules.slowest and has_root:
                 length_ns = max(part.end_ns - part.begin_ns for part in parts if part.is_root)
                 heapq.heappush(self._slowest, (length_ns, next(self._numbers), parts))
@@ -97,15 +97,15 @@ class Requests:
         minute = now_ns // _MINUTE_NS
         if minute != self._minute or at_end:
             self._minute = minute
-            found += [parts for _, _, parts in self._slowest]
+            requests += [parts for _, _, parts in self._slowest]
             self._slowest.clear()
-        for parts in found:
+        for parts in requests:
             for part in parts:
                 part.awaited = set(self._awaited)
             self._chosen[parts[0].segment["trace_id"] or ""] = None
         while len(self._chosen) > _MOST_CHOSEN:
             self._chosen.popitem(last=False)
-        return found
+        return requests
 
     def _is_chosen(self, trace: str, parts: list[Part]) -> bool:
         if trace in self._chosen:

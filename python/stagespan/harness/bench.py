@@ -264,12 +264,16 @@ class StageBenchHarness:
         step = step_of(replay.step, runs)
         per_iteration = launches // max(self._profiled, 1)
         on_host = self._device.startswith("cpu")
-        found = fidelity.fidelity(self.live, timing, step, per_iteration, on_host=on_host)
+        compared = fidelity.fidelity(self.live, timing, step, per_iteration, on_host=on_host)
         reasons = [self.live["missing"]] if "missing" in self.live else []
         if not reasons:
             differences = live.live_differences(self.live, self.signature.context)
-            reasons = fidelity.likely_reasons(found, timing, differences, step)
-        return {**found, "reasons": reasons, "line": fidelity.fidelity_line(found, reasons, timing)}
+            reasons = fidelity.likely_reasons(compared, timing, differences, step)
+        return {
+            **compared,
+            "reasons": reasons,
+            "line": fidelity.fidelity_line(compared, reasons, timing),
+        }
 
     def _find_loop(self, replay: Replay) -> None:
         """If a step of the stage's own loop is wanted, run the stage once to find its steps.

@@ -172,33 +172,33 @@ def _needed(trees: list[ast.Module], script: ast.Module) -> _Needed:
     defining = {name: node for tree in trees for node in tree.body for name in _defined(node)}
     # The methods for the arguments and contents of its inputs, see `MockInputs.tensor` and
     # `make_content`.
-    found = _Needed(set(), set())
+    needed = _Needed(set(), set())
     for node in ast.walk(script):
         if isinstance(node, ast.keyword):
-            found.attributes.add(f"with_{node.arg}")
+            needed.attributes.add(f"with_{node.arg}")
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.attributes.add(f"make_{node.value}")
+            needed.attributes.add(f"make_{node.value}")
     waiting: list[ast.AST] = [script]
     methods: dict[str, list[ast.AST]] = {}
     """The methods of needed classes that nothing has named yet."""
     while waiting:
         names, attributes = _uses(waiting.pop())
-        for name in names & defining.keys() - found.names:
+        for name in names & defining.keys() - needed.names:
             node = defining[name]
-            found.names.update(_defined(node))
+            needed.names.update(_defined(node))
             if not isinstance(node, ast.ClassDef):
                 waiting.append(node)
                 continue
             waiting += (*node.bases, *node.decorator_list)
             for member in node.body:
-                if _is_optional(member) and member.name not in found.attributes:
+                if _is_optional(member) and member.name not in needed.attributes:
                     methods.setdefault(member.name, []).append(member)
                 else:
                     waiting.append(member)
-        for name in attributes - found.attributes:
+        for name in attributes - needed.attributes:
             waiting += methods.pop(name, ())
-        found.attributes.update(attributes)
-    return found
+        needed.attributes.update(attributes)
+    return needed
 
 
 def _is_optional(member: ast.stmt) -> TypeGuard[ast.FunctionDef]:
@@ -224,16 +224,16 @@ def _uses(node: ast.AST) -> tuple[set[str], set[str]]:
     names: set[str] = set()
     local: set[str] = set()
     attributes: set[str] = set()
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name):
-            (names if isinstance(each.ctx, ast.Load) else local).add(each.id)
-        elif isinstance(each, ast.arg):
-            local.add(each.arg)
-        elif isinstance(each, ast.Attribute):
-            attributes.add(each.attr)
-        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
-            attributes.add(each.value)  # of getattr
-            attributes.add(f"draw_{each.value.rstrip('0123456789')}")  # see `MockInputs.draw_int`
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            (names if isinstance(part.ctx, ast.Load) else local).add(part.id)
+        elif isinstance(part, ast.arg):
+            local.add(part.arg)
+        elif isinstance(part, ast.Attribute):
+            attributes.add(part.attr)
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+            attributes.add(part.value)  # of getattr
+            attributes.add(f"draw_{part.value.rstrip('0123456789')}")  # see `MockInputs.draw_int`
     return names - local if isinstance(node, ast.FunctionDef) else names, attributes
 
 
@@ -242,22 +242,22 @@ def _shown(source: _Source, node: ast.stmt, needed: _Needed | None) -> list[str]
     first, last = _lines_of(source, node)
     dropped: set[int] = set()
     passed: dict[int, str] = {}
-    for each in ast.walk(node):
-        if not isinstance(each, _DEFINITIONS):
+    for definition in ast.walk(node):
+        if not isinstance(definition, _DEFINITIONS):
             continue
-        for member in each.body:
+        for member in definition.body:
             is_text = isinstance(member, ast.Expr) and isinstance(member.value, ast.Constant)
-            if is_text and len(each.body) == 1:
+            if is_text and len(definition.body) == 1:
                 dropped.update(range(member.lineno, (member.end_lineno or 0) + 1))
                 passed[member.lineno] = " " * member.col_offset + "pass"
             elif is_text or (
-                isinstance(each, ast.ClassDef)
+                isinstance(definition, ast.ClassDef)
                 and needed is not None
                 and _is_optional(member)
                 and member.name not in needed.attributes
             ):
                 begin, end = _lines_of(source, member)
-                is_field = is_text and member is not each.body[0]
+                is_field = is_text and member is not definition.body[0]
                 while not is_field and end < last and not source.lines[end].strip():
                     end += 1  # blank lines after it
                 dropped.update(range(begin, end + 1))
@@ -296,11 +296,11 @@ def names_used(text: str) -> set[str]:
 
 def import_of(name: str, names: Iterable[str], indent: str = "") -> str:
     """Return ``from name import names`` as a formatter writes it: constants, classes, functions."""
-    order = sorted(names, key=lambda each: (not each.isupper(), not each[0].isupper(), each))
+    order = sorted(names, key=lambda name_: (not name_.isupper(), not name_[0].isupper(), name_))
     line = f"{indent}from {name} import {', '.join(order)}"
     if len(line) <= 100:
         return line
-    inside = "".join(f"{indent}    {each},\n" for each in order)
+    inside = "".join(f"{indent}    {name_},\n" for name_ in order)
     return f"{indent}from {name} import (\n{inside}{indent})"
 
 

@@ -38,10 +38,10 @@ def needs_early_profiler(cuda: str | None, driver: str | None) -> bool:
         return False
     if int(cuda.partition(".")[0]) < _FIRST_GOOD_CUDA:
         return True
-    found = _DRIVER.search(driver or "")
-    if found is None:
+    version = _DRIVER.search(driver or "")
+    if version is None:
         return False
-    return tuple(int(part or 0) for part in found.groups()) < _FIRST_GOOD_DRIVER
+    return tuple(int(part or 0) for part in version.groups()) < _FIRST_GOOD_DRIVER
 
 
 def init_for_cuda_graphs() -> None:
@@ -142,13 +142,13 @@ def write_first_call(call: FirstCall, path: Callable[[str], Path]) -> dict[str, 
     content = {"name": call.stage, "first_call_ms": call.took_ms, "seconds": call.seconds}
     write_whole(times_path, json.dumps(content, indent=2) + "\n")
     log_info("[Harness] Compile times saved to: %s", times_path)
-    found: dict[str, Any] = {"first_call_ms": call.took_ms, "times_path": times_path}
+    figures: dict[str, Any] = {"first_call_ms": call.took_ms, "times_path": times_path}
     if not call.window.recorded:
         _log.warning("[Harness] The first call has no trace: %s", call.window.skipped)
-        return found
+        return figures
     trace_path = call.window.export(path("compile_trace"))
     log_info("[Harness] Compile trace saved to: %s", trace_path)
-    return {**found, "trace_path": trace_path, **_summary(trace_path)}
+    return {**figures, "trace_path": trace_path, **_summary(trace_path)}
 
 
 def _summary(trace_path: Path) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _summary(trace_path: Path) -> dict[str, Any]:
     if not isinstance(compiled, Compiled) or compiled.compiling is None:
         return {}
     compiling = compiled.compiling
-    again = [each for each in compiling.compilations if each.variant]
+    again = [entry for entry in compiling.compilations if entry.variant]
     return {
         "compile_ms": compiling.time_ns / 1e6,
         "phases_ms": {phase: time / 1e6 for phase, time in compiling.phases.items()},
@@ -168,7 +168,7 @@ def _summary(trace_path: Path) -> dict[str, Any]:
         "recompilations": len(again),
         "graph_breaks": None
         if compiled.breaks is None
-        else sum(each.count for each in compiled.breaks),
+        else sum(entry.count for entry in compiled.breaks),
     }
 
 
@@ -176,12 +176,12 @@ def _compile_times() -> dict[str, list[float]]:
     """Return the seconds of each run of each part of the compiler, by part."""
     from torch._dynamo.utils import compile_times
 
-    found = compile_times(repr="csv")
-    if not isinstance(found, tuple):
+    times = compile_times(repr="csv")
+    if not isinstance(times, tuple):
         return {}
     return {
         name: [float(value) for value in values.split(", ") if value]
-        for name, values in zip(*found, strict=True)
+        for name, values in zip(*times, strict=True)
     }
 
 

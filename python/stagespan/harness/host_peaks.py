@@ -28,18 +28,18 @@ def measured_peaks() -> dict[str, float]:
     """
     import torch
 
-    found = {}
+    peaks = {}
     with torch.inference_mode():
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
             matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
             multiply = partial(torch.mm, matrix, matrix, out=torch.empty_like(matrix))
             # torch 2.0 raises for bf16 on processors without instructions for it.
             with suppress(RuntimeError):
-                found[name] = 2 * _SIZE**3 / _fastest_ns(multiply) / 1e3
+                peaks[name] = 2 * _SIZE**3 / _fastest_ns(multiply) / 1e3
         source = torch.ones(_COPIED_BYTES, dtype=torch.uint8)
         target = torch.empty_like(source)
-        found["memory_tb_s"] = 2 * _COPIED_BYTES / _fastest_ns(partial(target.copy_, source)) / 1e3
-    return found
+        peaks["memory_tb_s"] = 2 * _COPIED_BYTES / _fastest_ns(partial(target.copy_, source)) / 1e3
+    return peaks
 
 
 def _fastest_ns(run: Callable[[], object]) -> int:

@@ -22,10 +22,10 @@ def live_runs(path: str | os.PathLike[str], signature: StageSignature) -> dict[s
 
     ``environment`` is that of the timing report, or else of the signature file.
     """
-    found = _figures_of(path, signature)
-    if not found.get("environment"):
-        found["environment"] = _environment(_read(Path(path)))
-    return found
+    figures = _figures_of(path, signature)
+    if not figures.get("environment"):
+        figures["environment"] = _environment(_read(Path(path)))
+    return figures
 
 
 def _figures_of(path: str | os.PathLike[str], signature: StageSignature) -> dict[str, Any]:

@@ -45,14 +45,14 @@ def callers() -> list[Place]:
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OWN):
         frame = frame.f_back
-    found = []
+    places = []
     while frame is not None and not frame.f_code.co_filename.startswith(_OWN):
         code = frame.f_code
         name = getattr(code, "co_qualname", code.co_name)  # since Python 3.11
-        found.append(Place(code.co_filename, frame.f_lineno, name))
+        places.append(Place(code.co_filename, frame.f_lineno, name))
         frame = frame.f_back
     is_in_loop = frame is not None and frame.f_code.co_filename == own_loop.__file__
-    return found if is_in_loop else []
+    return places if is_in_loop else []
 
 
 def step_calls(stage: Any) -> list[Place]:
@@ -138,10 +138,10 @@ def _around(tree: ast.AST, line: int) -> Iterator[ast.AST]:
 def _comment(place: Place, loop: Any) -> str:
     first, body, last = loop.lineno, loop.body[0].lineno, loop.body[-1].end_lineno
     lines = [one_line(line.expandtabs(4).rstrip()) for line in linecache.getlines(place.file)]
-    shown = textwrap.dedent("\n".join(lines[first - 1 : last])).splitlines()
+    texts = textwrap.dedent("\n".join(lines[first - 1 : last])).splitlines()
     digits = len(str(last))
     rows = []
-    for number, text in enumerate(shown, first):
+    for number, text in enumerate(texts, first):
         mark = "# >" if number >= body else "#  "
         indent = " " * (len(text) - len(text.lstrip()) + 8)
         width = _WIDTH - len(mark) - digits - 3

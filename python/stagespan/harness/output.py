@@ -94,10 +94,10 @@ def write_breakdown(
     from stagespan.trace.read.view import TraceView
 
     trace = TraceView.of(read_trace(trace_path))
-    found = breakdown(trace, stage)
+    costs = breakdown(trace, stage)
     rates = None if median_ms is None else rates_of_iteration(trace, steps, median_ms * 1e6)
     content = {
-        **found.to_dict(),
+        **costs.to_dict(),
         "rates": None if rates is None else rates.to_dict(),
         "profile_steps": steps,
         "profiled_ms": profiled_ms,
@@ -108,7 +108,7 @@ def write_breakdown(
     }
     if live and live.get("launches") is not None:  # the file may replace that of the live run
         content["live_launches"] = live["launches"]
-    if not device.startswith("cpu") and not found.on_device:
+    if not device.startswith("cpu") and not costs.on_device:
         _log.warning(
             "[Harness] The trace contains no kernels of %s, so the breakdown lists operators of "
             "the host; check that the profiler is allowed to observe the device.",

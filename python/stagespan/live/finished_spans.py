@@ -27,15 +27,17 @@ def spans(*, since: _core.SpanCursor | None = None) -> NDArray[np.void]:
     of the latest 1,024 that have ended are known. The times of a span are the same in each call.
     """
     numpy = imports.load("numpy")
-    found = _core.spans(since=since)
-    names = list(found.dtype.names or ())
-    fields = {name: found.dtype[name] for name in names}
+    recorded = _core.spans(since=since)
+    names = list(recorded.dtype.names or ())
+    fields = {name: recorded.dtype[name] for name in names}
     objects = dict.fromkeys(("kind", "request_id", "trace_id"), numpy.dtype(object))
-    with_ids = numpy.empty(len(found), numpy.dtype([*fields.items(), *objects.items()], align=True))
-    with_ids[names] = found
-    with_ids["kind"] = [KINDS[flags >> _core.KIND_SHIFT] for flags in found["flags"].tolist()]
+    with_ids = numpy.empty(
+        len(recorded), numpy.dtype([*fields.items(), *objects.items()], align=True)
+    )
+    with_ids[names] = recorded
+    with_ids["kind"] = [KINDS[flags >> _core.KIND_SHIFT] for flags in recorded["flags"].tolist()]
     known = _core.requests_known()
-    ids = [known.get(number, (None, None)) for number in found["request"].tolist()]
+    ids = [known.get(number, (None, None)) for number in recorded["request"].tolist()]
     with_ids["request_id"] = [id_ for id_, _ in ids]
     with_ids["trace_id"] = [trace_id for _, trace_id in ids]
     result: NDArray[np.void] = with_ids

@@ -46,11 +46,11 @@ def open_spans() -> list[OpenSpan]:
     ``kind`` (execution, queue, batch) and ``detached``. A span is detached if no thread is inside
     it, as with tokens and suspended coroutines. Its ``thread_name`` is None then.
     """
-    found = _core.open_spans()
-    if found:
+    spans = _core.open_spans()
+    if spans:
         # Before Python 3.14, the system does not know these names; later it knows 15 characters.
         names = {thread.native_id: thread.name for thread in threads()}
-        for span in found:
+        for span in spans:
             if span["thread_name"] is not None:
                 span["thread_name"] = names.get(span["thread"], span["thread_name"])
             span["kind"] = KINDS[span["kind"]]
@@ -58,4 +58,4 @@ def open_spans() -> list[OpenSpan]:
             id_, span["trace_id"] = _core.request_known(number) if number else ("", None)
             span["request"] = id_ or None
             span["request_number"] = number or None
-    return cast("list[OpenSpan]", found)
+    return cast("list[OpenSpan]", spans)

@@ -13,10 +13,10 @@ def _describe() -> None:
     """Write the rank of torch.distributed, once it is initialised."""
     global _described
     rank = run.explicit_rank()
-    known = (-1 if rank is None else rank, run.world_size() if rank is not None else 0)
-    if known != _described:
-        _core.recording_describe_process(*known)
-        _described = known
+    description = (-1 if rank is None else rank, run.world_size() if rank is not None else 0)
+    if description != _described:
+        _core.recording_describe_process(*description)
+        _described = description
 
 
 service.on_tick(_describe)

@@ -74,13 +74,13 @@ def _stack_of(thread: int) -> str:
     if frame is None:
         return "its Python stack is unknown"
     frames = list(itertools.islice(_frames(frame), _MOST_FRAMES + 1))
-    shown = [
+    places = [
         f"{each.f_code.co_filename}:{each.f_lineno} {each.f_code.co_name}"
         for each in frames[:_MOST_FRAMES]
     ]
     if len(frames) > _MOST_FRAMES:
-        shown.append("...")
-    return lines.one_line(" < ".join(shown))
+        places.append("...")
+    return lines.one_line(" < ".join(places))
 
 
 def _frames(frame: FrameType | None) -> Iterable[FrameType]:

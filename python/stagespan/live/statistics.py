@@ -114,12 +114,12 @@ class UnknownStageError(KeyError):
         difflib = imports.load("difflib")
         close = difflib.get_close_matches(str(self.args[0]), self._stages, n=3, cutoff=0.5)
         if close:
-            rest = f"similar names: {', '.join(map(one_line, close))}"
+            others = f"similar names: {', '.join(map(one_line, close))}"
         elif self._stages:
-            rest = f"{len(self._stages)} other stages have run"
+            others = f"{len(self._stages)} other stages have run"
         else:
-            rest = "no stage has run"
-        return f"no stage {self.args[0]!r} has run; {rest}"
+            others = "no stage has run"
+        return f"no stage {self.args[0]!r} has run; {others}"
 
 
 class Stats(Mapping[str, StageStats]):
@@ -326,19 +326,19 @@ def of_spans(spans: Any, names: Sequence[str], lost: dict[str, int], window_s: f
     """
     durations = spans["end_ns"] - spans["begin_ns"]
     failed = (spans["flags"] & _core.FLAG_ERROR) != 0
-    found = {}
+    stages = {}
     for index in _distinct(spans["stage"]):
-        mine = spans["stage"] == index
+        is_of_stage = spans["stage"] == index
         name = names[int(index)]
-        found[name] = StageStats(
+        stages[name] = StageStats(
             name,
-            _Exact(durations[mine]),
-            int(failed[mine].sum()),
-            int(spans["suspended_ns"][mine].sum()),
+            _Exact(durations[is_of_stage]),
+            int(failed[is_of_stage].sum()),
+            int(spans["suspended_ns"][is_of_stage].sum()),
             {},  # the rings do not contain work
-            *(_without_unknown(spans[key][mine]) for key in DEVICE_FIGURES),
+            *(_without_unknown(spans[key][is_of_stage]) for key in DEVICE_FIGURES),
         )
-    ordered = dict(sorted(found.items(), key=lambda item: -item[1].total_ns))
+    ordered = dict(sorted(stages.items(), key=lambda item: -item[1].total_ns))
     return Stats(ordered, lost, window_s, is_lifetime=False)
 
 
@@ -432,7 +432,7 @@ def merged_stage(parts: Sequence[StageStats]) -> StageStats:
     work: Counter[str] = Counter()
     for part in parts:
         work.update(part.work)
-    known = (
+    device = (
         [figure for part in parts if (figure := getattr(part, key)) is not None]
         for key in DEVICE_FIGURES
     )
@@ -442,7 +442,7 @@ def merged_stage(parts: Sequence[StageStats]) -> StageStats:
         sum(part.errors for part in parts),
         sum(part.suspended_ns for part in parts),
         dict(work),
-        *(Distribution.of(figures) if figures else None for figures in known),
+        *(Distribution.of(figures) if figures else None for figures in device),
     )
 
 
@@ -455,9 +455,11 @@ def merged(parts: Sequence[Stats], window_s: float | None, *, is_lifetime: bool)
     for part in parts:
         for name, stage in part.items():
             by_name.setdefault(name, []).append(stage)
-    found = {
+    stages_by_name = {
         name: merged_stage(stages) if len(stages) > 1 else stages[0]
         for name, stages in by_name.items()
     }
-    order = sorted(found, key=lambda name: -found[name].total_ns)
-    return Stats({name: found[name] for name in order}, lost, window_s, is_lifetime=is_lifetime)
+    order = sorted(stages_by_name, key=lambda name: -stages_by_name[name].total_ns)
+    return Stats(
+        {name: stages_by_name[name] for name in order}, lost, window_s, is_lifetime=is_lifetime
+    )

@@ -42,17 +42,17 @@ def first_free(folder: Path, suffixes: Iterable[str], reruns: Iterable[str] = ()
     """
     where = os.path.realpath(folder)
     wanted = tuple(suffixes)
-    found = _chosen.get((where, wanted))
-    if found is None:
+    suffix = _chosen.get((where, wanted))
+    if suffix is None:
         try:
             free = _first_free(where, wanted, tuple(reruns))
         except ShortageError:
             free = wanted[-1]
-        found = _chosen.setdefault((where, wanted), free)
-    path = _path(where, found)
+        suffix = _chosen.setdefault((where, wanted), free)
+    path = _path(where, suffix)
     if path in _held and _is_ours(*_held[path]):
         _note_use(_held[path][0])
-    return found
+    return suffix
 
 
 def _first_free(where: str, wanted: tuple[str, ...], reruns: tuple[str, ...]) -> str:
@@ -138,12 +138,12 @@ def _folder() -> str:
     with contextlib.suppress(OSError):  # it exists, or cannot be made
         os.mkdir(folder, 0o700)
     try:
-        found = os.lstat(folder)
+        status = os.lstat(folder)
     except OSError:
         return folder
-    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     # Nothing can be opened below a file.
-    return folder if is_own and not found.st_mode & 0o022 else os.devnull
+    return folder if is_own and not status.st_mode & 0o022 else os.devnull
 
 
 def _remove_old(folder: str) -> None:

@@ -199,16 +199,16 @@ def _watch(
 
 def _with_startup(environment: list[bytes] | None) -> list[bytes] | None:
     """Return an environment in which a program that set its own PYTHONPATH keeps our folder."""
-    found = [key + b"=" + value for key, value in os.environb.items()]
-    found = found if environment is None else list(environment)
-    before = next((entry for entry in found if entry.startswith(b"PYTHONPATH=")), b"PYTHONPATH=")
+    entries = [key + b"=" + value for key, value in os.environb.items()]
+    entries = entries if environment is None else list(environment)
+    before = next((entry for entry in entries if entry.startswith(b"PYTHONPATH=")), b"PYTHONPATH=")
     paths = before.partition(b"=")[2]
     startup, separator = os.fsencode(_STARTUP), os.fsencode(os.pathsep)
-    is_cleared = not any(entry.startswith(os.fsencode(f"{_FOLDER}=")) for entry in found)
+    is_cleared = not any(entry.startswith(os.fsencode(f"{_FOLDER}=")) for entry in entries)
     if is_cleared or startup in paths.split(separator):
         return environment
     entry = b"PYTHONPATH=" + startup + (separator + paths if paths else b"")
-    return [entry, *(other for other in found if other != before)]
+    return [entry, *(other for other in entries if other != before)]
 
 
 def _after_start() -> None:
@@ -219,10 +219,10 @@ def _after_start() -> None:
 
 def _is_python(path: str | bytes) -> bool:
     try:
-        found = os.path.realpath(os.fsdecode(path))
+        program = os.path.realpath(os.fsdecode(path))
     except (OSError, ValueError):
         return False
-    return os.path.basename(found).startswith("python") and os.access(found, os.X_OK)
+    return os.path.basename(program).startswith("python") and os.access(program, os.X_OK)
 
 
 def _hand_over() -> None:

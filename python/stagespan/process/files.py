@@ -169,10 +169,10 @@ def whole_file(path: str | os.PathLike[str], *, private: bool = False) -> Iterat
 
 def _permissions(path: Path) -> int | None:
     try:
-        found = path.stat().st_mode
+        mode = path.stat().st_mode
     except OSError:
         return None
-    return found & 0o777 if stat.S_ISREG(found) else None
+    return mode & 0o777 if stat.S_ISREG(mode) else None
 
 
 @contextlib.contextmanager

@@ -127,7 +127,7 @@ def prepare_main(prepare: Prepare, *, scripts: bool) -> None:
         init_globals: dict[str, Any] | None = None,
         mod_name: str | None = None,
         mod_spec: Any = None,
-        *rest: Any,
+        *more: Any,
     ) -> dict[str, Any]:
         if isinstance(getattr(mod_spec, "loader", None), _ScriptFinder):
             mod_spec.loader.run(prepare)
@@ -139,7 +139,7 @@ def prepare_main(prepare: Prepare, *, scripts: bool) -> None:
                 if names:
                     code = compile(tree, code.co_filename, "exec", dont_inherit=True)
                     init_globals = {**(init_globals or {}), **names}
-        found: dict[str, Any] = run_code(code, run_globals, init_globals, mod_name, mod_spec, *rest)
+        found: dict[str, Any] = run_code(code, run_globals, init_globals, mod_name, mod_spec, *more)
         return found
 
     runs._run_code = prepared
@@ -199,10 +199,10 @@ def set_search_path(first: str) -> None:
 
 def _show(error: BaseException) -> None:
     """Show an exception as the interpreter does, without the frames of this package."""
-    found = error.__traceback__
-    while found is not None and found.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
-        found = found.tb_next
-    error.__traceback__ = found
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
+        frames = frames.tb_next
+    error.__traceback__ = frames
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except Exception:  # the script's own hook fails

@@ -98,13 +98,13 @@ def _listed(*groups: str | Iterable[object]) -> list[str]:
             listed += [part.strip() for part in names.split(",") if part.strip()]
             continue
         try:
-            found = list(names)
+            stages = list(names)
         except TypeError:
             raise SettingsError(
                 f"{names!r} does not name stages: pass names, several with commas, or a list of"
                 " names."
             ) from None
-        for name in found:
+        for name in stages:
             if not isinstance(name, str) or not name:
                 raise SettingsError(f"{name!r} is not the name of a stage: pass a string.")
             listed.append(name)

@@ -50,7 +50,7 @@ def recorded_spans(begin_ns: int, end_ns: int) -> list[TimelineSpan]:
     """Return the spans that overlap the window, including those still open."""
     spans, names, still_open = _core.spans(), _core.stage_names(), _core.open_spans()
     threads = {thread.native_id: thread.name for thread in open_spans.threads()}
-    within = spans[(spans["begin_ns"] < end_ns) & (spans["end_ns"] > begin_ns)]
+    in_window = spans[(spans["begin_ns"] < end_ns) & (spans["end_ns"] > begin_ns)]
 
     def on_timeline(span: Any, stage: str, end_ns: int, unfinished: bool) -> TimelineSpan:
         numbers = {name: int(span[name]) for name in _NUMBERS}
@@ -65,7 +65,8 @@ def recorded_spans(begin_ns: int, end_ns: int) -> list[TimelineSpan]:
         if span["begin_ns"] < end_ns
     ]
     return unfinished + [
-        on_timeline(span, names[int(span["stage"])], int(span["end_ns"]), False) for span in within
+        on_timeline(span, names[int(span["stage"])], int(span["end_ns"]), False)
+        for span in in_window
     ]
 
 

@@ -34,23 +34,23 @@ def sentences(ran: Collection[str]) -> list[str]:
     off = [name for name in names if name in debug and name not in ran]
     missing = [name for name in names if name not in ran and name not in off] if ran else []
     spans = [name for name in names if name in ran]
-    found = []
+    reasons = []
     if off:
-        found.append(
+        reasons.append(
             f"{_were_not_profiled(off)} runs only in debug mode, in a ProfilingContext4Debug: set "
             f"STAGESPAN_DEBUG=true"
         )
     if missing:
-        found.append(
+        reasons.append(
             f"{_were_not_profiled(missing)} did not run in this process; stages that ran: "
             f"{quoted(sorted(ran))}"
         )
     if spans:
-        found.append(
+        reasons.append(
             f"{_were_not_profiled(spans)} ran only as a plain span, or only before it was named: "
             f"use ProfilingContext instead of span, and name a stage before it runs"
         )
-    return found
+    return reasons
 
 
 def _were_not_profiled(names: list[str]) -> str:

@@ -29,11 +29,11 @@ def reports_without_traces(folder: Path) -> list[Path]:
     if not folder.is_dir() or find_ascend_folder(folder) is not None:
         return []
     try:
-        found = traces_in(folder)
+        files = traces_in(folder)
     except TraceError:
         return []
-    reports = [path for path in found if looks_like_report(path)]
-    return reports if all(path in reports or is_no_trace(path) for path in found) else []
+    reports = [path for path in files if looks_like_report(path)]
+    return reports if all(path in reports or is_no_trace(path) for path in files) else []
 
 
 def analyze_report(path: Path) -> Analysis:
@@ -52,8 +52,8 @@ def analyze_reports(folder: Path, paths: Sequence[Path]) -> Analysis:
     if len(paths) == 1:
         return analyze_report(paths[0])
     reports = [read_timing_report(path) for path in paths]
-    found = [_stages(report) for report in reports]
-    if not any(each.stages for each in found):
+    stages_of_each = [_stages(report) for report in reports]
+    if not any(stages.stages for stages in stages_of_each):
         raise TraceError(
             f"The timing reports in {folder} contain no stages: run the program again."
         )
@@ -61,8 +61,8 @@ def analyze_reports(folder: Path, paths: Sequence[Path]) -> Analysis:
     whole = [whole_ns(report) for report in reports]
     together = StagesByRank(tuple(names), tuple(map(stage_runs, reports)), tuple(whole))
     everything: dict[str, int] = {}
-    for each in together.times:
-        for stage, time in each.items():
+    for times in together.times:
+        for stage, time in times.items():
             everything[stage] = everything.get(stage, 0) + time.own_ns
     covered = sum(
         min(sum(t.own_ns for t in e.values()), w)
@@ -75,7 +75,7 @@ def analyze_reports(folder: Path, paths: Sequence[Path]) -> Analysis:
         "verdict": verdict_of_host(verdict, 0),
         "stages_by_rank": together,
     }
-    return Analysis(without_events(str(folder), sum(map(_runs, found))), results)
+    return Analysis(without_events(str(folder), sum(map(_runs, stages_of_each))), results)
 
 
 class RankOfStage(Figures, frozen=True):
@@ -123,17 +123,17 @@ class StagesByRank(Result):
 
 def _stages(report: dict[str, Any]) -> Stages:
     entries: dict[str, dict[str, Any]] = report["stages"]
-    found = []
+    stages = []
     for name, entry in entries.items():
         duration = number(entry.get("duration_ms")) or 0.0
-        own = number(entry.get("unattributed_ms"))
+        unattributed = number(entry.get("unattributed_ms"))
         longest = number(entry.get("max_ms"))
-        found.append(
+        stages.append(
             Stage(
                 path=_path(name, entries),
                 calls=count_of(entry) or 0,
                 host_ns=round(duration * _NS),
-                host_self_ns=round((duration if own is None else own) * _NS),
+                host_self_ns=round((duration if unattributed is None else unattributed) * _NS),
                 device_ns=None,
                 device_self_ns=None,
                 launched=None,
@@ -146,9 +146,9 @@ def _stages(report: dict[str, Any]) -> Stages:
                 longest=Evidence(name, None, None if longest is None else longest * _NS, "ns"),
             )
         )
-    found.sort(key=lambda stage: _order(stage, {each.path: each.host_ns for each in found}))
-    work = sum(stage.host_self_ns for stage in found)
-    return Stages.of(found, work)
+    stages.sort(key=lambda stage: _order(stage, {each.path: each.host_ns for each in stages}))
+    work = sum(stage.host_self_ns for stage in stages)
+    return Stages.of(stages, work)
 
 
 def _order(stage: Stage, times: dict[tuple[str, ...], int]) -> list[tuple[int, str]]:
@@ -169,12 +169,12 @@ def _path(name: str, entries: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _verdict(found: Stages, report: dict[str, Any]) -> Verdict:
+def _verdict(stages: Stages, report: dict[str, Any]) -> Verdict:
     times: dict[str, int] = {}
-    for stage in found.stages:
+    for stage in stages.stages:
         times[stage.path[-1]] = stage.host_self_ns
     whole = whole_ns(report)
-    return verdict_of_host(verdict_on_stages(times, (0, whole), min(found.work_ns, whole)), 0)
+    return verdict_of_host(verdict_on_stages(times, (0, whole), min(stages.work_ns, whole)), 0)
 
 
 def _runs(found: Stages) -> int:

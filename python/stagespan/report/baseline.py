@@ -30,10 +30,10 @@ def read_baseline(path: str | os.PathLike[str]) -> Timed:
         raise ReportError(f"{path} does not exist: write it with --stage-baseline-write.")
     if os.path.isdir(path):
         raise ReportError(f"{path} is a folder: pass the file of a baseline.")
-    found = read(path)
-    if found.kind != "baseline":
+    timed = read(path)
+    if timed.kind != "baseline":
         raise ReportError(f"{path} is not a baseline: write one with --stage-baseline-write.")
-    return found
+    return timed
 
 
 def write_baseline(
@@ -141,7 +141,7 @@ def _entry(times: Times) -> dict[str, Any]:
     runs = [_stored(session.samples_ms, len(sessions)) for session in sessions]
     relative = [_stored(session.relative, len(sessions)) for session in sessions]
     cpu = [_stored(session.cpu_ms, len(sessions)) for session in sessions]
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "median_ms": round(statistics.fmean(map(statistics.median, runs)), _DIGITS),
         "count": sum(map(len, runs)),
         "disturbed": times.disturbed,
@@ -149,21 +149,21 @@ def _entry(times: Times) -> dict[str, Any]:
         **({"tracers": list(times.tracers)} if times.tracers else {}),
     }
     if len(sessions) > 1:
-        found["sessions"] = [
+        entry["sessions"] = [
             {
-                "runs": len(own),
+                "runs": len(session_runs),
                 "relative": len(ratios),
                 "disturbed": session.disturbed,
                 "fixed_ns": session.fixed_ns,
                 "cpu": bool(session.cpu_ms),
                 **({"tracers": list(session.tracers)} if session.tracers else {}),
             }
-            for session, own, ratios in zip(sessions, runs, relative, strict=True)
+            for session, session_runs, ratios in zip(sessions, runs, relative, strict=True)
         ]
-    found["samples_ms"] = [sample for own in runs for sample in own]
-    found["relative"] = [ratio for ratios in relative for ratio in ratios]
-    found["cpu_ms"] = [cpu_ms for own in cpu for cpu_ms in own]
-    return found
+    entry["samples_ms"] = [sample for session_runs in runs for sample in session_runs]
+    entry["relative"] = [ratio for ratios in relative for ratio in ratios]
+    entry["cpu_ms"] = [cpu_ms for session_runs in cpu for cpu_ms in session_runs]
+    return entry
 
 
 def _stored(values: Sequence[float], sessions: int) -> list[float]:

@@ -230,14 +230,14 @@ class TimingChange:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the change as plain data for JSON, without the samples."""
-        found = asdict(self)
+        fields = asdict(self)
         for side in ("before", "after"):
-            if found[side] is not None:
+            if fields[side] is not None:
                 for key in ("samples_ms", "relative", "cpu_ms"):
-                    del found[side][key]
-                found[side]["sessions"] = len(found[side]["sessions"]) or 1
+                    del fields[side][key]
+                fields[side]["sessions"] = len(fields[side]["sessions"]) or 1
         return {
-            **found,
+            **fields,
             "before_ms": self.before_ms,
             "after_ms": self.after_ms,
             "change_ms": self.change_ms,
@@ -355,15 +355,15 @@ def judge(
     Nothing is known of times that were measured while a tracer was active.
     """
     change = TimingChange(name, signature, "same", before, after)
-    found = _by_parts(change, tolerance, same_speed_unit) or _whole(change, same_speed_unit)
-    verdict, reason, label = _judgement(found, tolerance)
-    if "fastest" in (found.statistic, *(part.statistic for part in found.parts)):
+    judged = _by_parts(change, tolerance, same_speed_unit) or _whole(change, same_speed_unit)
+    verdict, reason, label = _judgement(judged, tolerance)
+    if "fastest" in (judged.statistic, *(part.statistic for part in judged.parts)):
         reason += "; by the fastest runs, because other programs used the machine"
-    if found.at_one_speed:
+    if judged.at_one_speed:
         reason += ", at the same speed of the processor"
-    if found.tracers:
+    if judged.tracers:
         verdict, reason, label = "unknown", _was_active(before, after), _TRACER_LABEL
-    return replace(found, verdict=verdict, reason=reason, label=label)
+    return replace(judged, verdict=verdict, reason=reason, label=label)
 
 
 def _was_active(before: Times, after: Times) -> str:
@@ -464,19 +464,21 @@ def judge_repeated(
     The stage counts as slower only if what is slower exceeds the tolerance in the latest process
     alone, too. Otherwise the earlier ones can have been slow for another reason.
     """
-    found = judge(name, before, after, tolerance, same_speed_unit=same_speed_unit)
+    judged = judge(name, before, after, tolerance, same_speed_unit=same_speed_unit)
     *earlier, latest = after.each_session
-    if found.verdict != "slower" or not earlier:
-        return found
+    if judged.verdict != "slower" or not earlier:
+        return judged
     alone = judge(name, before, latest, tolerance, same_speed_unit=same_speed_unit)
-    if alone.exceeding(tolerance) & found.exceeding(tolerance):
-        return replace(found, reason=f"{found.reason}, also in a new process")
+    if alone.exceeding(tolerance) & judged.exceeding(tolerance):
+        return replace(judged, reason=f"{judged.reason}, also in a new process")
     first = judge(
         name, before, Times.of_sessions(earlier), tolerance, same_speed_unit=same_speed_unit
     )
-    shown = (signed_percent(change.change or 0.0) for change in (first, alone))
+    percentages = (signed_percent(change.change or 0.0) for change in (first, alone))
     return replace(
-        found, verdict="unknown", reason="{} in one process, but {} in a new one".format(*shown)
+        judged,
+        verdict="unknown",
+        reason="{} in one process, but {} in a new one".format(*percentages),
     )
 
 
@@ -494,15 +496,15 @@ def _judgement(change: TimingChange, tolerance: Tolerance) -> _Judgement:
     """
     whole = _judged_alone(change, tolerance)
     parts = [(part, _judged_alone(part, tolerance)) for part in change.parts]
-    verdicts = [whole.verdict, *(found.verdict for _, found in parts)]
+    verdicts = [whole.verdict, *(judged.verdict for _, judged in parts)]
     if whole.verdict == "faster" and "slower" not in verdicts:
         return whole
     order: tuple[Verdict, ...] = ("slower", "unknown", "faster", "same")
     verdict = min(verdicts, key=order.index)
-    deciding = [(part, found) for part, found in parts if found.verdict == verdict]
+    deciding = [(part, judged) for part, judged in parts if judged.verdict == verdict]
     if verdict == "same" or not deciding:
         return whole
-    reasons = (f"{_told(part)}, {found.reason}" for part, found in deciding)
+    reasons = (f"{_told(part)}, {judged.reason}" for part, judged in deciding)
     return _Judgement(verdict, "; ".join(reasons), deciding[0][1].label)
 
 
@@ -581,10 +583,10 @@ def compare_files(
     Raises ReportError if a file cannot be read, the two are of different kinds, the first one is
     empty, or they have no stage in common.
     """
-    found = compare(read(path_a), read(path_b), tolerance or Tolerance())
-    if found.problem is not None:
-        raise ReportError(found.problem)
-    return found
+    comparison = compare(read(path_a), read(path_b), tolerance or Tolerance())
+    if comparison.problem is not None:
+        raise ReportError(comparison.problem)
+    return comparison
 
 
 def compare(before: Timed, after: Timed, tolerance: Tolerance) -> TimingComparison:

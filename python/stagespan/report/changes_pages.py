@@ -53,7 +53,7 @@ def compare_timing_reports(path_a: str | os.PathLike[str], path_b: str | os.Path
     return markdown(compare(read(path_a), read(path_b), Tolerance()))
 
 
-def show(found: TimingComparison, console: Console | None = None) -> None:
+def show(comparison: TimingComparison, console: Console | None = None) -> None:
     """Print the comparison, by default on standard output."""
     with importing():
         from rich.console import Console
@@ -63,46 +63,55 @@ def show(found: TimingComparison, console: Console | None = None) -> None:
     set_width(console, _WIDTH)
     after, before = (
         path if request is None else f"{path} (request {request})"
-        for path, request in zip((found.after, found.before), reversed(found.requests), strict=True)
+        for path, request in zip(
+            (comparison.after, comparison.before), reversed(comparison.requests), strict=True
+        )
     )
     with trimmed(console):
-        console.print(Text(one_line(f"{after} against {before}: {found.summary}")), soft_wrap=True)
-        for table in filter(None, (_changes(found), _totals(found))):
+        console.print(
+            Text(one_line(f"{after} against {before}: {comparison.summary}")), soft_wrap=True
+        )
+        for table in filter(None, (_changes(comparison), _totals(comparison))):
             console.print(fitted_table(table, console.width))
-        for line in (*(f"warning: {warning}" for warning in found.warnings), *found.notes):
+        for line in (
+            *(f"warning: {warning}" for warning in comparison.warnings),
+            *comparison.notes,
+        ):
             console.print(Text(line), soft_wrap=True)
 
 
-def markdown(found: TimingComparison) -> str:
+def markdown(comparison: TimingComparison) -> str:
     """Return the comparison as Markdown."""
     after, before = (
         code(path) if request is None else f"{code(path)} (request {code(request)})"
-        for path, request in zip((found.after, found.before), reversed(found.requests), strict=True)
+        for path, request in zip(
+            (comparison.after, comparison.before), reversed(comparison.requests), strict=True
+        )
     )
-    problem = [] if found.problem is None else [found.problem]
+    problem = [] if comparison.problem is None else [comparison.problem]
     parts = [
         "# Comparison",
-        f"{after} against {before}: {escaped(found.summary)}.",
-        *(f"**Warning:** {escaped(warning)}" for warning in (*problem, *found.warnings)),
+        f"{after} against {before}: {escaped(comparison.summary)}.",
+        *(f"**Warning:** {escaped(warning)}" for warning in (*problem, *comparison.warnings)),
     ]
     for title, table in (
-        ("", _changes(found)),
-        ("## Totals", _totals(found)),
-        ("## Environment", _environment(found)),
+        ("", _changes(comparison)),
+        ("## Totals", _totals(comparison)),
+        ("## Environment", _environment(comparison)),
     ):
         if table:
             parts += [title] if title else []
             parts.append("\n".join(markdown_table(table)))
-    return "\n\n".join([*parts, *map(escaped, found.notes)]) + "\n"
+    return "\n\n".join([*parts, *map(escaped, comparison.notes)]) + "\n"
 
 
 # --- tables -------------------------------------------------------------------------------------
 
 
-def _changes(found: TimingComparison) -> list[Column]:
+def _changes(comparison: TimingComparison) -> list[Column]:
     titles = tuple(_COLUMNS)
-    rows = [_cells(change) for change in found.changes]
-    styles = [_STYLES.get(change.verdict, "") for change in found.changes]
+    rows = [_cells(change) for change in comparison.changes]
+    styles = [_STYLES.get(change.verdict, "") for change in comparison.changes]
     return [
         Column(
             title,
@@ -138,7 +147,7 @@ def _cells(change: TimingChange) -> tuple[str, ...]:
     )
 
 
-def _totals(found: TimingComparison) -> list[Column]:
+def _totals(comparison: TimingComparison) -> list[Column]:
     rows = [
         (
             one_line(total.name),
@@ -147,7 +156,7 @@ def _totals(found: TimingComparison) -> list[Column]:
             "" if total.change_ms is None else signed(total.change_ms, 3),
             _share(total.before_ms, total.after_ms),
         )
-        for total in found.totals
+        for total in comparison.totals
         if (total.before_ms, total.after_ms) != (None, None)
     ]
     titles = ("total", "before ms", "after ms", "change ms", "change")
@@ -158,10 +167,10 @@ def _totals(found: TimingComparison) -> list[Column]:
     ]
 
 
-def _environment(found: TimingComparison) -> list[Column]:
+def _environment(comparison: TimingComparison) -> list[Column]:
     rows = [
         (key, *("-" if value is None else str(value) for value in values))
-        for key, values in found.environment.items()
+        for key, values in comparison.environment.items()
     ]
     titles = ("what", "before", "after")
     return [Column(title, cells) for title, *cells in zip(titles, *rows, strict=True) if rows]

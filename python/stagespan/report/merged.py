@@ -108,10 +108,10 @@ def encoded(stages: Stages) -> str:
 def decoded(text: str | bytes) -> dict[str, StageFigures]:
     """Return the stages that `encoded` wrote. Raises ValueError if the text is something else."""
     try:
-        found = [_from_json(fields) for fields in json.loads(text)]
+        stages = [_from_json(fields) for fields in json.loads(text)]
     except (TypeError, KeyError, IndexError, ZeroDivisionError) as error:
         raise ValueError(f"these are not the figures of stages: {error}") from None
-    return {stage.name: stage for stage in found}
+    return {stage.name: stage for stage in stages}
 
 
 def _listed(durations: Any) -> list[Any] | None:

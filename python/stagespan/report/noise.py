@@ -123,17 +123,25 @@ class Times:
     @classmethod
     def of_runs(cls, measurements: Sequence[Times]) -> Times:
         """Return the figures of all runs of one or more measurements."""
-        flags = [each.disturbed for each in measurements]
-        known = [each.fixed_ns for each in measurements if each.fixed_ns is not None]
-        has_ratios = all(each.relative for each in measurements)
-        has_cpu = all(each.cpu_ms for each in measurements)
+        flags = [measurement.disturbed for measurement in measurements]
+        fixed_ns = [
+            measurement.fixed_ns for measurement in measurements if measurement.fixed_ns is not None
+        ]
+        has_ratios = all(measurement.relative for measurement in measurements)
+        has_cpu = all(measurement.cpu_ms for measurement in measurements)
         return cls.of(
-            [sample for each in measurements for sample in each.samples_ms],
+            [sample for measurement in measurements for sample in measurement.samples_ms],
             True if any(flags) else None if None in flags else False,
-            min(known, default=None),
-            [ratio for each in measurements for ratio in each.relative] if has_ratios else (),
-            [cpu_ms for each in measurements for cpu_ms in each.cpu_ms] if has_cpu else (),
-            tuple(dict.fromkeys(name for each in measurements for name in each.tracers)),
+            min(fixed_ns, default=None),
+            [ratio for measurement in measurements for ratio in measurement.relative]
+            if has_ratios
+            else (),
+            [cpu_ms for measurement in measurements for cpu_ms in measurement.cpu_ms]
+            if has_cpu
+            else (),
+            tuple(
+                dict.fromkeys(name for measurement in measurements for name in measurement.tracers)
+            ),
         )
 
     @classmethod
@@ -182,7 +190,7 @@ class Times:
         With ``fixed_ns``, the computing is that of a processor on which the fixed computation takes
         so long.
         """
-        found = []
+        parts = []
         for session in self.each_session:
             if not FEWEST_RUNS <= len(session.cpu_ms) == len(session.samples_ms):
                 return None
@@ -192,8 +200,8 @@ class Times:
                 if len(session.relative) != len(cpu_ms):
                     return None
                 cpu_ms = np.asarray(session.relative) * fixed_ns / 1e6
-            found.append(Parts(cpu_ms, waiting_ms))
-        return found
+            parts.append(Parts(cpu_ms, waiting_ms))
+        return parts
 
     @property
     def best_ms(self) -> float | None:
@@ -333,10 +341,10 @@ def _between_processes(
     weight, squares = _USUAL_SESSIONS, _USUAL_SESSIONS * max(least, SPREAD_OF_RUNS * varying) ** 2
     for side in drawn:
         if len(side) > 1:
-            within = float(np.mean([np.var(session) for session in side]))
+            within_processes = float(np.mean([np.var(session) for session in side]))
             measured = float(np.var([np.mean(session) for session in side], ddof=1))
             weight += len(side) - 1
-            squares += (len(side) - 1) * max(measured - within, 0.0)
+            squares += (len(side) - 1) * max(measured - within_processes, 0.0)
     return math.sqrt(squares / weight * sum(1 / count for count in counts))
 
 

@@ -82,10 +82,10 @@ def objections(
     ``with_mean`` says whether the mean can tell anything.
     """
     is_short = abs((after.mean_ms or 0.0) - (before.mean_ms or 0.0)) <= tolerance_ms
-    found = [_errors(before, after), *_work(before, after, tolerance, same_inputs, is_short)]
+    objections_ = [_errors(before, after), *_work(before, after, tolerance, same_inputs, is_short)]
     if with_mean and not is_short:
-        found.append(_mean(before, after, tolerance))
-    return [objection for objection in found if objection is not None]
+        objections_.append(_mean(before, after, tolerance))
+    return [objection for objection in objections_ if objection is not None]
 
 
 def failed_before(before: Outcome, after: Outcome) -> str | None:
@@ -125,7 +125,7 @@ def _errors(before: Outcome, after: Outcome) -> Objection | None:
 def _work(
     before: Outcome, after: Outcome, tolerance: float, same_inputs: bool, is_short: bool
 ) -> list[Objection | None]:
-    found: list[Objection | None] = []
+    objections: list[Objection | None] = []
     noise = _relative_noise(before, after)
     for what, rate in before.work_per_s.items():
         if not rate:
@@ -133,7 +133,7 @@ def _work(
         now = after.work_per_s.get(what)
         if now is None:
             sentence = f"no {what} are counted any more ({amount(rate)} {what}/s before)"
-            found.append(Objection("unclear", sentence))
+            objections.append(Objection("unclear", sentence))
             continue
         fall = 1 - now / rate
         if is_short and before.mean_ms and after.mean_ms:
@@ -142,8 +142,8 @@ def _work(
         if fall > tolerance:
             is_sure = same_inputs and fall > (noise or 0.0)
             sentence = _rate_change(what, rate, now)
-            found.append(Objection("worse" if is_sure else "unclear", sentence))
-    return found
+            objections.append(Objection("worse" if is_sure else "unclear", sentence))
+    return objections
 
 
 def _mean(before: Outcome, after: Outcome, tolerance: float) -> Objection | None:
@@ -176,12 +176,12 @@ def _rate_change(what: str, rate: float, now: float) -> str:
 def _rates(stage: Mapping[str, Any], total_ms: float | None) -> dict[str, float]:
     """Return the work a second of each kind that was done at all."""
     rates, work = stage.get("work_per_s"), stage.get("work")
-    found = {str(k): number(v) for k, v in rates.items()} if isinstance(rates, dict) else {}
+    by_unit = {str(k): number(v) for k, v in rates.items()} if isinstance(rates, dict) else {}
     for what, done in work.items() if isinstance(work, dict) else ():
         known = number(done)
-        if found.get(str(what)) is None and known is not None and total_ms:
-            found[str(what)] = known / total_ms * 1000
-    return {what: rate for what, rate in found.items() if rate is not None and rate >= 0}
+        if by_unit.get(str(what)) is None and known is not None and total_ms:
+            by_unit[str(what)] = known / total_ms * 1000
+    return {what: rate for what, rate in by_unit.items() if rate is not None and rate >= 0}
 
 
 def _mean_error_ms(
@@ -191,15 +191,17 @@ def _mean_error_ms(
 
     Between two quantiles, the times are taken to be spread evenly.
     """
-    known = [(at, value) for at, name in _FIGURES if (value := number(stage.get(name))) is not None]
-    if not count or mean_ms is None or len(known) < 3 or known[-1][0] < 0.99:
+    quantiles = [
+        (at, value) for at, name in _FIGURES if (value := number(stage.get(name))) is not None
+    ]
+    if not count or mean_ms is None or len(quantiles) < 3 or quantiles[-1][0] < 0.99:
         return None
-    known = [(0.0, known[0][1]), *known, (1.0, known[-1][1])]
+    quantiles = [(0.0, quantiles[0][1]), *quantiles, (1.0, quantiles[-1][1])]
     squares = sum(
         (end - begin) * (low**2 + low * high + high**2) / 3
         for (begin, low), (end, high) in (
             ((at, value - mean_ms), (next_at, following - mean_ms))
-            for (at, value), (next_at, following) in itertools.pairwise(known)
+            for (at, value), (next_at, following) in itertools.pairwise(quantiles)
         )
     )
     return math.sqrt(squares / count)

@@ -123,14 +123,14 @@ def _is_trace(file: Path) -> str:
 
 
 def _only_report(folder: Path) -> Path:
-    found = reports_in(folder)
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    reports = reports_in(folder)
+    if len(reports) == 1:
+        return reports[0]
+    if not reports:
         raise ReportError(f"{folder} is a folder without a timing.json: pass the path of a file.")
     raise ReportError(
-        f"{folder} contains {len(found)} timing reports: pass one of "
-        f"{listed(path.name for path in found)}."
+        f"{folder} contains {len(reports)} timing reports: pass one of "
+        f"{listed(path.name for path in reports)}."
     )
 
 

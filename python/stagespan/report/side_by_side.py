@@ -29,12 +29,12 @@ def read_reports(folder: Path) -> list[RankReport]:
     Reports are called by their rank if they come from several ranks, and otherwise, or if several
     processes of one rank wrote reports, by the process id in their environment.
     """
-    found = [(path, read_timing_report(path)) for path in reports_in(folder)]
-    ranks = [_rank(report) for _, report in found]
-    pids = [_pid(report) for _, report in found]
+    read = [(path, read_timing_report(path)) for path in reports_in(folder)]
+    ranks = [_rank(report) for _, report in read]
+    pids = [_pid(report) for _, report in read]
     several = len(set(ranks) - {None}) > 1
     reports = []
-    for (path, report), rank, pid in zip(found, ranks, pids, strict=True):
+    for (path, report), rank, pid in zip(read, ranks, pids, strict=True):
         label = path.stem if pid is None or pids.count(pid) > 1 else f"pid {pid}"
         if several and rank is not None:
             label = f"rank {rank}" if ranks.count(rank) == 1 else f"rank {rank}, {label}"
@@ -66,27 +66,29 @@ def print_reports(folder: Path) -> None:
     console = Console(highlight=False)
     console.width = limit() or 10_000
     sentences = [f"{len(reports)} timing reports in {folder}"]
-    if all(_rank(one.report) is not None for one in reports):
-        times = [stage_runs(one.report) for one in reports]
+    if all(_rank(process.report) is not None for process in reports):
+        times = [stage_runs(process.report) for process in reports]
         slower = stage_findings(
-            times, [one.label for one in reports], [whole_ns(one.report) for one in reports]
+            times,
+            [process.label for process in reports],
+            [whole_ns(process.report) for process in reports],
         )
         sentences += [finding.sentence for finding in slower]
     for sentence in sentences:
         console.print(Text(wrapped(one_line(sentence), "  ")), soft_wrap=True)
     totals: dict[str, float] = {}
-    for one in reports:
-        for name, stage in one.report["stages"].items():
+    for process in reports:
+        for name, stage in process.report["stages"].items():
             totals[name] = max(totals.get(name, 0.0), float(stage["duration_ms"]))
     columns = [
-        Column("process", [one.label for one in reports]),
-        Column("wall clock ms", [_ms(one.report.get("wall_clock_ms")) for one in reports]),
-        Column("in stages ms", [_ms(one.report.get("total_stages_ms")) for one in reports]),
+        Column("process", [process.label for process in reports]),
+        Column("wall clock ms", [_ms(process.report.get("wall_clock_ms")) for process in reports]),
+        Column("in stages ms", [_ms(process.report.get("total_stages_ms")) for process in reports]),
     ]
     columns += [
         Column(
             one_line(name),
-            [_runs(one.report["stages"].get(name)) for one in reports],
+            [_runs(process.report["stages"].get(name)) for process in reports],
             is_flexible=True,
             optional=place > 0,
         )

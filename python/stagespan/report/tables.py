@@ -84,7 +84,7 @@ def _columns(report: Mapping[str, Any], encoding: str) -> list[Column]:
     ]
     styles = ["dim" if row.count is None and row.stage is None else "" for row in rows]
     shares = ["" if row.share is None else f"{100 * row.share:.1f} %" for row in rows]
-    found = [
+    columns = [
         Column("stage", names, is_flexible=True, is_folded=True, styles=styles),
         Column("total ms", [f"{row.duration_ms:,.3f}" for row in rows], is_number=True),
         Column("share", shares, is_number=True),
@@ -99,10 +99,10 @@ def _columns(report: Mapping[str, Any], encoding: str) -> list[Column]:
         if any(cells):
             rank = _LEAST_IMPORTANT.index(title) if title in _LEAST_IMPORTANT else None
             optional = 0 if rank is None else len(_LEAST_IMPORTANT) - rank
-            found.append(Column(title, cells, is_number=True, optional=optional))
+            columns.append(Column(title, cells, is_number=True, optional=optional))
     return [
         column._replace(cells=[_encodable(cell, encoding) for cell in column.cells])
-        for column in found
+        for column in columns
     ]
 
 
@@ -133,11 +133,11 @@ def _figure(key: str, digits: int = 3, *, zero: bool = True) -> _Cell:
 
 def _on_device(stage: dict[str, Any]) -> str:
     """Return the device time, with the number of runs if it does not cover all of them."""
-    elapsed, known = number(stage.get("device_elapsed_ms")), number(stage.get("device_runs"))
+    elapsed, runs = number(stage.get("device_elapsed_ms")), number(stage.get("device_runs"))
     if elapsed is None:
         return ""
-    is_part = known is not None and known != number(stage.get("count"))
-    return f"{elapsed:,.3f}" + (f" ({known:,.0f} runs)" if is_part else "")
+    is_part = runs is not None and runs != number(stage.get("count"))
+    return f"{elapsed:,.3f}" + (f" ({runs:,.0f} runs)" if is_part else "")
 
 
 def _peak(stage: dict[str, Any]) -> str:
@@ -155,10 +155,10 @@ def _rates(stage: dict[str, Any]) -> str:
     rates = stage.get("work_per_s")
     if not isinstance(rates, dict):
         return ""
-    known = ((what, number(rate)) for what, rate in rates.items())
+    numbers = ((what, number(rate)) for what, rate in rates.items())
     return ", ".join(
         f"{rate:,.0f} {one_line(what)}/s" if rate >= 1000 else f"{rate:.4g} {one_line(what)}/s"
-        for what, rate in known
+        for what, rate in numbers
         if rate is not None
     )
 

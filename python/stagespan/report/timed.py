@@ -79,22 +79,22 @@ def read(path: str | os.PathLike[str]) -> Timed:
 
 def _of_folder(path: str, results: list[Path]) -> Timed:
     """Return the bench results in a folder, one for each stage."""
-    found = [read(result) for result in results]
+    all_timed = [read(result) for result in results]
     times: dict[tuple[str, str | None], Times] = {}
-    for one, result in zip(found, results, strict=True):
-        if one.kind != "bench" or times.keys() & one.times.keys():
+    for timed, result in zip(all_timed, results, strict=True):
+        if timed.kind != "bench" or times.keys() & timed.times.keys():
             raise ReportError(
                 f"{path} contains several results of one stage, or files that are not bench "
                 f"results, such as {result.name}: pass two files."
             )
-        times |= one.times
+        times |= timed.times
     # What differs between the stages of one folder cannot differ between two folders.
     same = {
         key: value
-        for key, value in found[0].replayed.items()
-        if all(one.replayed.get(key) == value for one in found)
+        for key, value in all_timed[0].replayed.items()
+        if all(timed.replayed.get(key) == value for timed in all_timed)
     }
-    return Timed(path, "bench", times, found[0].environment, same)
+    return Timed(path, "bench", times, all_timed[0].environment, same)
 
 
 def _is_baseline(content: dict[str, Any]) -> bool:
@@ -126,17 +126,17 @@ def _of_sessions(
     listed = stage.get("sessions")
     rows = [row for row in (listed if isinstance(listed, list) else ()) if isinstance(row, dict)]
     counts = [(row.get("runs"), row.get("relative")) for row in rows]
-    known = [(n, m) for n, m in counts if type(n) is int and type(m) is int and n > 0 and m >= 0]
-    totals = sum(n for n, _ in known), sum(m for _, m in known)
-    if len(known) < len(rows) or totals != (len(samples), len(relative)):
+    sizes = [(n, m) for n, m in counts if type(n) is int and type(m) is int and n > 0 and m >= 0]
+    totals = sum(n for n, _ in sizes), sum(m for _, m in sizes)
+    if len(sizes) < len(rows) or totals != (len(samples), len(relative)):
         # One session, or a file that another program has changed.
-        rows, known = [stage], [(len(samples), len(relative))]
+        rows, sizes = [stage], [(len(samples), len(relative))]
     # A session without CPU times has no entries in their list.
     with_cpu = [row.get("cpu") is True for row in rows] if len(rows) > 1 else [bool(cpu)]
-    if sum(n for (n, _), has_cpu in zip(known, with_cpu, strict=True) if has_cpu) != len(cpu):
+    if sum(n for (n, _), has_cpu in zip(sizes, with_cpu, strict=True) if has_cpu) != len(cpu):
         with_cpu = [False] * len(rows)
     sessions = []
-    for row, (count, ratio_count), has_cpu in zip(rows, known, with_cpu, strict=True):
+    for row, (count, ratio_count), has_cpu in zip(rows, sizes, with_cpu, strict=True):
         disturbed = row.get("disturbed")
         sessions.append(
             Times.of(

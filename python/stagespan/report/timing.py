@@ -216,18 +216,18 @@ def _signatures() -> dict[str, list[dict[str, Any]]]:
 
 def _finished_requests() -> list[requests.FinishedRequest]:
     """Return the requests, ordered by end. Those entered again last from the first entry."""
-    found: dict[int, requests.FinishedRequest] = {}
+    by_number: dict[int, requests.FinishedRequest] = {}
     for request in requests.finished_requests.copy():
-        earlier = found.pop(request["number"], None)
+        earlier = by_number.pop(request["number"], None)
         if earlier is not None:
             request = request.copy()
             request["begin_ns"], request["figures"] = earlier["begin_ns"], None
-        found[request["number"]] = request
-    return list(found.values())
+        by_number[request["number"]] = request
+    return list(by_number.values())
 
 
 def _requests(since_ns: int) -> list[RequestEntry]:
-    found: list[RequestEntry] = []
+    entries: list[RequestEntry] = []
     for request in _finished_requests():
         if request["end_ns"] < since_ns:
             continue
@@ -242,7 +242,7 @@ def _requests(since_ns: int) -> list[RequestEntry]:
             entry["errors"] += errors
             entry["top_level_ms"] += total_ns / 1e6 if is_top else 0.0
         duration_ms = (request["end_ns"] - request["begin_ns"]) / 1e6
-        found.append(
+        entries.append(
             {
                 "request_id": requests.shown_id(str(request["id"])),
                 "request_number": request["number"],
@@ -260,7 +260,7 @@ def _requests(since_ns: int) -> list[RequestEntry]:
                 "metadata": without_secrets(plain(request["metadata"])),
             }
         )
-    return found
+    return entries
 
 
 def plain(value: Any, depth: int = _DEEPEST_METADATA * 2) -> Any:

@@ -69,7 +69,7 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
             yield Row(label, lead, ms, ms / of_ms if of_ms > 0 else None), None
 
     def below(parent: str | None, of_ms: float, guide: str) -> list[Row]:
-        found = []
+        below_rows = []
         # Not recursive, because a report can contain chains of thousands of stages.
         levels = [children_of(parent, of_ms, guide)]
         while levels:
@@ -77,10 +77,10 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
             if row is None:
                 levels.pop()
                 continue
-            found.append(row)
+            below_rows.append(row)
             if inner is not None:
                 levels.append(children_of(*inner))
-        return found
+        return below_rows
 
     found = below(None, total, "")
     for is_sum in (True, False):
@@ -130,11 +130,11 @@ def _left_over(entry: dict[str, Any], children: list[_Place]) -> list[tuple[str,
     unattributed, duration = number(entry.get("unattributed_ms")), entry["duration_ms"]
     if not children or unattributed is None:
         return []
-    found = [(UNATTRIBUTED, unattributed)]
+    rows = [(UNATTRIBUTED, unattributed)]
     excess = sum(place.ms for place in children) + unattributed - duration
     if abs(excess) > _LEAST_EXCESS * duration:
-        found.append((OVERLAP if excess > 0 else ELSEWHERE, -excess))
-    return found
+        rows.append((OVERLAP if excess > 0 else ELSEWHERE, -excess))
+    return rows
 
 
 def _guides(guide: str, is_last: bool, is_top: bool) -> tuple[str, str]:

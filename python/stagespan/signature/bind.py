@@ -41,18 +41,18 @@ _cache: weakref.WeakKeyDictionary[Callable[..., Any], _Parameters] = weakref.Wea
 
 def _parameters(function: Callable[..., Any]) -> _Parameters | None:
     try:
-        found = _cache.get(function)
+        parameters = _cache.get(function)
     except TypeError:  # not hashable, or does not support weak references
-        found = None
-    if found is not None:
-        return found
+        parameters = None
+    if parameters is not None:
+        return parameters
     try:
-        found = _Parameters(function)
+        parameters = _Parameters(function)
     except (ValueError, TypeError):
         return None
     with contextlib.suppress(TypeError):
-        _cache[function] = found
-    return found
+        _cache[function] = parameters
+    return parameters
 
 
 def undecorated(function: Any) -> Any:

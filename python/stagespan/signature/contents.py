@@ -52,12 +52,12 @@ def describe_content(tensor: Any) -> dict[str, Any] | None:
         identity = torch.arange(width, device=rows.device)
         if bool((rows.sort(-1).values == identity).all()):
             return {"kind": "permutation"}
-    found = _describe_values(flat)
+    description = _describe_values(flat)
     pairs = _ordered_columns(rows)
     if not pairs:
-        return found
+        return description
     low, high = (list(column) for column in zip(*pairs, strict=True))
-    return {"kind": "ordered", "low": low, "high": high, "of": found}
+    return {"kind": "ordered", "low": low, "high": high, "of": description}
 
 
 def _ordered_columns(rows: Any) -> list[list[int]]:

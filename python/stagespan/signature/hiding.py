@@ -34,10 +34,10 @@ def _without(node: Any, is_hidden: bool) -> Any:
         length = len(text) // 2 if node[TYPE] == "bytes" else node.get("length", len(text))
         kept = {k: v for k, v in node.items() if v is not text}
         return {**kept, "length": length}
-    found = {k: _without(v, is_hidden) if k in _INNER else v for k, v in node.items()}
+    kept_node = {k: _without(v, is_hidden) if k in _INNER else v for k, v in node.items()}
     if node[TYPE] == "dict" and isinstance(node.get("items"), list):
-        found["items"] = [_pair(pair, is_hidden) for pair in node["items"]]
-    return found
+        kept_node["items"] = [_pair(pair, is_hidden) for pair in node["items"]]
+    return kept_node
 
 
 def _pair(pair: Any, is_hidden: bool) -> Any:

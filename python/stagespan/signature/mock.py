@@ -52,10 +52,10 @@ def make_inputs(
     if dtype is not None:
         dtype = dtypes.canonical(dtype)
         if not dtypes.is_floating(dtype) or dtype not in dtypes.ELEMENT_BYTES:
-            known = filter(dtypes.is_floating, dtypes.ELEMENT_BYTES)
+            floating = filter(dtypes.is_floating, dtypes.ELEMENT_BYTES)
             raise HarnessError(
                 f"dtype {dtype!r} is not a floating-point type; "
-                f"{dtypes.unknown_dtype(dtype, known)}."
+                f"{dtypes.unknown_dtype(dtype, floating)}."
             )
     nodes = {name: node for name, node in signature.arguments.items() if name not in replaced}
     refused: dict[str, HarnessError | SignatureError] = {}
@@ -246,11 +246,11 @@ class _Builder:
         except LookupError as error:
             raise _not_loaded(path, error) from None
         except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
-            shown = f"input {path!r} with shape {list(tensor.shape)} and dtype {tensor.dtype}"
+            described = f"input {path!r} with shape {list(tensor.shape)} and dtype {tensor.dtype}"
             if values.is_out_of_memory(error):
-                raise no_memory(shown) from error
+                raise no_memory(described) from error
             raise SignatureError(
-                f"I{shown[1:]} cannot be created: {str(error).partition(chr(10))[0]}"
+                f"I{described[1:]} cannot be created: {str(error).partition(chr(10))[0]}"
             ) from None
 
     def items(self, nodes: list[Any], path: str) -> list[Any]:

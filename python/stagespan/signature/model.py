@@ -266,11 +266,11 @@ def _content(value: object, where: str) -> dict[str, Any] | None:
     if fields is None:
         return None
     for name, expected in fields.items():
-        found = value.get(name)
-        numbers = found if isinstance(found, list) else [found]
+        content = value.get(name)
+        numbers = content if isinstance(content, list) else [content]
         low, most = (0, _LARGEST_AMOUNT) if name in _AMOUNTS else (-1 << 63, 1 << 63)
         if (
-            type(found) is not expected
+            type(content) is not expected
             or not (numbers or kind == "frequent")
             or len(numbers) > _LONGEST_CONTENT
             or not all(type(n) is int and low <= n < most for n in numbers)
@@ -340,28 +340,30 @@ class StageSignature:
         dimension of that size. Raises SignatureError if there is none or more than one.
         """
         every = [self, *self.variants]
-        found = self._variants_like(every, wanted)
-        if len(found) == 1:
-            others = [replace(each, variants=[]) for each in every if each is not found[0]]
-            return replace(found[0], variants=others)
-        keys = ", ".join(f"{at} ({each.key})" for at, each in enumerate(every[:8]))
+        matching = self._variants_like(every, wanted)
+        if len(matching) == 1:
+            others = [replace(other, variants=[]) for other in every if other is not matching[0]]
+            return replace(matching[0], variants=others)
+        keys = ", ".join(f"{at} ({other.key})" for at, other in enumerate(every[:8]))
         raise SignatureError(
             f"The variant {wanted!r} of stage {self.stage_name!r} is "
-            f"{'not in the file' if not found else 'ambiguous'}: pass a number or key of {keys}"
+            f"{'not in the file' if not matching else 'ambiguous'}: pass a number or key of {keys}"
             f"{', ...' if len(every) > 8 else ''}, largest, smallest, or NAME=SIZE."
         )
 
     @staticmethod
     def _variants_like(every: list[StageSignature], wanted: str) -> list[StageSignature]:
         if wanted in ("largest", "smallest"):
-            ordered = sorted(every, key=lambda each: _elements(each.inputs))
+            ordered = sorted(every, key=lambda variant: _elements(variant.inputs))
             return [ordered[-1 if wanted == "largest" else 0]]
         name, equals, size = wanted.partition("=")
         if equals and size.isdecimal():
-            return [each for each in every if int(size) in _sizes_of(each.inputs.get(name))]
+            return [
+                variant for variant in every if int(size) in _sizes_of(variant.inputs.get(name))
+            ]
         if wanted.isdecimal() and int(wanted) < len(every):
             return [every[int(wanted)]]
-        return [each for each in every if wanted and (each.key or "").startswith(wanted)]
+        return [variant for variant in every if wanted and (variant.key or "").startswith(wanted)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the stage's entry in the file."""
@@ -414,10 +416,10 @@ def signature_file(path: str | os.PathLike[str]) -> Path:
 
     Raises SignatureError if a folder has none or several.
     """
-    found = Path(path)
-    if not found.is_dir():
-        return found
-    files = sorted(found.glob(f"*{FILE_ENDING}"))
+    target = Path(path)
+    if not target.is_dir():
+        return target
+    files = sorted(target.glob(f"*{FILE_ENDING}"))
     if len(files) == 1:
         return files[0]
     if not files:
@@ -550,12 +552,12 @@ class SignatureFile:
 
 
 def _known(name: str, names: Iterable[str]) -> str:
-    known = list(names)
-    if not known:
+    stages = list(names)
+    if not stages:
         return "the file has no stages, so run the pipeline in debug mode first"
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, stages, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    listed = ", ".join(repr(k) for k in known[:20]) + (", ..." if len(known) > 20 else "")
+    listed = ", ".join(repr(k) for k in stages[:20]) + (", ..." if len(stages) > 20 else "")
     return f"{hint}The file has {listed}" if near else f"the file has {listed}"
 
 

@@ -130,17 +130,17 @@ def torch_settings() -> dict[str, Any]:
 
 def _settings(torch: Any) -> dict[str, Any]:
     """Return the settings of torch that decide which kernels run."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     try:
         backends = torch.backends.cuda
-        found["sdpa"] = [
+        settings["sdpa"] = [
             name
             for name in ("flash", "mem_efficient", "math", "cudnn")
             if getattr(backends, f"{name}_sdp_enabled", bool)()
         ]
-        found["matmul_precision"] = str(torch.get_float32_matmul_precision())
-        found["deterministic"] = bool(torch.are_deterministic_algorithms_enabled())
-        found["threads"] = int(torch.get_num_threads())
+        settings["matmul_precision"] = str(torch.get_float32_matmul_precision())
+        settings["deterministic"] = bool(torch.are_deterministic_algorithms_enabled())
+        settings["threads"] = int(torch.get_num_threads())
     except (AttributeError, RuntimeError, TypeError):
         pass
-    return found
+    return settings

@@ -33,13 +33,13 @@ class SharedStorages:
 
     def write(self) -> None:
         """Write shared memory into the nodes of its tensors."""
-        for number, (_, found) in enumerate(self._tensors.items()):
-            if len(found) < 2:
+        for number, (_, tensors) in enumerate(self._tensors.items()):
+            if len(tensors) < 2:
                 continue
-            begin = min(offset for offset, _ in found) // _ALIGNMENT * _ALIGNMENT
+            begin = min(offset for offset, _ in tensors) // _ALIGNMENT * _ALIGNMENT
             ends = [
                 offset + TensorSignature.from_json(node, "a tensor").storage_bytes
-                for offset, node in found
+                for offset, node in tensors
             ]
-            for offset, node in found:
+            for offset, node in tensors:
                 node["storage"] = [str(number), max(ends) - begin, offset - begin]

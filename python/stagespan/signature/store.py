@@ -48,14 +48,14 @@ class _Entry:
         """Return the signature with the scalars of its latest run, its output and its count."""
         if self.signature is None:
             return None
-        found, latest = copy.deepcopy(self.signature), self.latest
-        found.inputs.update(latest.inputs)
-        found.metadata = dict(latest.metadata)
+        signature, latest = copy.deepcopy(self.signature), self.latest
+        signature.inputs.update(latest.inputs)
+        signature.metadata = dict(latest.metadata)
         if self.output is not None:
-            found.output = copy.deepcopy(self.output[0])
-        found.context.update(self.inside)
-        found.count = self.ended.value
-        return found
+            signature.output = copy.deepcopy(self.output[0])
+        signature.context.update(self.inside)
+        signature.count = self.ended.value
+        return signature
 
 
 class _Scalars(NamedTuple):
@@ -102,13 +102,13 @@ class SignatureStore:
         families = self._families.setdefault(stage, {})
         if family not in families and len(families) >= 4 * MAX_KEYS:
             return key
-        known = families.setdefault(family, {})
-        if len(known) >= MAX_LENGTHS:
-            kept = [entries.get(other) for other in known.copy()]
+        keys = families.setdefault(family, {})
+        if len(keys) >= MAX_LENGTHS:
+            kept = [entries.get(other) for other in keys.copy()]
             if sum(entry is not None and entry.ended.value <= 1 for entry in kept) >= MAX_LENGTHS:
                 return f"{family}{GROWING}"
-        if len(known) < 2 * MAX_KEYS:
-            known[key] = None
+        if len(keys) < 2 * MAX_KEYS:
+            keys[key] = None
         return key
 
     def knows(self, stage: str, key: str) -> bool:
@@ -206,7 +206,7 @@ class SignatureStore:
 
     def signatures(self) -> dict[str, StageSignature]:
         """Return a copy by stage: the signature that ran most, with the others as variants."""
-        found: dict[str, StageSignature] = {}
+        by_stage: dict[str, StageSignature] = {}
         for stage, entries in self._stages.copy().items():
             ranked = [
                 (entry.ended.value, entry.order.value, entry) for entry in entries.copy().values()
@@ -214,9 +214,9 @@ class SignatureStore:
             ranked.sort(key=lambda row: row[:2], reverse=True)
             copies = [kept for *_, entry in ranked if (kept := entry.copy()) is not None]
             if copies:
-                found[stage] = copies[0]
-                found[stage].variants = copies[1:]
-        return found
+                by_stage[stage] = copies[0]
+                by_stage[stage].variants = copies[1:]
+        return by_stage
 
     def stats(self) -> dict[str, list[dict[str, Any]]]:
         """Return the figures of each signature, by stage, see `signature_stats`."""
@@ -239,18 +239,18 @@ class SignatureStore:
 def _figures(key: str, entry: _Entry) -> dict[str, Any]:
     """Return the figures of one signature's runs; None if no run has ended without an error."""
     ordered = sorted(entry.durations_ns.copy())
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "key": key,
         "count": entry.ended.value,
         "percentile_runs": len(ordered),
     }
     for name, q in (("p50_ms", 0.5), ("p25_ms", 0.25), ("p75_ms", 0.75), ("p95_ms", 0.95)):
-        found[name] = quantile(ordered, q) / 1e6 if ordered else None
+        figures[name] = quantile(ordered, q) / 1e6 if ordered else None
     cpu = sorted(entry.cpu_ns.copy())
-    found["cpu_p50_ms"] = quantile(cpu, 0.5) / 1e6 if cpu else None
-    found["launches"] = entry.launches.get("count")
-    found["first_ms"] = None if entry.first_ns is None else entry.first_ns / 1e6
-    return found
+    figures["cpu_p50_ms"] = quantile(cpu, 0.5) / 1e6 if cpu else None
+    figures["launches"] = entry.launches.get("count")
+    figures["first_ms"] = None if entry.first_ns is None else entry.first_ns / 1e6
+    return figures
 
 
 STORE = SignatureStore()

@@ -22,14 +22,14 @@ def callable_of(function: Any, receiver: Any = None) -> dict[str, str]:
         kind = type(function)
         method = "forward" if hasattr(kind, "forward") else "__call__"
         name = f"{kind.__qualname__}.{method}"
-    found = {
+    named = {
         "module": str(getattr(function, "__module__", None) or type(function).__module__),
         "qualname": name,
     }
     if receiver is not None:
         kind = receiver if isinstance(receiver, type) else type(receiver)
-        found["of"] = f"{kind.__module__}:{kind.__qualname__}"
-    return found
+        named["of"] = f"{kind.__module__}:{kind.__qualname__}"
+    return named
 
 
 def is_method_of(function: Any, first: Any) -> bool:
@@ -76,12 +76,12 @@ def mismatch(target: object, function: Any) -> str | None:
 
     ``function`` is None if a stage has nothing that can be called.
     """
-    captured, found = method_name(target), method_name(callable_of(function))
-    if captured is None or found is None:
+    captured, called = method_name(target), method_name(callable_of(function))
+    if captured is None or called is None:
         return None
     assert isinstance(target, dict)
-    both_modules = captured in _CALLED_LIKE_MODULES and found in _CALLED_LIKE_MODULES
-    if (captured == found or both_modules) and _can_be_of(target, function):
+    both_modules = captured in _CALLED_LIKE_MODULES and called in _CALLED_LIKE_MODULES
+    if (captured == called or both_modules) and _can_be_of(target, function):
         return None
     replayed = f"{callable_of(function)['qualname']!r} would be replayed"
     if function is None:

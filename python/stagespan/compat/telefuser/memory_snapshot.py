@@ -170,19 +170,19 @@ def print_memory_analysis() -> None:
 
 def analysis_lines() -> list[str]:
     """Return the analysis as lines of text."""
-    found = get_memory_analysis()
-    if not found:
+    usage = get_memory_analysis()
+    if not usage:
         return ["No memory snapshots recorded."]
-    allocated_mb = found["peak_allocated_mb"]
+    allocated_mb = usage["peak_allocated_mb"]
     lines = [
         "Memory Statistics:",
-        f"  Peak Reserved: {found['peak_reserved_gb']:.2f} GB ({found['peak_reserved_mb']:.0f} MB)",
-        f"  Peak Allocated: {found['peak_allocated_gb']:.2f} GB ({allocated_mb:.0f} MB)",
-        f"  Pool Overhead: {found['pool_overhead_mb']:.0f} MB ({found['pool_overhead_pct']:.1f}%)",
-        f"  Remaining: {found['remaining_memory_gb']:.2f} GB",
+        f"  Peak Reserved: {usage['peak_reserved_gb']:.2f} GB ({usage['peak_reserved_mb']:.0f} MB)",
+        f"  Peak Allocated: {usage['peak_allocated_gb']:.2f} GB ({allocated_mb:.0f} MB)",
+        f"  Pool Overhead: {usage['pool_overhead_mb']:.0f} MB ({usage['pool_overhead_pct']:.1f}%)",
+        f"  Remaining: {usage['remaining_memory_gb']:.2f} GB",
     ]
-    if "memory_increase_gb" in found:
-        lines.append(f"  Increase from Baseline: {found['memory_increase_gb']:.2f} GB")
+    if "memory_increase_gb" in usage:
+        lines.append(f"  Increase from Baseline: {usage['memory_increase_gb']:.2f} GB")
     return lines
 
 

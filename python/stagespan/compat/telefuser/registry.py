@@ -143,11 +143,11 @@ class GlobalTimingRegistry:
 
 def _stage_line(name: str, stage: dict[str, Any]) -> str:
     share = stage["percentage"]
-    shown = "      " if share is None else f"({share:5.1f}%)"
+    percent = "      " if share is None else f"({share:5.1f}%)"
     memory = stage["memory"] or {}
     peak = memory.get("peak_allocated_mb")
     tail = "" if peak is None else f"  peak: {peak:.0f}/{memory['peak_reserved_mb']:.0f} MB"
-    return f"  {name:30s} {stage['duration_ms']:8.1f} ms {shown}{tail}".rstrip()
+    return f"  {name:30s} {stage['duration_ms']:8.1f} ms {percent}{tail}".rstrip()
 
 
 def log_summary() -> None:

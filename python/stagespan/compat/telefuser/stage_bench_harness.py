@@ -105,10 +105,10 @@ class StageBenchHarness:
                 f"There is no stage {stage_name!r} in the signature file {str(signature_path)!r};"
                 f" it contains {', '.join(map(repr, stages)) or 'no stages'}."
             )
-        found = stages[stage_name]
-        made = cls(stage_name, from_entry(stage_name, found.to_json()), stage_instance, config)
-        made._signature = found
-        made._live = live_runs(path, found)
+        signature = stages[stage_name]
+        made = cls(stage_name, from_entry(stage_name, signature.to_json()), stage_instance, config)
+        made._signature = signature
+        made._live = live_runs(path, signature)
         if made._is_default_folder:
             made.config = dataclasses.replace(made.config, output_dir=str(default_folder(path)))
         return made
@@ -174,21 +174,21 @@ class StageBenchHarness:
         harness = self._harness(warmup, steps, output_suffix)
         harness.setup()
         self._inputs = harness.inputs
-        found = harness.profile()
-        messages.info(f"[Harness] One iteration is {found.iteration} (adapter {found.adapter})")
+        result = harness.profile()
+        messages.info(f"[Harness] One iteration is {result.iteration} (adapter {result.adapter})")
         results: dict[str, Any] = {
             "stage_name": self.stage_name,
             "warmup": warmup,
             "profile_steps": steps,
-            "timing_ms": [float(time) for time in found.times_ms],
-            "kernel_breakdown": found.breakdown,
-            "adapter": found.adapter,
-            "iteration": found.iteration,
-            "step": found.step,
-            "device": found.device,
-            "trace_path": str(found.trace_path),
-            "breakdown_path": str(found.breakdown_path),
-            "script_path": str(found.script_path),
+            "timing_ms": [float(time) for time in result.times_ms],
+            "kernel_breakdown": result.breakdown,
+            "adapter": result.adapter,
+            "iteration": result.iteration,
+            "step": result.step,
+            "device": result.device,
+            "trace_path": str(result.trace_path),
+            "breakdown_path": str(result.breakdown_path),
+            "script_path": str(result.script_path),
         }
         if self.config.capture_output:
             output = self.io_signature.output_signature

@@ -132,7 +132,7 @@ class WorkerTimings:
 
     def parallel_info(self) -> dict[str, dict[str, Any]]:
         """Return ``num_ranks`` and ``ranks`` of each stage that ran in workers."""
-        found: dict[str, dict[str, Any]] = {}
+        stages: dict[str, dict[str, Any]] = {}
         for name, stage in self._stages.items():
             if stage.given is not None:
                 ranks: list[Any] = [
@@ -141,8 +141,8 @@ class WorkerTimings:
             else:
                 ranks = [_entry(rank, runs) for rank, runs in sorted(stage.runs.items())]
             if ranks:
-                found[name] = {"num_ranks": len(ranks), "ranks": ranks}
-        return found
+                stages[name] = {"num_ranks": len(ranks), "ranks": ranks}
+        return stages
 
     def _read_files(self) -> None:
         is_own, folder = _folder()

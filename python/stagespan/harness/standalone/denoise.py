@@ -60,10 +60,10 @@ class DenoiseStep:
     """
 
     def __init__(self, stage: Any, inputs: Mapping[str, Any]) -> None:
-        found = denoiser_of(stage)
-        if found is None:
+        parts = denoiser_of(stage)
+        if parts is None:
             raise ReplayError("the stage has no model (dit, transformer or unet) with a scheduler")
-        self.holder, self.model, scheduler = found
+        self.holder, self.model, scheduler = parts
         self.inputs = dict(inputs)
         try:
             self.scheduler = copy.deepcopy(scheduler)
@@ -131,25 +131,25 @@ class DenoiseStep:
 
     def _conditions(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the other arguments of ``forward``, from inputs with the same name or meaning."""
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         for parameter in signature_of(self.model).parameters.values():
             name = parameter.name
             variadic = parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD
             if name in (self.sample_name, self.time_name) or parameter.kind in variadic:
                 continue
             if name == "return_dict":
-                found[name] = False
+                arguments[name] = False
             elif name in inputs:
-                found[name] = inputs[name]
+                arguments[name] = inputs[name]
             elif name in PROMPTS and self.prompt is not None:
-                found[name] = inputs[self.prompt]
+                arguments[name] = inputs[self.prompt]
             else:
                 other = first_name(OTHER_NAMES.get(name, ()), inputs)
                 if other is not None:
-                    found[name] = inputs[other]
+                    arguments[name] = inputs[other]
         needed = {self.sample_name: None, **({self.time_name: None} if self.time_name else {})}
-        fit(self.model, {**found, **needed})
-        return found
+        fit(self.model, {**arguments, **needed})
+        return arguments
 
     def _guidance(self) -> float:
         """Return the guidance scale of the inputs, else of the stage, else Wan's default.

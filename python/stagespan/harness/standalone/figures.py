@@ -47,19 +47,19 @@ def summary(
     mean divided by the latter. All figures are None if there are no runs. ``one_thread`` says
     whether the thread that ran them did all the work, without a device.
     """
-    found: dict[str, Any] = figures([run.wall_ms for run in runs])
-    found["clocks_mhz"] = list(clocks_mhz) if all(clocks_mhz) and clocks_mhz else None
-    found["cpu"] = figures([run.cpu_ms for run in runs])
-    found["waited_ms"] = waited_ms(runs)
-    found["fixed_ns"] = fastest_fixed_ns
-    found["slowdown"] = slowdown(runs, fastest_in_process_ns or fastest_fixed_ns)
-    found["busy"] = busy(runs, device, found["slowdown"])
-    found["one_thread"] = (
+    figures_: dict[str, Any] = figures([run.wall_ms for run in runs])
+    figures_["clocks_mhz"] = list(clocks_mhz) if all(clocks_mhz) and clocks_mhz else None
+    figures_["cpu"] = figures([run.cpu_ms for run in runs])
+    figures_["waited_ms"] = waited_ms(runs)
+    figures_["fixed_ns"] = fastest_fixed_ns
+    figures_["slowdown"] = slowdown(runs, fastest_in_process_ns or fastest_fixed_ns)
+    figures_["busy"] = busy(runs, device, figures_["slowdown"])
+    figures_["one_thread"] = (
         device.startswith("cpu")
         and not any(is_initialized(kind) for kind in DEVICE_TYPES)
         and one_thread_worked(sum(run.wall_ms for run in runs), sum(run.others_ms for run in runs))
     )
-    return found
+    return figures_
 
 
 def figures(times: list[float]) -> dict[str, Any]:
@@ -138,15 +138,15 @@ def profiled_ratio(profiled_ms: float | None, timing: Mapping[str, Any]) -> floa
     return float(profiled_ms / timing["p50"])
 
 
-def profiled_line(found: Mapping[str, Any]) -> str | None:
+def profiled_line(result: Mapping[str, Any]) -> str | None:
     """A sentence about ``profiled_ms`` and ``profiled_ratio``; None if they are not known."""
-    if found["profiled_ratio"] is None:
+    if result["profiled_ratio"] is None:
         return None
-    runs = len(found.get("profiled_runs_ms", ()))
+    runs = len(result.get("profiled_runs_ms", ()))
     nearest = "" if runs < 2 else f", the nearest of {runs} profiled runs"
     return (
-        f"The profiled run took {found['profiled_ratio']:.2f} x the median "
-        f"({found['profiled_ms']:,.2f} ms for each iteration){nearest}."
+        f"The profiled run took {result['profiled_ratio']:.2f} x the median "
+        f"({result['profiled_ms']:,.2f} ms for each iteration){nearest}."
     )
 
 

@@ -109,26 +109,26 @@ def is_harmless(value: Any) -> bool:
 
 def find_function(path: str) -> Any:
     """Return a loaded function. Raises LookupError if it is not loaded, or must not be used."""
-    found = find_loaded(path)
-    if not callable(found) or isinstance(found, type):
+    function = find_loaded(path)
+    if not callable(function) or isinstance(function, type):
         module = path.partition(":")[0]
         raise LookupError(f"the function {path!r} is not loaded; import {module!r} first")
-    if not is_harmless(found):
+    if not is_harmless(function):
         raise LookupError(f"the function {path!r} is not one that a signature file may name")
-    return found
+    return function
 
 
 def bound_method(owner: Any, name: str) -> Any:
     """Return a method of an object or a class. Raises LookupError if it has no such method."""
     kind = owner if isinstance(owner, type) else type(owner)
     for base in type.__dict__["__mro__"].__get__(kind):
-        found = vars(base).get(name)
-        if found is None:
+        member = vars(base).get(name)
+        if member is None:
             continue
-        is_function = callable(found) or isinstance(found, (classmethod, staticmethod))
-        if not is_function or not hasattr(found, "__get__") or is_standard(base):
+        is_function = callable(member) or isinstance(member, (classmethod, staticmethod))
+        if not is_function or not hasattr(member, "__get__") or is_standard(base):
             break
-        return found.__get__(None if owner is kind else owner, kind)
+        return member.__get__(None if owner is kind else owner, kind)
     raise LookupError(f"the class {kind.__qualname__!r} has no method {name!r}")
 
 
@@ -165,7 +165,7 @@ def is_of(value: Any, kind: str) -> bool:
 def parts_of_class(owner: Any, kind: str) -> list[tuple[list[Any], Any]]:
     """Return the parts of an object that are of a class, each with the path that leads to it."""
     waiting: collections.deque[tuple[Any, list[Any]]] = collections.deque([(owner, [])])
-    found: list[tuple[list[Any], Any]] = []
+    instances: list[tuple[list[Any], Any]] = []
     seen: set[int] = set()
     while waiting and len(seen) < MOST_ATTRIBUTES:
         value, path = waiting.popleft()
@@ -173,22 +173,22 @@ def parts_of_class(owner: Any, kind: str) -> list[tuple[list[Any], Any]]:
             continue
         seen.add(id(value))
         if path and is_of(value, kind):
-            found.append((path, value))
+            instances.append((path, value))
         else:
             waiting.extend((part, [*path, name]) for name, part in parts_of(value).items())
-    return found
+    return instances
 
 
 def part_at(owner: Any, path: Sequence[Any]) -> Any:
     """Return the part of an object to which a path leads. Raises LookupError if it has none."""
-    found = owner
+    part = owner
     for name in path:
-        parts = parts_of(found)
+        parts = parts_of(part)
         if not isinstance(name, (str, int)) or name not in parts:
             shown = ".".join(map(str, path))
             raise LookupError(f"the stage has no {shown!r}; pass the stage that was captured")
-        found = parts[name]
-    return found
+        part = parts[name]
+    return part
 
 
 def parts_of(value: Any) -> dict[Any, Any]:
@@ -199,11 +199,11 @@ def parts_of(value: Any) -> dict[Any, Any]:
         return {name: part for name, part in value.items() if isinstance(name, (str, int))}
     if isinstance(value, (type, types.ModuleType, types.FunctionType)):
         return {}
-    found = getattr(value, "__dict__", None)
-    if type(found) is not dict:
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is not dict:
         return {}
-    modules = found.get("_modules")
-    return {**found, **modules} if type(modules) is dict else dict(found)
+    modules = attributes.get("_modules")
+    return {**attributes, **modules} if type(modules) is dict else dict(attributes)
 
 
 def owner_of(stage: Any) -> Any:

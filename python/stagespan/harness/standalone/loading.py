@@ -33,24 +33,24 @@ def load(target: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module)
+        thing: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             hint = "; start in its folder, or set PYTHONPATH"
         raise ReplayError(f"{target!r} cannot be loaded: {described(error)}{hint}") from error
     for part in name.split("."):
-        if _is_factory(found) and not hasattr(found, part):
-            found = _made_by(found, target)
+        if _is_factory(thing) and not hasattr(thing, part):
+            thing = _made_by(thing, target)
         try:
-            parts = parts_of(found)  # which also include the items of lists and dictionaries
+            parts = parts_of(thing)  # which also include the items of lists and dictionaries
             key: str | int = int(part) if part.isdecimal() else part
-            found = parts[key] if key in parts else getattr(found, part)
+            thing = parts[key] if key in parts else getattr(thing, part)
         except Exception as error:
             raise ReplayError(
                 f"{target!r} cannot be loaded: {described(error)}; check the name"
             ) from error
-    return found
+    return thing
 
 
 def load_stage(target: str, kind: str | None = None) -> Any:

@@ -44,11 +44,11 @@ class LoopState:
     def run_ended(self) -> None:
         """Put back what has changed in two runs; called after each of them."""
         now = _Snapshot(self.roots)
-        before, known = self.before.values, self.before.containers
+        before, containers = self.before.values, self.before.containers
         changed: dict[Place, Any] = {}
         for place in {**before, **now.values}:
             was = before.get(place, MISSING)
-            if place[0] not in known or same(was, now.values.get(place, MISSING)):
+            if place[0] not in containers or same(was, now.values.get(place, MISSING)):
                 continue
             changed[place] = was
             if place[0] in self.made:
@@ -56,7 +56,7 @@ class LoopState:
             elif place in self.changed:
                 self.kept.setdefault(place, self.changed[place])
         for identity in now.containers:
-            if identity not in known:
+            if identity not in containers:
                 self._note_made(identity, now, changed)
         self.changed = changed
         for (identity, key), value in self.kept.items():
@@ -67,9 +67,11 @@ class LoopState:
                     _put(container, key, value)
         self.before = _Snapshot(self.roots)
         # A container that no longer exists can have the same id as a later one.
-        known = self.before.containers
-        self.made = {identity: made for identity, made in self.made.items() if identity in known}
-        self.kept = {place: value for place, value in self.kept.items() if place[0] in known}
+        containers = self.before.containers
+        self.made = {
+            identity: made for identity, made in self.made.items() if identity in containers
+        }
+        self.kept = {place: value for place, value in self.kept.items() if place[0] in containers}
 
     def _note_made(self, identity: int, now: _Snapshot, changed: dict[Place, Any]) -> None:
         """Find the place in a container of the last run through which a new one is reached."""

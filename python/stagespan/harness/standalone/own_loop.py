@@ -462,10 +462,10 @@ def reachable(stage: Any, function: Any) -> list[Any]:
             for cell in getattr(value, "__closure__", None) or ():
                 with contextlib.suppress(ValueError):  # an empty cell
                     roots.append(cell.cell_contents)
-    found: list[Any] = []
+    objects: list[Any] = []
     seen: set[int] = set()
     queue = collections.deque((root, 0) for root in roots)
-    while queue and len(found) < MOST_OBJECTS:
+    while queue and len(objects) < MOST_OBJECTS:
         value, depth = queue.popleft()
         if id(value) in seen:
             continue
@@ -476,9 +476,9 @@ def reachable(stage: Any, function: Any) -> list[Any]:
             held = _held(value) if depth < DEPTH and not isinstance(value, type) else []
         except Exception:  # isinstance() asks a proxy, such as that of a web request, for its class
             continue
-        found.append(value)
+        objects.append(value)
         queue.extend((item, depth + 1) for item in held)
-    return found
+    return objects
 
 
 def _held(value: Any) -> list[Any]:
@@ -501,13 +501,13 @@ def _held(value: Any) -> list[Any]:
 
 def _in_slots(value: Any) -> list[Any]:
     """Return the attributes of an object whose class has ``__slots__``."""
-    found = []
+    values = []
     for kind in type(value).__mro__:
         for slot in vars(kind).values() if kind.__module__ != "builtins" else ():
             if isinstance(slot, types.MemberDescriptorType):
                 with contextlib.suppress(AttributeError):  # not set
-                    found.append(slot.__get__(value))
-    return found
+                    values.append(slot.__get__(value))
+    return values
 
 
 def _is_code(value: Any) -> bool:
@@ -555,12 +555,14 @@ def _steps_of(scheduler: Any, holder: Any) -> int | None:
 @contextlib.contextmanager
 def _replaced(target: Any, name: str, watched: Callable[..., Any]) -> Iterator[None]:
     """Replace a method of a class, or an attribute of an instance, by a watched one."""
-    own = getattr(target, "__dict__", {}).get(name)  # a class with __slots__ may have no __dict__
+    attribute = getattr(target, "__dict__", {}).get(
+        name
+    )  # a class with __slots__ may have no __dict__
     if isinstance(target, type):
-        original = own if own is not None else _static(target, name)
+        original = attribute if attribute is not None else _static(target, name)
         bound_to = None
     else:
-        original, bound_to = own, target
+        original, bound_to = attribute, target
     if not callable(original) or isinstance(original, (staticmethod, classmethod)):
         yield
         return
@@ -572,10 +574,10 @@ def _replaced(target: Any, name: str, watched: Callable[..., Any]) -> Iterator[N
     try:
         yield
     finally:
-        if own is None:
+        if attribute is None:
             delattr(target, name)
         else:
-            setattr(target, name, own)
+            setattr(target, name, attribute)
 
 
 @contextlib.contextmanager

@@ -129,13 +129,13 @@ def report(
     for sentence in filter(None, (timing["busy"], *noticed)):
         say(sentence)
     step = step_of(replay.step, runs)
-    found = fidelity(live, timing, step, on_host=replay.device.startswith("cpu"))
+    compared = fidelity(live, timing, step, on_host=replay.device.startswith("cpu"))
     reasons = list((live or {}).get("missing", "").splitlines())
-    say(fidelity_line(found, reasons, timing))
+    say(fidelity_line(compared, reasons, timing))
     return {
         "timing_ms": timing,
         **profiled,
-        "fidelity": found,
+        "fidelity": compared,
         "times_ms": [run.wall_ms for run in runs],
         "trace_path": None if trace_path is None else str(trace_path),
     }
@@ -143,7 +143,7 @@ def report(
 
 def environment_here() -> dict[str, str | None]:
     """What of this machine and its software explains a difference in time; None if unknown."""
-    found: dict[str, str | None] = {
+    facts: dict[str, str | None] = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cpu": cpu_model(),
@@ -152,8 +152,8 @@ def environment_here() -> dict[str, str | None]:
     with contextlib.suppress(Exception):  # of torch versions without torch.accelerator
         if torch.accelerator.is_available():
             kind = torch.accelerator.current_accelerator().type
-            found["device"] = str(getattr(torch, kind).get_device_name())
-    return found
+            facts["device"] = str(getattr(torch, kind).get_device_name())
+    return facts
 
 
 def print_table(path: Path, limit: int = 15) -> None:
@@ -185,9 +185,9 @@ def totals(events: list[Any], own: list[float] | None = None) -> list[tuple[str,
 
 def own_times(events: list[Any]) -> list[float]:
     """Return each operator's time minus that of the operators inside it, in microseconds."""
-    own = [float(event.get("dur", 0)) for event in events]
-    order = sorted(range(len(events)), key=lambda i: (float(events[i]["ts"]), -own[i]))
-    whole = list(own)
+    self_us = [float(event.get("dur", 0)) for event in events]
+    order = sorted(range(len(events)), key=lambda i: (float(events[i]["ts"]), -self_us[i]))
+    whole = list(self_us)
     around: dict[Any, list[int]] = {}
     for i in order:
         stack = around.setdefault(events[i].get("tid"), [])
@@ -195,9 +195,9 @@ def own_times(events: list[Any]) -> list[float]:
         while stack and begin >= float(events[stack[-1]]["ts"]) + whole[stack[-1]]:
             stack.pop()
         if stack:
-            own[stack[-1]] -= whole[i]
+            self_us[stack[-1]] -= whole[i]
         stack.append(i)
-    return own
+    return self_us
 
 
 def with_compiled_modules(stage: Any) -> Any:

@@ -257,7 +257,7 @@ class Replay:
         times of all.
         """
         kept = 0
-        found: list[T] = []
+        nearest: list[T] = []
         self.all_profiled_ms = []
         while True:
             recorded = profile()
@@ -267,11 +267,11 @@ class Replay:
             self.all_profiled_ms.append(took_ms)
             distances = [abs(each_ms - median_ms) for each_ms in self.all_profiled_ms]
             if distances.index(min(distances)) == len(distances) - 1:
-                found, kept = [recorded], len(distances)  # the others need memory
+                nearest, kept = [recorded], len(distances)  # the others need memory
             is_last = len(distances) == MOST_PROFILED
             if is_last or took_ms <= FAR_FROM_MEDIAN * median_ms:
                 self.profiled_ms = self.all_profiled_ms[kept - 1]
-                return found[0], kept
+                return nearest[0], kept
 
     def _between(
         self,

@@ -24,13 +24,13 @@ def synchronize(device: str = "cpu") -> None:
 
 def waits_for(device: str) -> list[Callable[[], Any]]:
     """Return functions that wait for ``device`` and the current devices that are in use."""
-    found: list[Callable[[], Any]] = []
+    waits: list[Callable[[], Any]] = []
     for kind in filter(is_initialized, DEVICE_TYPES):
         module = getattr(torch, kind)
-        found.append(module.synchronize)
+        waits.append(module.synchronize)
         if device.startswith(f"{kind}:"):
-            found.append(functools.partial(module.synchronize, device))
-    return found
+            waits.append(functools.partial(module.synchronize, device))
+    return waits
 
 
 def is_initialized(kind: str) -> bool:
@@ -138,17 +138,17 @@ def run_context(context: Mapping[str, Any]) -> Iterator[None]:
 
 def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
     """Return (getter, setter, captured value) of each captured setting that selects kernels."""
-    found: list[tuple[Any, Any, Any]] = []
+    settings: list[tuple[Any, Any, Any]] = []
     sdpa: Any = context.get("sdpa")
     for name in ("flash", "mem_efficient", "math", "cudnn") if isinstance(sdpa, list) else ():
         enabled = getattr(torch.backends.cuda, f"{name}_sdp_enabled", None)
         enable = getattr(torch.backends.cuda, f"enable_{name}_sdp", None)
         if enabled is not None and enable is not None:
-            found.append((enabled, enable, name in sdpa))
+            settings.append((enabled, enable, name in sdpa))
     precision = context.get("matmul_precision")
     if precision in ("highest", "high", "medium"):
         setter = torch.set_float32_matmul_precision
-        found.append((torch.get_float32_matmul_precision, setter, precision))
+        settings.append((torch.get_float32_matmul_precision, setter, precision))
     if isinstance(context.get("deterministic"), bool):
         is_on = torch.are_deterministic_algorithms_enabled
         # The capture shows that no operator raised an exception, so a warning is enough here.
@@ -157,5 +157,5 @@ def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
         def set_deterministic(on: bool) -> None:
             torch.use_deterministic_algorithms(on, warn_only=on and only_warns)
 
-        found.append((is_on, set_deterministic, context["deterministic"]))
-    return found
+        settings.append((is_on, set_deterministic, context["deterministic"]))
+    return settings

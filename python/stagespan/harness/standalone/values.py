@@ -318,13 +318,15 @@ def jagged_tensor(
     offsets = made_monotonic(offsets, size)
     if lengths is not None:
         lengths = torch.minimum(lengths.clamp(min=0), offsets.diff().to(lengths.dtype))
-    known: dict[str, int] = {}
+    bounds: dict[str, int] = {}
     sizes = offsets.diff() if lengths is None else lengths
     if min_seqlen is not None:
-        known["min_seqlen"] = min(min_seqlen, int(sizes.min())) if len(sizes) else min_seqlen
+        bounds["min_seqlen"] = min(min_seqlen, int(sizes.min())) if len(sizes) else min_seqlen
     if max_seqlen is not None:
-        known["max_seqlen"] = max(max_seqlen, int(sizes.max())) if len(sizes) else max_seqlen
-    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim, **known)
+        bounds["max_seqlen"] = max(max_seqlen, int(sizes.max())) if len(sizes) else max_seqlen
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, lengths, jagged_dim=dim, **bounds
+    )
 
 
 def nested_tensor(tensors: Sequence[Any]) -> Any:
@@ -341,11 +343,11 @@ def made_monotonic(offsets: Any, end: int) -> Any:
 
 def find_class(path: str) -> Any:
     """Return a loaded class by ``package.module:Name``. Imports nothing. Raises LookupError."""
-    found = find_loaded(path)
-    if not isinstance(found, type):
+    loaded_class = find_loaded(path)
+    if not isinstance(loaded_class, type):
         module = path.partition(":")[0]
         raise LookupError(f"the class {path!r} is not loaded; import {module!r} first")
-    return found
+    return loaded_class
 
 
 def named_class(path: str) -> Any:

@@ -140,12 +140,12 @@ class Kind(ABC):
 
         Without ``sizes``, the result omits sizes, as the key of a family of signatures does.
         """
-        found = [f"{{{node.get(TYPE) or ''}"]
+        parts = [f"{{{node.get(TYPE) or ''}"]
         for name, item in node.items():
             if name != TYPE:
-                found.append(name)
-                found += [str(item)] if name in self.exact else form_of(item, sizes)
-        return found
+                parts.append(name)
+                parts += [str(item)] if name in self.exact else form_of(item, sizes)
+        return parts
 
 
 class _Scalar(Kind):
@@ -358,15 +358,15 @@ def class_path(kind: type) -> str:
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, those in slots included. Runs no code of its class."""
     attributes = getattr(value, "__dict__", None)
-    found = dict(attributes) if type(attributes) is dict else {}
+    members = dict(attributes) if type(attributes) is dict else {}
     for kind in type(value).__mro__:
         if not vars(kind).get("__slots__"):  # members of C types are not attributes
             continue
         for name, slot in vars(kind).items():
             if isinstance(slot, types.MemberDescriptorType):
                 with contextlib.suppress(AttributeError):  # not set
-                    found.setdefault(name, slot.__get__(value))
-    return found
+                    members.setdefault(name, slot.__get__(value))
+    return members
 
 
 def contains_key(node: Any, key: str) -> bool:
@@ -412,18 +412,18 @@ def short(text: str) -> str:
 
 def text_of(node: Node, key: str) -> str:
     """Return an entry of a node that must be a text. Raises TypeError if it is not."""
-    found = node[key]
-    if not isinstance(found, str):
+    text = node[key]
+    if not isinstance(text, str):
         raise TypeError(f"{key!r} is not a text")
-    return found
+    return text
 
 
 def list_of(node: Node, key: str) -> list[Any]:
     """Return an entry of a node that must be a list. Raises ValueError if it is not."""
-    found = node[key]
-    if not isinstance(found, list):
+    items = node[key]
+    if not isinstance(items, list):
         raise ValueError(f"{key!r} is not a list")
-    return found
+    return items
 
 
 def items_of(node: Node, key: str) -> list[Any]:

@@ -39,16 +39,16 @@ class _Function(Kind):
         return loaded.path_of(value) is not None  # such as numpy.exp
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
-        found = loaded.path_of(value)
-        if found is not None and loaded.is_harmless(value):
-            return {TYPE: self.name, "name": found}
+        import_path = loaded.path_of(value)
+        if import_path is not None and loaded.is_harmless(value):
+            return {TYPE: self.name, "name": import_path}
         name = str(getattr(value, "__qualname__", ""))
         reason = "it is not found under its name"
         if "<lambda>" in name:
             reason = "a lambda"
         elif "<locals>" in name:
             reason = "defined inside another function"
-        elif found is not None:
+        elif import_path is not None:
             reason = "of a module whose functions are not replayed"
         return unreplayable(value, reason)
 

@@ -97,10 +97,10 @@ class _Class(Kind):
         return isinstance(value, type)
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
-        found = path_of(value)
-        if found is None or not is_harmless(value):
+        import_path = path_of(value)
+        if import_path is None or not is_harmless(value):
             return unreplayable(value)
-        return {TYPE: self.name, "class": found}
+        return {TYPE: self.name, "class": import_path}
 
     def make(self, node: Any, path: str, to: Maker) -> Any:
         return to.call("named_class", to.literal(text_of(node, "class")))

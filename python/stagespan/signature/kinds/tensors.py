@@ -52,12 +52,12 @@ class _Tensor(Kind):
         reads = to.read_values and not torch._C._len_torch_dispatch_stack()
         node = tensor_node(value.as_subclass(torch.Tensor) if reads else value, torch, reads)
         to.keep_storage(value, node)
-        found = path_of(kind)
+        class_path = path_of(kind)
         names = [] if kind is torch.nn.Parameter else sorted(vars(value))
-        if found is None:
+        if class_path is None:
             node[LOST] = f"its class {type_name(value)}"
         else:
-            node["class"] = found
+            node["class"] = class_path
             if names:
                 node[LOST] = f"its attributes {', '.join(names)}"
         return node
@@ -155,10 +155,10 @@ class _Nested(Kind):
     BOUNDS = ("min_seqlen", "max_seqlen")
 
     def _bounds(self, node: Node) -> dict[str, int]:
-        found = {name: node[name] for name in self.BOUNDS if node.get(name) is not None}
-        if not all(type(bound) is int and 0 <= bound < 1 << 62 for bound in found.values()):
+        bounds = {name: node[name] for name in self.BOUNDS if node.get(name) is not None}
+        if not all(type(bound) is int and 0 <= bound < 1 << 62 for bound in bounds.values()):
             raise ValueError("a bound of its lengths is not a number from 0")
-        return found
+        return bounds
 
     def matches(self, value: Any) -> bool:
         torch = torch_module()
@@ -170,8 +170,8 @@ class _Nested(Kind):
         node: Node = {TYPE: self.name, "layout": _layout(value)}
         if node["layout"] == "jagged":
             for part in ("values", "offsets", "lengths"):
-                found = getattr(value, part)()
-                node[part] = to.node(None if found is None else found.detach(), f"{path}.{part}")
+                inner = getattr(value, part)()
+                node[part] = to.node(None if inner is None else inner.detach(), f"{path}.{part}")
             node["dim"] = int(value._ragged_idx)
             # The bounds that operators know without a wait for the device.
             for bound in self.BOUNDS:
@@ -220,10 +220,10 @@ class _TorchName(Kind):
         return {TYPE: self.name, "value": str(value).removeprefix("torch.")}
 
     def make(self, node: Any, path: str, to: Maker) -> Any:
-        found = getattr(torch_module(), _identifier(node), None)
-        if type(found).__name__ != self._type:
+        constant = getattr(torch_module(), _identifier(node), None)
+        if type(constant).__name__ != self._type:
             UNKNOWN.make(node, path, to)
-        return to.named(f"torch.{_identifier(node)}", found)
+        return to.named(f"torch.{_identifier(node)}", constant)
 
 
 class _TorchDevice(Kind):
@@ -352,7 +352,7 @@ def _identifier(node: Node) -> str:
 
 
 def _sizes(node: Node, key: str) -> list[int]:
-    found = list_of(node, key)
-    if not all(type(size) is int and 0 <= size < 1 << 62 for size in found):
+    sizes = list_of(node, key)
+    if not all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
         raise ValueError(f"{key!r} is not a list of sizes")
-    return found
+    return sizes

@@ -56,10 +56,10 @@ _CLASSES: dict[str, type[Accelerator]] = {
 
 
 def _current() -> BasePlatform:
-    found = platforms.loaded_platform()
-    if not isinstance(found, Accelerator):
+    platform = platforms.loaded_platform()
+    if not isinstance(platform, Accelerator):
         return CpuPlatform()
-    return found.as_kind(_CLASSES.get(found.name, Accelerator))
+    return platform.as_kind(_CLASSES.get(platform.name, Accelerator))
 
 
 current_platform: BasePlatform = _current()
