@@ -205,7 +205,7 @@ def main() -> None:
     show(page)
     print(
         f"\n{page['spans']:,} spans were timed, and the statistics have every one of them. "
-        f"Load {page['load']:.1f} at the begin, {os.getloadavg()[0]:.1f} at the end, "
+        f"Load {page['load']:.1f} at the start, {os.getloadavg()[0]:.1f} at the end, "
         f"{len(cores)} cores."
     )
     if options.json is not None:

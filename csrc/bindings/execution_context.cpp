@@ -272,7 +272,7 @@ WorkingSpan working_span(const void* owner, std::uint32_t stage) noexcept {
     link.stage = root.as_parent_stage.load(relaxed);
     publish(thread);  // a scope without open spans is removed again
   }
-  // The begin of a span in other code is not known, and is earlier than now.
+  // The start of a span in other code is not known, and is earlier than now.
   return link.id != 0 && link.stage == stage ? WorkingSpan{link.id, now_ticks()} : WorkingSpan{};
 }
 

@@ -14,7 +14,7 @@ namespace stagespan::python {
 // other.
 //
 // Code outside tasks runs in the thread's own context, where opening a span costs one comparison. Inside a
-// context that has been entered (a task's step, Context.run, asyncio.to_thread), and in greenlets, each begin
+// context that has been entered (a task's step, Context.run, asyncio.to_thread), and in greenlets, each start
 // and end also stores the innermost span in a context variable: code that copies the context, as create_task does,
 // takes along the span that was open where it was copied. A thread's own context holds only the thread's serial
 // number: in a copy of it, what is innermost in that thread is looked up when the copy first opens a span.

@@ -209,7 +209,7 @@ bool write_received(RequestObject& self, const SentHop* sent, const Arrival& arr
   self.hop_number = self.number;
   self.hop_shown = shown;
   self.shown = self.owner == nullptr ? shown : self.owner->shown;
-  // The hop is a span of this process, unless its begin is unknown or impossible.
+  // The hop is a span of this process, unless its start is unknown or impossible.
   if (is_same_clock && start.sent_ticks != 0 && start.sent_ticks <= arrival.received_ticks &&
       start.origin != kOriginRepeated)
     recorder.record_ticks(queue_stage(self, kHandOff), start.sent_ticks, arrival.received_ticks, self.number);

@@ -77,7 +77,7 @@ void SuspendableRun::start() noexcept {
   shown_at_ = Recorder::get().show_detached(span_, thread.thread);
 }
 
-// The frame represents the whole run: under its id, from its begin, with its children so far.
+// The frame represents the whole run: under its id, from its start, with its children so far.
 OpenFrame* SuspendableRun::open_turn(ThreadState& thread) noexcept {
   OpenFrame* const frame = open_frame(thread, context_->stage, nullptr);
   if (frame == nullptr) return nullptr;

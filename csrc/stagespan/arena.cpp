@@ -15,7 +15,7 @@ constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t unit) { return (
 
 }  // namespace
 
-// Offsets of all regions. Each begins on a separate page, so that clearing can return whole pages.
+// Offsets of all regions. Each starts on a separate page, so that clearing can return whole pages.
 std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions& sizes) noexcept {
   const std::uint64_t slot_frames =
       std::uint64_t{frames_per_slot(sizes.frames_per_thread)} * (kMaxThreads + kHiddenSlots);

@@ -33,7 +33,7 @@ bool is_plain(char c) noexcept {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '.' || c == '_' || c == '~' || c == '-';
 }
 
-/// Takes fields from the begin of a text. After the first one that is malformed, nothing is taken.
+/// Takes fields from the start of a text. After the first one that is malformed, nothing is taken.
 class Fields {
  public:
   explicit Fields(std::string_view text) noexcept : rest_(text) {}

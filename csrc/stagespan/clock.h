@@ -65,7 +65,7 @@ const char* clock_name(ClockSource source) noexcept;
 double clock_resolution_ns(ClockSource source, double ns_per_tick) noexcept;
 
 /// Reads both clocks as close together as possible. Of several tries, the one with the narrowest bracket is used, so
-/// that being descheduled between two reads spoils only one try. A bracket whose end is before its begin is only used
+/// that being descheduled between two reads spoils only one try. A bracket whose end is before its start is only used
 /// if there is no other.
 ClockStamp take_stamp() noexcept;
 

@@ -121,7 +121,7 @@ enum Cause : std::uint32_t {
   kLostBlocks,           // statistics in a shared block, because no other block was free
   kLostOpen,             // spans that are timed but not shown as open: their thread's frames were in use
   kLostDetached,         // tokens and suspended coroutines that are timed but not shown as open
-  kLostUnmatched,        // ends without a begin
+  kLostUnmatched,        // ends without a start
   kLostAbandoned,        // begins without an end
   kLostWork,             // work counters that did not fit into the table, and amounts that are not finite
   kLostCompletions,      // log lines for which the queue was full
@@ -316,7 +316,7 @@ enum StageKind : std::uint16_t {
   kBatch,    // an execution that serves several requests
   kRemote,   // the part of a request in a process that another one has sent it to
   // Without spans, only figures:
-  kFirstChunk,     // from the begin of a segment to its first chunk
+  kFirstChunk,     // from the start of a segment to its first chunk
   kBetweenChunks,  // from one chunk to the next one
   kPerToken,       // the same, divided by the amount of the chunk
   kStageKinds,
@@ -582,7 +582,7 @@ inline constexpr std::int64_t kUnknownNs = INT64_MIN;
 /// The device times of a span, which readers find by its id. Only the resolver writes it; `commit` as in a SpanRecord.
 struct DeviceRecord {
   std::atomic<std::uint64_t> id;
-  std::atomic<std::int64_t> elapsed_ns;  // from begin to end on the stream, gaps included
+  std::atomic<std::int64_t> elapsed_ns;  // from start to end on the stream, gaps included
   std::atomic<std::int64_t> queue_ns;    // device begin - host begin, or kUnknownNs
   std::atomic<std::int64_t> tail_ns;     // device end - host end, or kUnknownNs
   std::atomic<std::uint32_t> stage;

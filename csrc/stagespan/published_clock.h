@@ -25,7 +25,7 @@ class PublishedClock {
   void settle(std::uint64_t now) noexcept;
 
   std::int64_t unix_ns(std::uint64_t ticks) const noexcept;
-  /// The end of a span. It is never before the begin, and the duration is correct even if the system's clock was set in
+  /// The end of a span. It is never before the start, and the duration is correct even if the system's clock was set in
   /// between.
   std::int64_t end_ns(std::uint64_t begin_ticks, std::uint64_t end_ticks) const noexcept;
   /// The duration of `count` ticks near `at`.

@@ -319,7 +319,7 @@ ClockFit Recorder::clock_fit() noexcept {
 }
 
 double Recorder::ns_per_tick() noexcept {
-  // A fit from the begin of the process: its rate changes by a few parts in a million.
+  // A fit from the start of the process: its rate changes by a few parts in a million.
   const std::uint64_t now = now_ticks();
   const std::lock_guard lock(cold_);
   if (ns_per_tick_ == 0 || ticks_apart(now, rate_ticks_) > 4'000'000'000) {

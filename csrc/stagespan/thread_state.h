@@ -85,10 +85,10 @@ struct ThreadState;
 /// The functions of the device layer for a span. They run on a thread that holds or times the span. They do not wait,
 /// and they do not raise exceptions.
 struct DeviceHooks {
-  /// Records the begin of a span of `stage` on the current stream. Returns null if the span is not timed on a device;
+  /// Records the start of a span of `stage` on the current stream. Returns null if the span is not timed on a device;
   /// `flags` then shows whether a capture is the reason.
   void* (*begin)(ThreadState& thread, std::uint32_t stage, std::uint16_t& flags) noexcept;
-  /// Records the end of a finished span on the stream of its begin. kFrameDevice stays in the span's flags if there
+  /// Records the end of a finished span on the stream of its start. kFrameDevice stays in the span's flags if there
   /// will be a result. If `wanted`, the result is kept until it is requested.
   void (*end)(ThreadState& thread, void* device, FinishedSpan& span, bool wanted) noexcept;
   /// Releases the result of `begin`.

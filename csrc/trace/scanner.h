@@ -16,7 +16,7 @@ enum class State {
 class Scanner {
  public:
   /// Reads entries from a position within the list, before an entry or a comma. Returns how far it came: after the last
-  /// complete entry, after the bracket that ends the list, or to the begin of the invalid entry.
+  /// complete entry, after the bracket that ends the list, or to the start of the invalid entry.
   State scan(const char* begin, const char* end, std::size_t* consumed);
 
   Tables& tables() noexcept { return tables_; }

@@ -180,7 +180,7 @@ void Tables::add_naming(const Entry& entry) {
   namings.push_back({std::move(what), pid, tid, std::move(name)});
 }
 
-// Joins a begin and its end into one event.
+// Joins a start and its end into one event.
 void Tables::add_half(const Entry& entry, bool begins) {
   looks_like_a_trace = true;
   const std::int64_t time_ns = time(entry.begin);

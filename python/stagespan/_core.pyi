@@ -638,7 +638,7 @@ def request_figures(
 ) -> list[tuple[list[tuple[str, int, int, int, bool]], bool]]:
     """Return for each request, given as (number, begin_ns), the (stage, count, total_ns, errors,
     top_level) of its spans in the rings, and whether they are complete: False if a ring has wrapped
-    since its begin.
+    since its start.
     """
 
 # Threads

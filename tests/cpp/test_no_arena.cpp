@@ -45,7 +45,7 @@ TEST(NoArena, NothingIsRecordedAndNothingFails) {
   EXPECT_EQ(overwritten(recorder.arena()), 0U);
   int key = 0;
   EXPECT_FALSE(recorder.find_elsewhere(&key));
-  // THEN begins and ends of spans that are off are still paired, in threads that come and go as well
+  // THEN starts and ends of spans that are off are still paired, in threads that come and go as well
   const auto open_and_drop = [&] {
     ThreadState& thread = recorder.this_thread();
     OpenFrame* const outer = open_inactive(thread, &key);

@@ -160,7 +160,7 @@ TEST(PublishedClock, ASpanKeepsItsLengthWhenTheClockIsSet) {
     world.set(by_ns);
     world.pass(2);
     read(clock, world);
-    // THEN its begin and duration are right
+    // THEN its start and duration are right
     EXPECT_EQ(clock.unix_ns(begin), begin_ns);
     EXPECT_NEAR(static_cast<double>(clock.end_ns(begin, world.now()) - begin_ns), 4e9, 1000);
     // THEN later spans have the clock's new time

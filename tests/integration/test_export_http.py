@@ -108,7 +108,7 @@ def threads_of(process: Any) -> int:
 def test_idle_clients_keep_no_other_one_waiting(folder: Path) -> None:
     with serving() as (process, ports), contextlib.ExitStack() as closing:
         before = threads_of(process)
-        # GIVEN many clients that say nothing, or only the begin of a request
+        # GIVEN many clients that say nothing, or only the start of a request
         for n in range(200):
             for port in ports.values():
                 idle = closing.enter_context(connection(port))

@@ -88,7 +88,7 @@ def run_with(free: int, program: str) -> subprocess.CompletedProcess[str]:
 
 
 def stagespan_with(free: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that has so many free descriptors from its begin on."""
+    """Run a command that has so many free descriptors from its start on."""
     program = "from stagespan.cli import main\nleave(free)\nmain()"
     return subprocess.run(
         [sys.executable, "-c", f"{LIMIT}\nfree = {free}\n{program}", *arguments],
@@ -191,7 +191,7 @@ def test_all_recordings_are_listed_or_an_error_is_raised(folder: Path) -> None:
 
 
 def limited(soft: int, hard: int) -> tuple[str, ...]:
-    """Return the begin of a command that runs the rest of it with limits of descriptors."""
+    """Return the start of a command that runs the rest of it with limits of descriptors."""
     program = (
         "import os, resource, sys\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"

@@ -357,7 +357,7 @@ def kept_state(state: Any, *, trusted: bool = True) -> str | None:
 
 @pytest.mark.parametrize("trusted", [True, False])
 def test_a_long_tracestate_is_cut_after_a_whole_member(trusted: bool) -> None:
-    # GIVEN a header that no proxy has limited, with what ends a header far behind its begin
+    # GIVEN a header that no proxy has limited, with what ends a header far behind its start
     members = [f"v{i}=" + "x" * 120 for i in range(200)]
     state = ",".join(members) + ",end=1\r\nx-admin: yes"
     before = lost().get("tracestate", 0)

@@ -95,7 +95,7 @@ def _print(recording: Recording) -> None:
         click.echo("\nOpen requests")
         for request in page["open_requests"]:
             trace = f", trace {request['trace_id']}" if request["trace_id"] else ""
-            # A request without a begin was received, and waits.
+            # A request without a start was received, and waits.
             begin_ns = request["begin_ns"]
             state = "waiting" if begin_ns is None else f"since {clock(begin_ns)}"
             click.echo(wrapped(f"  {one_line(request['id'])} ({state}{trace})", "    "))

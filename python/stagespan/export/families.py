@@ -54,7 +54,7 @@ _TABLE = (
     Family(
         "device",
         "stagespan.stage.device_duration",
-        "Time from begin to end of the runs of a stage on its device.",
+        "Time from start to end of the runs of a stage on its device.",
     ),
     Family("queue", "stagespan.stage.queue_duration", "Waits inside a process.", kind="queue"),
     Family(
@@ -66,7 +66,7 @@ _TABLE = (
     Family(
         "part_first_chunk",
         "stagespan.part.time_to_first_chunk",
-        "Time from the begin of a request's part in a process to the part's first chunk.",
+        "Time from the start of a request's part in a process to the part's first chunk.",
         kind="part_first_chunk",
     ),
     Family(
@@ -79,7 +79,7 @@ _TABLE = (
     Family(
         "request",
         "stagespan.request.duration",
-        "Time from begin to end of requests.",
+        "Time from start to end of requests.",
         ("status",),
         genai="gen_ai.server.request.duration",
     ),

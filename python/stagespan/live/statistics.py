@@ -73,7 +73,7 @@ class StageStats(Durations):
     suspended_ns: int
     work: Mapping[str, float]
     device_elapsed_ns: Durations | None
-    """Time from begin to end on the device's stream, gaps included, of runs with a known time."""
+    """Time from start to end on the device's stream, gaps included, of runs with a known time."""
     device_queue_ns: Durations | None
     """How much later than on the host the runs began on the device."""
     device_tail_ns: Durations | None

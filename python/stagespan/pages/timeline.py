@@ -29,7 +29,7 @@ LONGEST_EVENT = 120
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """A row of the timeline: events in order of begin, which do not overlap; in ns."""
+    """A row of the timeline: events in order of start, which do not overlap; in ns."""
 
     name: str
     begin: Times
@@ -64,7 +64,7 @@ class Bars:
 
 
 def drawn(rows: Sequence[TimelineRow]) -> dict[str, Any]:
-    """Return the rows for the page. Times are in ns, each begin relative to the previous end."""
+    """Return the rows for the page. Times are in ns, each start relative to the previous end."""
     limits = _bars_per_row([len(row.begin) for row in rows])
     keys: dict[tuple[str, str], int] = {}
     names: dict[str, int] = {}
@@ -78,7 +78,7 @@ def drawn(rows: Sequence[TimelineRow]) -> dict[str, Any]:
 
 
 def summed_up(begin: Times, end: Times, most: int) -> Bars:
-    """Combine events, in order of begin, to at most `most` bars, split at the largest gaps."""
+    """Combine events, in order of start, to at most `most` bars, split at the largest gaps."""
     count = len(begin)
     starts = np.arange(count)
     if count > most:

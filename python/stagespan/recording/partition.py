@@ -40,7 +40,7 @@ def partition(begin_ns: int, end_ns: int, parts: Iterable[Part]) -> Counter[tupl
 def pieces(begin_ns: int, end_ns: int, parts: Iterable[Part]) -> Iterator[Part]:
     """Yield what has the time from ``begin_ns`` to ``end_ns``, as `partition` sums it, in order.
 
-    Two neighbours have different kinds or names. The end of each is the begin of the next.
+    Two neighbours have different kinds or names. The end of each is the start of the next.
     """
     clipped = []
     for number, (kind, name, part_begin_ns, part_end_ns, reach) in enumerate(parts):

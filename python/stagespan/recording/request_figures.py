@@ -55,7 +55,7 @@ class SpanFigures(RecordedFigures, frozen=True):
     kind: str
     stage: str
     at_ns: int | None
-    """From the begin of the request, on the clock of its root; None if the offset of the clocks is
+    """From the start of the request, on the clock of its root; None if the offset of the clocks is
     unknown."""
     duration_ns: int
     depth: int

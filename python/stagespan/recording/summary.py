@@ -121,7 +121,7 @@ class Load(NamedTuple):
     """Requests that began when all entries of a process were those of open ones, and that may be
     open too. They are in no other figure."""
     oldest_request_ns: int | None
-    """The time since the begin of the oldest open request."""
+    """The time since the start of the oldest open request."""
 
     @property
     def oldest_waiter_ns(self) -> int | None:

@@ -83,7 +83,7 @@ class Timeline:
     begin_ns: int
     """Unix time."""
     total_ns: int
-    """From the begin to the end of the root; up to now for an open request."""
+    """From the start to the end of the root; up to now for an open request."""
     where: dict[tuple[str, str], int]
     """Where the time went, by kind (execution, handoff, queue, unattributed) and name. The sum is
     ``total_ns``."""
@@ -98,7 +98,7 @@ class Timeline:
     chunks: int = 0
     tokens: int = 0
     part_first_chunk_ns: int | None = None
-    """From the begin of the segment that made the first chunk to the chunk; None if that segment is
+    """From the start of the segment that made the first chunk to the chunk; None if that segment is
     unknown."""
     late_spans: int = 0
     """Spans that began after the request had ended. They are in no figure of `where`."""
@@ -370,7 +370,7 @@ def _joined(root: Stretch, found: _Segments) -> Timeline:
 
 
 def _part_first_chunk_ns(chunked: Sequence[Stretch]) -> int | None:
-    """Return when the first chunk of some segments was made, since the begin of its segment."""
+    """Return when the first chunk of some segments was made, since the start of its segment."""
     firsts = []
     for one in chunked:
         first_ns, begin_ns = one.segment["first_chunk_ns"], one.segment["begin_ns"]

@@ -80,7 +80,7 @@ def nested_compiled_regions(count: int) -> Events:
 
 
 def _crossing(count: int, cat: str, name: str) -> Events:
-    """Each begins within all earlier ones, and ends after them."""
+    """Each starts within all earlier ones, and ends after them."""
     over = [
         {**HOST, "cat": cat, "name": f"{name}{at % 50}", "ts": at * 3, "dur": 3 * count + at}
         for at in range(count)

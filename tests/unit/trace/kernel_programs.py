@@ -28,7 +28,7 @@ def json_of(trace: Trace) -> dict[str, Any]:
 def operator(
     program: Program, name: str, kernel: str, us: int, dims: list[Any] | None = None, **args: Any
 ) -> int:
-    """An operator of 20 µs, 5 of them its own call, that launches a kernel; returns its begin."""
+    """An operator of 20 µs, 5 of them its own call, that launches a kernel; returns its start."""
     begin = program.now
     program.work(15)
     program.launch(kernel, us)

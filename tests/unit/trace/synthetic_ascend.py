@@ -2,7 +2,7 @@
 
 No public profile holds the events of compiled calls, so these are made from what the sources of
 TorchAir and torch_npu say. Every folder that is written has "synthetic" in its name, and every
-trace says so in a metadata entry. All times are given in ns from the begin.
+trace says so in a metadata entry. All times are given in ns from the start.
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ def test_findings_about_the_host_estimate_what_recorded_stacks_cost(tmp_path: Pa
         return finding
 
     with_stacks, without = run(True), run(False)
-    # THEN the one of the trace with stacks has an estimate: 0.5 µs for each begin and each end
+    # THEN the one of the trace with stacks has an estimate: 0.5 µs for each start and each end
     took = with_stacks.numbers["recording_ns"]
     assert "recording_ns" not in without.numbers
     assert "calls per ms)" in with_stacks.sentence

@@ -84,7 +84,7 @@ def test_waits_within_a_collective_are_one_finding(tmp_path: Path) -> None:
     figures = {each.event.partition(",")[0]: each.figure for each in reversed(told[0].evidence)}
     assert told[0].numbers["time_ns"] == 700_000
     assert (figures["EVENT_WAIT"], figures["Notify Wait"]) == (700_000, 590_000)
-    # AND the longest collective with its begin, which another analysis found
+    # AND the longest collective with its start, which another analysis found
     assert ("hcom_allReduce__1", 300_000) in {(e.event, e.time_ns) for e in told[0].evidence}
     # AND none of the others appears a second time
     codes = {each.code for each in findings}

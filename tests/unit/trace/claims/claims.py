@@ -219,7 +219,7 @@ def idle_causes(page: Page) -> Iterator[Claim]:
     outside = idle.before + idle.after
     least, most = (idle.host_least + outside) / 1000, (idle.host_most + outside) / 1000
     yield lies_between("idle causes", "because of the host", host, least, most, 0.05)
-    # The time from the first launch to its begin is a cause of its own.
+    # The time from the first launch to its start is a cause of its own.
     yield lies_between("idle causes", "before and after", edges, 0, outside / 1000, 0.05)
     graph = parts.get("graph", 0.0)
     if _only_streams(raw):

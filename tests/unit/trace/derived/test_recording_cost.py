@@ -40,7 +40,7 @@ def test_looking_up_lines_of_a_long_function_is_the_cost_of_recording(tmp_path: 
     holes = [0.5 + 0.04 * number for number in range(CALLS)]
     cost, edges = recorded(tmp_path, holes)
     # THEN the times before the calls count, at the shortest tenth of each fifth of them; the first
-    # call follows the begin of the function
+    # call follows the start of the function
     parts = np.array_split(np.array(holes[1:]) * 1_000, 5)
     expected = sum(np.quantile(part, 0.1) * len(part) for part in parts)
     assert expected <= cost <= expected + (edges - CALLS + 1) * 1_000

@@ -369,12 +369,12 @@ def test_eight_real_ranks(traces: Path) -> None:
     assert found.numbers == list(range(8))
     assert (found.world_size, found.missing, found.matched.count) == (8, [], 8)
     assert abs(found.clocks.offset_ns).max() < 2 * US
-    # AND rank 7 arrived last at five: at the first 505 µs after rank 6, according to their begins
+    # AND rank 7 arrived last at five: at the first 505 µs after rank 6, according to their starts
     assert found.waits.last.tolist() == [0, 0, 0, 0, 1, 2, 0, 5]
     first = found.waits.instances[0]
     assert (first.op, first.last) == ("all_to_all", 7)
     assert first.late_ns == pytest.approx(505 * US, abs=2 * US)
-    # AND the waiting follows from the begins and durations in the files: 7,624 µs for rank 1
+    # AND the waiting follows from the starts and durations in the files: 7,624 µs for rank 1
     assert first.waited_ns == pytest.approx(
         sum((2_135, 7_624, 508, 0, 4_872, 4_669, 505)) * US + _third(found), abs=10 * US
     )

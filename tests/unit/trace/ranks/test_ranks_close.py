@@ -1,4 +1,4 @@
-"""For any ranks, waiting follows from the begins, and the sums are correct."""
+"""For any ranks, waiting follows from the starts, and the sums are correct."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_instants_have_separate_arguments(write_trace: Write) -> None:
 
 
 def test_rows_are_those_of_the_table(write_trace: Write) -> None:
-    # GIVEN entries that are left out, and a begin and an end, between events
+    # GIVEN entries that are left out, and a start and an end, between events
     entries = [
         {"ph": "X", "name": "no time", "args": {"k": 0}},
         {"ph": "B", "ts": 1, "name": "joined", "args": {"k": 1}},
