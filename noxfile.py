@@ -173,9 +173,8 @@ def aarch64(session: nox.Session) -> None:
         "g++-aarch64-linux-gnu": shutil.which("aarch64-linux-gnu-g++"),
         "qemu-user": shutil.which("qemu-aarch64"),
         "googletest": source.is_dir(),
-        "mmdebstrap": shutil.which("mmdebstrap"),
     }
-    for package in (name for name, found in needed.items() if not found):
+    for package in (name for name, is_there in needed.items() if not is_there):
         reason = apt_install(package)
         if reason is not None:
             session.skip(reason)
@@ -189,54 +188,8 @@ def aarch64(session: nox.Session) -> None:
     }
     definitions = [f"-D{name}={value}" for name, value in target.items()]
     run_cpp_tests(session, "cpp-aarch64", "", target=definitions)
-    session.run("tools/roots.sh", "aarch64-3.11", external=True, silent=True)
     chosen = ("--machine", "aarch64", "--version", "3.11", "--output", str(STATE / "aarch64"))
     session.run("python", "tools/wheels.py", *chosen)
-
-
-# Without those of devices, whose drivers are for glibc: musl finds no library by its name that was
-# loaded by its path, as the stand-ins of the tests are.
-MUSL_TESTS = (
-    *("test_fork", "test_loaded_late", "test_open_spans", "test_recording", "test_ring"),
-    *("test_scoped_timer", "test_stats_threads", "test_trace_scanner"),
-)
-
-
-@nox.session(venv_backend="venv", default=False)
-def musl(session: nox.Session) -> None:
-    """The core with musl and libc++, by zig: compile it, link it, load it late, record with it."""
-    source = Path("/usr/src/googletest/googletest")
-    loader = Path(f"/lib/ld-musl-{os.uname().machine}.so.1")
-    for package, path in {"googletest": source, "musl": loader}.items():
-        reason = None if path.exists() else apt_install(package)
-        if reason is not None:
-            session.skip(reason)
-    pins = (ROOT / "requirements-wheels.txt").read_text().splitlines()
-    session.install(*(pin for pin in pins if pin.startswith(("ziglang==", "cmake==", "ninja=="))))
-    session.env["ZIG_GLOBAL_CACHE_DIR"] = str(STATE / "wheels/zig")
-    folder = ROOT / "build" / "cpp-musl"
-    tools = folder / "zig"
-    tools.mkdir(parents=True, exist_ok=True)
-    python = f"{session.virtualenv.location}/bin/python"
-    target = f"-target {os.uname().machine}-linux-musl -dynamic -O1"
-    for tool, options in {"cc": target, "c++": target, "ar": "", "ranlib": ""}.items():
-        (tools / tool).write_text(f'#!/bin/sh\nexec "{python}" -m ziglang {tool} {options} "$@"\n')
-        (tools / tool).chmod(0o755)
-    compilers = {"C_COMPILER": "cc", "CXX_COMPILER": "c++"}
-    archivers = {
-        f"{of}{name}": name.lower() for of in ("", "CXX_COMPILER_") for name in ("AR", "RANLIB")
-    }
-    session.run(
-        *("cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), "-DCMAKE_BUILD_TYPE=None"),
-        *(f"-DCMAKE_{name}={tools / tool}" for name, tool in (compilers | archivers).items()),
-        *("-DSTAGESPAN_BUILD_PYTHON=OFF", "-DSTAGESPAN_BUILD_TESTS=ON", "-DSTAGESPAN_LTO=OFF"),
-        *("-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON", "-DCMAKE_DISABLE_FIND_PACKAGE_Python=ON"),
-        f"-DSTAGESPAN_GTEST_SOURCE={source}",
-        silent=True,
-    )
-    session.run("cmake", "--build", str(folder), "-j", "2", "-t", *MUSL_TESTS, silent=True)
-    chosen = f"^({'|'.join(MUSL_TESTS)})$"
-    session.run("ctest", "--test-dir", str(folder), "--output-on-failure", "-R", chosen)
 
 
 @nox.session(name="cpp-fuzz", default=False)
@@ -370,21 +323,6 @@ def wheels(session: nox.Session) -> None:
     if not found:
         session.skip(f"no wheel for Python {session.python} in dist/: `make wheels` builds it")
     test_wheel(session, str(found[-1]), "python")
-
-
-@nox.session(default=False)
-def sid(session: nox.Session) -> None:
-    """The same on the Python 3.14 and with the g++ of Debian sid, in a folder of its own."""
-    if os.geteuid() != 0 or (not shutil.which("mmdebstrap") and apt_install("mmdebstrap")):
-        session.skip("tools/roots.sh needs root and mmdebstrap")
-    root = STATE / "roots/x86_64-3.14"
-    session.run("tools/roots.sh", root.name, external=True, silent=True)
-    venv = STATE / "sid"
-    prefix = ("tools/in_root.sh", str(root))
-    session.run(*prefix, "python3.14", "-m", "venv", "--clear", str(venv), external=True)
-    session.env["PATH"] = f"{venv}/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    in_sid = (*prefix, f"{venv}/bin/python")
-    test_wheel(session, build_wheel(session, "3.14", *in_sid), *in_sid)
 
 
 def build_wheel(session: nox.Session, version: str, *python: str) -> str:

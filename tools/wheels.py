@@ -7,11 +7,9 @@ The compiler is zig, a package of the package index that compiles for each proce
 glibc, so that neither a container nor another machine is needed. A wheel needs the interpreter of
 its version on this machine, with headers; the version is left out without one. The wheels for
 another processor or for musl are built with the same headers: CPython's differ only in sizes that
-64-bit Linux machines have in common. Those for another processor are tried in qemu-user, with the
-Pythons that Debian has for it. tools/roots.sh gets these, Python 3.14 for this one, and a Python
-3.11 for musl, if this runs as root.
+64-bit Linux machines have in common. The wheel for Python 3.11 on aarch64 is tried in qemu-user, if
+this runs as root and can install it. The workflow `wheels` tries all wheels where they are used.
 
-A wheel that an earlier run built from the same sources is taken over, with what was tried with it.
 The last lines are a table of all files in Markdown, and what failed.
 """
 
@@ -50,8 +48,6 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 LIBCS = ("gnu", "musl")
 GLIBC, MUSL = "2.28", "1.2"
-# The first torch for Python 3.11 on aarch64, where it is small; tried there.
-OLDEST_TORCH = "torch==2.0.0"
 MOST_BYTES = 2_000_000
 MEMORY = Path("/dev/shm")
 LICENSES = {"LICENSE", "licenses/pybind11.txt", "licenses/llvm.txt", "licenses/zig.txt"}
@@ -78,8 +74,9 @@ NEWER_IN_MUSL = {
     *("pthread_getname_np", "qsort_r"),  # 1.2.3
     *("preadv2", "pwritev2", "renameat2", "statx"),  # 1.2.4 and later
 }
-# The first with wheels for musl.
-MUSL_NUMPY = "1.25"
+# The Python for aarch64 that is tried, the Debian that has it, and the first torch for it.
+TRIED, SUITE, OLDEST_TORCH = "3.11", "bookworm", "torch==2.0.0"
+MIRROR = os.environ.get("DEBIAN", "http://deb.debian.org/debian")
 
 
 class Platform(NamedTuple):
@@ -120,7 +117,6 @@ class Platform(NamedTuple):
         return f".cpython-{version.replace('.', '')}-{self.machine}-linux-{libc}.so"
 
 
-# None for aarch64 with musl, for which there is no Python here to try it.
 PLATFORMS = (Platform("x86_64", "gnu"), Platform("aarch64", "gnu"), Platform("x86_64", "musl"))
 
 
@@ -169,81 +165,49 @@ def prepare() -> None:
     os.execv(VENV / "bin/python", [str(VENV / "bin/python"), *sys.argv])
 
 
-class Interpreter(NamedTuple):
-    """A Python on this machine."""
-
-    python: Path
-    prefix: tuple[str | Path, ...] = ()
-    """The command that runs it, and programs of its environments, in a folder of tools/roots.sh."""
-
-    def run(self, *arguments: str | Path, cwd: Path = ROOT, **variables: str) -> str:
-        """Run it."""
-        return run(*self.prefix, self.python, *arguments, cwd=cwd, **variables)
-
-    def has_headers(self, version: str) -> bool:
-        """Whether it works, and extensions of this version can be built with it."""
-        program = (
-            "import os, platform, sysconfig as s; "
-            "print(platform.python_implementation(), s.get_python_version(), "
-            "os.path.exists(os.path.join(s.get_path('include'), 'Python.h')), "
-            "bool(s.get_config_var('Py_GIL_DISABLED')))"
-        )
-        try:
-            return self.run("-c", program).split() == ["CPython", version, "True", "False"]
-        except Failed:
-            return False
+def has_headers(python: str | Path, version: str) -> bool:
+    """Whether an interpreter works, and extensions of this version can be built with it."""
+    program = (
+        "import os, platform, sysconfig as s; "
+        "print(platform.python_implementation(), s.get_python_version(), "
+        "os.path.exists(os.path.join(s.get_path('include'), 'Python.h')), "
+        "bool(s.get_config_var('Py_GIL_DISABLED')))"
+    )
+    try:
+        return run(python, "-c", program).split() == ["CPython", version, "True", "False"]
+    except Failed:
+        return False
 
 
-def interpreters(versions: Sequence[str]) -> dict[str, Interpreter]:
+def interpreters(versions: Sequence[str]) -> dict[str, str | Path]:
     """Return the interpreters with headers on this machine, by version."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    found = {}
+    usable = {}
     for version in versions:
-        on_path = shutil.which(f"python{version}")
-        candidates = [Interpreter(Path(on_path))] if on_path else []
-        candidates += map(Interpreter, pyenv.glob(f"versions/{version}.*/bin/python"))
-        root = root_of(version, Platform(os.uname().machine, "gnu"))
-        if root is not None:
-            prefix = (ROOT / "tools/in_root.sh", root)
-            candidates.append(Interpreter(Path(f"/usr/bin/python{version}"), prefix))
-        usable = next((one for one in candidates if one.has_headers(version)), None)
-        if usable is not None:
-            found[version] = usable
-    return found
+        candidates: list[str | Path] = list(filter(None, [shutil.which(f"python{version}")]))
+        candidates += pyenv.glob(f"versions/{version}.*/bin/python")
+        for python in filter(lambda python: has_headers(python, version), candidates):
+            usable.setdefault(version, python)
+    return usable
 
 
-def root_of(version: str, platform: Platform) -> Path | None:
-    """Return the folder of tools/roots.sh with a Python of this version, or None."""
-    root = STATE / "roots" / f"{platform}-{version}"
-    return root if (root / "complete").exists() else None
-
-
-def get_roots(versions: Sequence[str], platforms: Sequence[Platform]) -> str | None:
-    """Get the Pythons that this machine lacks. Returns None, or why it cannot."""
-    own = os.uname().machine
-    here = interpreters(versions)
-    missing = [f"{own}-{version}" for version in versions if version not in here]
-    foreign = [one.machine for one in platforms if one.libc == "gnu" and one.machine != own]
-    missing += [f"{machine}-{version}" for machine in foreign for version in versions]
-    musl = [f"{one}-{version}" for one in platforms if one.libc == "musl" for version in versions]
-    missing += musl
-    if not missing:
-        return None
-    if os.geteuid() != 0:
-        return "tools/roots.sh needs root"
-    needed = {"mmdebstrap": "mmdebstrap"}
-    needed |= {f"qemu-{machine}": "qemu-user" for machine in foreign}
-    needed |= {"musl-gcc": "musl-tools", "make": "make"} if musl else {}
-    for program, package in needed.items():
+def foreign_root(machine: str) -> Path:
+    """Return a folder with a Python of Debian for another processor. Raises Failed."""
+    root = STATE / "roots" / f"{machine}-{TRIED}"
+    if (root / "complete").exists():
+        return root
+    for program, package in {"mmdebstrap": "mmdebstrap", f"qemu-{machine}": "qemu-user"}.items():
         reason = None if shutil.which(program) else apt_install(package)
         if reason is not None:
-            return reason
-    try:
-        # It has not all of them, and keeps those that it has got before.
-        run(ROOT / "tools/roots.sh", *missing)
-    except Failed as error:
-        return str(error)
-    return None
+            raise Failed(reason)
+    shutil.rmtree(root, ignore_errors=True)
+    architecture = {"aarch64": "arm64", "x86_64": "amd64"}[machine]
+    options = ("--variant=extract", f"--arch={architecture}", "--include=python3,libstdc++6")
+    run("mmdebstrap", "--quiet", *options, SUITE, root, MIRROR)
+    if not (root / "lib").exists():  # a merged /usr
+        (root / "lib").symlink_to("usr/lib")
+    (root / "complete").touch()
+    return root
 
 
 # --- building ---------------------------------------------------------------------------------
@@ -321,7 +285,7 @@ class Build(NamedTuple):
 
     source: Path
     """The unpacked sdist, in a folder that is named after what wheels are made from."""
-    python: Interpreter
+    python: str | Path
     version: str
     platform: Platform
 
@@ -342,7 +306,7 @@ def options_of_headers(build: Build) -> str:
         "os.path.basename(include)); "
         "print(place if place != include and os.path.isdir(place) else '')"
     )
-    place = build.python.run("-c", program).strip()
+    place = run(build.python, "-c", program).strip()
     if not place:
         return ""
     folder = WORK / "include" / build.tag
@@ -375,8 +339,8 @@ def build_wheel(build: Build) -> Path:
         "import json, sys; from scikit_build_core.build import build_wheel; "
         "build_wheel(sys.argv[1], json.loads(sys.argv[2]))"
     )
-    build.python.run(
-        *("-s", "-c", program, folder, json.dumps(settings)),
+    run(
+        *(build.python, "-s", "-c", program, folder, json.dumps(settings)),
         cwd=build.source,
         PYTHONPATH=str(BACKEND),
         **variables,
@@ -452,10 +416,10 @@ def check_wheel(wheel: Path, build: Build) -> str:
         # auditwheel knows only the name of musl in Alpine; musl itself takes any libc.* for itself.
         return build.platform.tags[0]
     said = run(programs / "auditwheel", "show", wheel)
-    found = re.search(r'platform\s+tag:\s+"(\w+)"', said)
-    if found is None or found[1] not in build.platform.tags:
+    oldest = re.search(r'platform\s+tag:\s+"(\w+)"', said)
+    if oldest is None or oldest[1] not in build.platform.tags:
         raise Failed(f"{wheel.name} needs more than {build.platform.tags[0]}: {said}")
-    return found[1]
+    return oldest[1]
 
 
 def lowest(wheel: Path, build: Build) -> list[str]:
@@ -468,31 +432,13 @@ def lowest(wheel: Path, build: Build) -> list[str]:
         lines = Parser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist", [])
     version = build.version
     environment = {"python_version": version, "python_full_version": f"{version}.0", "extra": ""}
-    found: dict[str, Version] = {}
-    for one in map(Requirement, lines):
-        if one.marker is None or one.marker.evaluate(environment):
-            (bound,) = one.specifier
-            found[one.name] = max(Version(bound.version), found.get(one.name, Version("0")))
-    if build.platform.libc == "musl":
-        found["numpy"] = max(found["numpy"], Version(MUSL_NUMPY))
-    return [f"{name}=={version}" for name, version in found.items()]
-
-
-def why_not_tried(build: Build) -> str | None:
-    """Return why a wheel cannot be imported on this machine, or None if it can."""
-    _, _, version, platform = build
-    if platform.is_native:
-        return None
-    if is_emulated(platform) and shutil.which(f"qemu-{platform.machine}") is None:
-        return f"no: there is no qemu-{platform.machine}"
-    if root_of(version, platform) is None:
-        return f"no: there is no Python {version} for {platform}"
-    return None
-
-
-def is_emulated(platform: Platform) -> bool:
-    """Whether programs for it run in qemu-user here."""
-    return platform.machine != os.uname().machine
+    bounds: dict[str, Version] = {}
+    for requirement in map(Requirement, lines):
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            (bound,) = requirement.specifier
+            name = requirement.name
+            bounds[name] = max(Version(bound.version), bounds.get(name, Version("0")))
+    return [f"{name}=={version}" for name, version in bounds.items()]
 
 
 def smoke_test(wheel: Path, build: Build, *pins: str) -> str:
@@ -500,44 +446,34 @@ def smoke_test(wheel: Path, build: Build, *pins: str) -> str:
 
     If torch is among the pins, also run examples that use it.
     """
-    # Where no other program, such as a test that runs at the same time, removes recordings.
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as recordings:
-        return run_smoke_test(wheel, build, pins, STAGESPAN_RECORDING_DIR=recordings)
-
-
-def run_smoke_test(wheel: Path, build: Build, pins: Sequence[str], **variables: str) -> str:
-    """Do what smoke_test does, with these variables."""
-    _, python, version, platform = build
     folder = WORK / "smoke"
     shutil.rmtree(folder, ignore_errors=True)
-    variables |= {"OMP_NUM_THREADS": "1", "STAGESPAN_OUTPUT_DIR": str(folder / "output")}
-    if platform.is_native:
-        python.run("-m", "venv", folder)
-        clean = python._replace(python=folder / "bin/python")
-        clean.run("-m", "pip", "install", "-q", wheel, *pins)
-        interpreter: tuple[str | Path, ...] = (*clean.prefix, clean.python)
+    variables = {"OMP_NUM_THREADS": "1", "STAGESPAN_OUTPUT_DIR": str(folder / "output")}
+    interpreter: tuple[str | Path, ...] = (folder / "bin/python",)
+    if build.platform.is_native:
+        run(build.python, "-m", "venv", folder)
+        run(*interpreter, "-m", "pip", "install", "-q", wheel, *pins)
     else:
-        root = str(root_of(version, platform))
-        options = [f"--platform={tag}" for tag in platform.tags]
+        machine = build.platform.machine
+        root = foreign_root(machine)
+        options = [f"--platform={tag}" for tag in build.platform.tags]
         run(
             *(sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:"),
-            *("--target", folder, "--python-version", version, *options, wheel, *pins),
+            *("--target", folder, "--python-version", build.version, *options, wheel, *pins),
         )
         # Without `site`, which would look for the packages of this machine.
-        interpreter = (f"{root}/usr/bin/python{version}", "-S")
-        if is_emulated(platform):
-            interpreter = (f"qemu-{platform.machine}", "-L", root, *interpreter)
-            # Pythons for aarch64 sign return addresses, which qemu computes ten times faster so.
-            variables["QEMU_CPU"] = "max,pauth-impdef=on"
-        elif platform.libc == "musl":
-            # That of this machine may be too old for the newest dependencies.
-            interpreter = (f"{root}/lib/ld-musl.so", *interpreter)
-        variables["PYTHONPATH"] = str(folder)
+        python = f"{root}/usr/bin/python{build.version}"
+        interpreter = (f"qemu-{machine}", "-L", root, python, "-S")
+        # Pythons for aarch64 sign return addresses, which qemu computes ten times faster so.
+        variables |= {"QEMU_CPU": "max,pauth-impdef=on", "PYTHONPATH": str(folder)}
     number = wheel.name.split("-")[1]
-    said = run(*interpreter, ROOT / "tools/smoke.py", number, cwd=folder, **variables)
-    if any(pin.startswith("torch") for pin in pins):
-        for name in ("find_slow_stage.py", "replay_stage.py"):
-            run(*interpreter, ROOT / "examples" / name, cwd=folder, **variables)
+    # Where no other program, such as a test that runs at the same time, removes recordings.
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as recordings:
+        variables["STAGESPAN_RECORDING_DIR"] = recordings
+        said = run(*interpreter, ROOT / "tools/smoke.py", number, cwd=folder, **variables)
+        if any(pin.startswith("torch") for pin in pins):
+            for name in ("find_slow_stage.py", "replay_stage.py"):
+                run(*interpreter, ROOT / "examples" / name, cwd=folder, **variables)
     return said.strip()
 
 
@@ -546,45 +482,39 @@ class Result(NamedTuple):
 
     wheel: Path
     runs_on: str
-    tried: dict[str, str]
-    """What tools/smoke.py printed, by what was installed with the wheel."""
+    imported: str
+    """By which Python, with which versions of the dependencies; or why by none."""
 
 
 def build_and_try(build: Build) -> Result:
-    """Build, check and try a wheel; leave out what an earlier run did. Raises Failed."""
-    record = WORK / "built" / f"{build.tag}.json"
-    options = fingerprint([], TOOL, *zig_tools(build.platform).values())
-    made_from = [build.source.parent.name, options, build.python.run("--version").strip()]
-    done = json.loads(record.read_text()) if record.is_file() else {}
-    wheel = WORK / "built" / build.tag / done.get("name", "none")
-    if done.get("made_from") != made_from or not wheel.is_file():
-        wheel = build_wheel(build)
-        done = {"made_from": made_from, "name": wheel.name, "tried": {}}
-        done["runs_on"] = check_wheel(wheel, build)
-        record.write_text(json.dumps(done))
-    print(f"{wheel.name}  {wheel.stat().st_size:,} bytes, runs on {done['runs_on']}", flush=True)
+    """Build, check and try a wheel. Raises Failed."""
+    wheel = build_wheel(build)
+    runs_on = check_wheel(wheel, build)
+    print(f"{wheel.name}  {wheel.stat().st_size:,} bytes, runs on {runs_on}", flush=True)
+    machine, libc = build.platform
     pins = {"lowest": lowest(wheel, build), "newest": []}
-    if build.tag == "cp311-aarch64":
-        pins[OLDEST_TORCH] = [*pins["lowest"], OLDEST_TORCH]
+    if not build.platform.is_native:
+        if libc == "musl" or build.version != TRIED:
+            return Result(wheel, runs_on, "no, not on this machine")
+        if os.geteuid() != 0:
+            return Result(wheel, runs_on, "no: a Python for another processor needs root")
+        if machine == "aarch64":
+            pins[OLDEST_TORCH] = [*pins["lowest"], OLDEST_TORCH]
+    said = "{}"
     for what, chosen in pins.items():
-        if why_not_tried(build) is None and what not in done["tried"]:
-            done["tried"][what] = smoke_test(wheel, build, *chosen)
-            record.write_text(json.dumps(done))
-            print(f"  {what}: {done['tried'][what]}", flush=True)
-    return Result(wheel, done["runs_on"], done["tried"])
+        said = smoke_test(wheel, build, *chosen)
+        print(f"  {what}: {said}", flush=True)
+    where = "" if build.platform.is_native else f" in qemu-{machine}"
+    python = json.loads(said)["python"]
+    return Result(wheel, runs_on, f"Python {python}{where}: {', '.join(pins)}")
 
 
-def table(sdist: Path, results: dict[Build, Result]) -> Iterator[str]:
+def table(sdist: Path, results: Sequence[Result]) -> Iterator[str]:
     """Return the lines of a table of what was built, in Markdown."""
     yield "| file | bytes | runs on | imported by |"
     yield "| --- | --- | --- | --- |"
     yield f"| `{sdist.name}` | {sdist.stat().st_size:,} | | |"
-    for build, (wheel, runs_on, tried) in results.items():
-        imported = why_not_tried(build)
-        if tried:
-            python = json.loads(next(iter(tried.values())))["python"]
-            where = f" in qemu-{build.platform.machine}" if is_emulated(build.platform) else ""
-            imported = f"Python {python}{where}: {', '.join(tried)}"
+    for wheel, runs_on, imported in results:
         yield f"| `{wheel.name}` | {wheel.stat().st_size:,} | {runs_on} | {imported} |"
 
 
@@ -603,26 +533,23 @@ def main() -> int:
         old.unlink()
     versions, machines = chosen.version or VERSIONS, chosen.machine or MACHINES
     libcs = chosen.libc or LIBCS
-    platforms = [one for one in PLATFORMS if one.machine in machines and one.libc in libcs]
-    lacks = get_roots(versions, platforms)
-    if lacks is not None:
-        print(f"no further Pythons: {lacks}", flush=True)
+    platforms = [at for at in PLATFORMS if at.machine in machines and at.libc in libcs]
     pythons = interpreters(versions)
     sdist = make_sdist(output)
     print(f"{sdist.name}  {sdist.stat().st_size:,} bytes", flush=True)
     source = unpack(sdist)
-    results: dict[Build, Result] = {}
+    results = []
     failed = []
     for platform in platforms:
         for version, python in pythons.items():
             build = Build(source, python, version, platform)
             try:
-                results[build] = build_and_try(build)
+                results.append(build_and_try(build))
             except Failed as error:
                 failed.append(build.tag)
                 print(f"error: {build.tag}: {error}", flush=True)
             else:
-                shutil.copy2(results[build].wheel, output)
+                shutil.copy2(results[-1].wheel, output)
     run(VENV / "bin/twine", "check", "--strict", *output.iterdir())
     print("", *table(sdist, results), "", sep="\n")
     missing = [version for version in versions if version not in pythons]

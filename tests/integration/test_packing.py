@@ -30,7 +30,7 @@ def test_a_packed_program_times_and_analyses(tmp_path: Path) -> None:
     # GIVEN an installed wheel (PyInstaller does not see the files of an editable installation)
     pytest.importorskip("PyInstaller", reason="PyInstaller is not installed")
     if Path(_core.__file__).parent != Path(stagespan.__file__).parent:
-        pytest.skip("an editable installation: `nox -s python wheels sid` run it with a wheel")
+        pytest.skip("an editable installation: `nox -s python wheels` run it with a wheel")
     (tmp_path / "program.py").write_text(PROGRAM)
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 9}
     (tmp_path / "trace.json").write_text(f'{{"traceEvents": [{event}]}}'.replace("'", '"'))
