@@ -23,7 +23,7 @@ from stagespan.trace.derived.device import (
     streams,
 )
 from stagespan.trace.derived.gaps import NAMES
-from stagespan.trace.derived.idle_causes import CAUSES, MARKS
+from stagespan.trace.derived.idle_causes import CAUSES, MARKS, ROWS
 from stagespan.trace.derived.launch_sources import backward_threads
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import step_times
@@ -137,7 +137,7 @@ def _idle(trace: Trace) -> list[TimelineRow]:
     if len(gaps.begin_ns) == 0:
         return []
     window, _ = window_of(trace) or (0, 0)
-    keys = [(name, f"idle: {CAUSES[name]}") for name in NAMES]
+    keys = [(ROWS[name].colour, f"idle: {CAUSES[name]}") for name in NAMES]
     cause = parts.cause.astype(np.intp)
     names = [f"idle: {CAUSES[name]}" for name in NAMES]
     begin = gaps.begin_ns - window

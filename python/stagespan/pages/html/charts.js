@@ -3,13 +3,6 @@
 
 const DRAWINGS = [];
 
-const IDLE_COLOURS = {
-  launch: "#e2674a", synchronisation: "#d9a21b", between_steps: "#7d6bd0", host_work: "#4f9fb5",
-  host_unseen: "#a8c4cc",
-  data_loading: "#c2528b", memory_allocation: "#8b6f47", compilation: "#5f8f3e",
-  kernel_loading: "#b36ad1", profiler: "#9a9a9a", runtime_call: "#cc7a2e", dependency: "#3f78c9",
-  graph: "#56a68b", queued: "#b8bcc4", not_traced: "#868d97",
-};
 const HOST_COLOURS = {
   operators: "#6f9bd1", calls: "#d0a04f", step: "#7c8696",
   path_work: "#2f9e63", path_launch: "#d9a21b", path_stream: "#b8bcc4", path_dependency: "#c2528b",
@@ -38,7 +31,6 @@ function frameColour(name) {
 }
 
 function colourOf(key) {
-  if (key in IDLE_COLOURS) return IDLE_COLOURS[key];
   if (key in HOST_COLOURS) return HOST_COLOURS[key];
   if (key.startsWith("#")) return key;
   return variable(`--${key}`) || variable("--soft");
@@ -101,7 +93,7 @@ function idleCauses(parent, { causes }) {
   chart(parent, "Idle time by cause", () => [[{
     type: "bar", orientation: "h",
     x: rows.map(([, , time]) => time / size), y: rows.map((_, at) => at),
-    marker: { color: rows.map(([cause]) => colourOf(cause)) },
+    marker: { color: rows.map(([colour]) => colourOf(colour)) },
     text: rows.map(([, , time]) => inWords((100 * time) / total, "%")), textposition: "auto",
     insidetextfont: { color: "#ffffff" }, cliponaxis: false,
     customdata: rows.map(([, meaning, time, gaps]) =>

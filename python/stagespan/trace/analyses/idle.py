@@ -196,10 +196,10 @@ class Idle(StructResult, frozen=True):
         return [table for table in (by_cause, calls, largest) if table.rows]
 
     def chart(self) -> Chart | None:
-        """Cause, its meaning, idle time and gaps, the longest first."""
+        """The colour of a cause, its meaning, idle time and gaps, the longest first."""
         gaps = self.report.gaps_by_cause
         rows = [
-            (cause, IDLE_CAUSES[cause], time, gaps.get(cause, 0))
+            (causes.colour_of(cause), IDLE_CAUSES[cause], time, gaps.get(cause, 0))
             for cause, time in self.report.by_cause.items()
         ]
         return {"kind": "idle_causes", "causes": rows} if rows else None

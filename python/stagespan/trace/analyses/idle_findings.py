@@ -49,10 +49,7 @@ _FINISHING_SHARES = Thresholds(medium=25.0, low=10.0)
 _LEAST_PERCENT_AMONG_SEVERAL = 10.0
 
 
-CODES = {cause: f"idle.{cause}" for cause in causes.CAUSES} | {
-    causes.DATA_LOADING: "idle.data_loader",
-    causes.NOT_TRACED: "idle.unexplained",
-}
+CODES = {cause: row.code or f"idle.{cause}" for cause, row in causes.ROWS.items()}
 """The code of the finding for each cause."""
 
 
@@ -63,18 +60,6 @@ _NOT_SEEN = {
 }
 
 
-# The causes for which the host worked, so that recorded stacks make them longer.
-_SLOWED_BY_STACKS = frozenset(
-    {
-        *causes.PACE,
-        causes.SYNCHRONISATION,
-        causes.BETWEEN_STEPS,
-        causes.DATA_LOADING,
-        causes.COMPILATION,
-    }
-)
-# Idle time for which the trace shows no cause that a change could remove.
-_UNSEEN = frozenset({causes.GRAPH, causes.UNSEEN_WAIT, causes.NOT_TRACED})
 _NOT_KNOWN = "it depends on what the device waited for"
 _HOW_IDLE = "the device does not wait there"
 _HOW_SEEN = "the device does not wait where the trace shows the reason"
@@ -223,9 +208,9 @@ class IdleFindings:
 
     def _with_the_family(self, found: list[Finding], times: dict[str, int]) -> list[Finding]:
         """Return the findings; the largest about the host is as severe as all its causes."""
-        codes = {CODES[cause] for cause in causes.STARVED}
+        codes = {CODES[cause] for cause in causes.causes_of("host")}
         mine = [at for at, finding in enumerate(found) if finding.code in codes]
-        severity = self._severity(sum(times.get(cause, 0) for cause in causes.STARVED))
+        severity = self._severity(sum(times.get(cause, 0) for cause in causes.causes_of("host")))
         if not mine or severity is None:
             return found
         largest = max(mine, key=lambda at: found[at].numbers["time_ns"])
@@ -242,8 +227,8 @@ class IdleFindings:
         """
         mine = {
             cause: times[cause]
-            for cause in causes.PACE
-            if times.get(cause) and (cause == causes.LAUNCH or cause in self.steady)
+            for cause, row in causes.ROWS.items()
+            if row.is_pace and times.get(cause) and (cause == causes.LAUNCH or cause in self.steady)
         }
         if len(mine) < 2:
             return {}
@@ -310,14 +295,15 @@ class IdleFindings:
         if pattern is not None:
             numbers |= _numbers_of_pattern(pattern)
         numbers |= self._numbers(time, self.gaps_by_cause.get(cause, 0)) | self._numbers_of(cause)
+        is_explained = causes.ROWS[cause].is_explained
         return Finding(
             severity,
             f"{sentence} {advice}".rstrip(),
             shown,
             CODES[cause],
             numbers,
-            gain=None if cause in _UNSEEN else _gain(time, _HOW.get(cause, _HOW_IDLE)),
-            no_gain=_NOT_KNOWN if cause in _UNSEEN else "",
+            gain=_gain(time, _HOW.get(cause, _HOW_IDLE)) if is_explained else None,
+            no_gain="" if is_explained else _NOT_KNOWN,
         )
 
     def _of_pace(self, times: dict[str, int], severity: Severity) -> Finding:
@@ -357,13 +343,13 @@ class IdleFindings:
         """
         text = advice_on(cause, self.facts)
         numbers: dict[str, float] = {}
-        region = self.facts.region_in(blamed) if cause in causes.PACE else None
+        region = self.facts.region_in(blamed) if causes.ROWS[cause].is_pace else None
         if region is not None:
             name, calls, inside = region
             where = f"{counted(calls, 'call')} of {shortened(name)}"
             text = f"{in_words(inside, 'ns')} of this is in {where}. {text}".rstrip()
             numbers["region_ns"] = inside
-        found = self.facts.stack_cost_in(blamed) if cause in _SLOWED_BY_STACKS else None
+        found = self.facts.stack_cost_in(blamed) if causes.ROWS[cause].is_slowed_by_stacks else None
         if found is not None:
             cost, took, of = found
             caveat, more = cost.caveat(took, of)
@@ -449,7 +435,8 @@ class IdleFindings:
         shown = tuple(each for cause, _ in largest for each in self.evidence[cause][:1])
         numbers = self._numbers(self.idle_ns, gaps)
         numbers |= {f"{cause}_ns": time for cause, time in largest}
-        seen = sum(time for cause, time in self.by_cause.items() if cause not in _UNSEEN)
+        unseen = [cause for cause, row in causes.ROWS.items() if not row.is_explained]
+        seen = sum(time for cause, time in self.by_cause.items() if cause not in unseen)
         gain = _gain(min(seen, self.idle_ns), _HOW_SEEN if seen < self.idle_ns else _HOW_IDLE)
         return Finding(
             severity,

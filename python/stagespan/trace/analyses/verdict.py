@@ -84,8 +84,8 @@ _HOST_BUSY = {
 """The parts that are not drawn as idle, each with its name and the key of its colour."""
 
 _EDGES = (PREPARATION, FINISHING)
-_ON_HOST = (*_EDGES, *causes.STARVED)
-_WAITING = (*causes.WAITING, OTHER_DEVICE_BUSY)
+_ON_HOST = (*_EDGES, *causes.causes_of("host"))
+_WAITING = (*causes.causes_of("device"), OTHER_DEVICE_BUSY)
 _PART_WORDS = {
     "computing": "computing",
     "communicating": "communicating, nothing else",

@@ -19,7 +19,7 @@ from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 
 # Causes whose reason is not in the trace. Only the positions of the gaps are known.
-UNEXPLAINED = (causes.NOT_TRACED, causes.UNSEEN_WAIT, causes.GRAPH)
+UNEXPLAINED = tuple(cause for cause, row in causes.ROWS.items() if not row.is_explained)
 _MOST_PATTERNS = 5
 _MOST_LOOKED_AT = 20
 # The least length of a gap in a pattern, relative to the longest one.
@@ -238,7 +238,7 @@ def start_up(where: CallSites, gaps: Gaps, parts: IdleParts, span_ns: int) -> St
     """
     trace = where.trace
     events = trace.events
-    starved = [NAMES.index(cause) for cause in causes.STARVED]
+    starved = [NAMES.index(cause) for cause in causes.causes_of("host")]
     time = parts.parts[:, starved].sum(axis=1)
     long = np.flatnonzero(time >= _LEAST_START * span_ns)
     long = long[np.argsort(-time[long], kind="stable")[:_MOST_STARTS]]

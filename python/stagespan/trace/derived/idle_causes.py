@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 from stagespan.pages.figures import one_of
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
@@ -12,69 +12,119 @@ from stagespan.trace.read.intervals import Mask
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
-# The launching thread was preparing the next launch.
 LAUNCH = "launch"
-# It waited for the device, or had just waited.
 SYNCHRONISATION = "synchronisation"
-MEMORY_ALLOCATION = "memory_allocation"
+BETWEEN_STEPS = "between_steps"
+HOST_WORK = "host_work"
+HOST_UNSEEN = "host_unseen"
 DATA_LOADING = "data_loading"
+MEMORY_ALLOCATION = "memory_allocation"
 COMPILATION = "compilation"
 KERNEL_LOADING = "kernel_loading"
 PROFILER = "profiler"
-# Another call took long.
 RUNTIME_CALL = "runtime_call"
-# It did other work than launching, between two steps or within one.
-BETWEEN_STEPS = "between_steps"
-HOST_WORK = "host_work"
-# It launched nothing for a long time, and the trace has no host event in this time.
-HOST_UNSEEN = "host_unseen"
-# The launch was in time.
 DEPENDENCY = "dependency"
 GRAPH = "graph"
 QUEUED = "queued"
 UNSEEN_WAIT = "unseen_wait"
-# The launch is unknown.
 NOT_TRACED = "not_traced"
 
-CAUSES: dict[str, str] = {
-    LAUNCH: "the host could not launch work fast enough",
-    SYNCHRONISATION: "the host waited for the device before it launched the next work",
-    BETWEEN_STEPS: "the host did other work between steps",
-    HOST_WORK: "the host did work other than launching",
-    HOST_UNSEEN: "the host launched nothing, and the trace does not show what it did",
-    DATA_LOADING: "the host waited for the data loader",
-    MEMORY_ALLOCATION: "the host allocated or freed device memory",
-    COMPILATION: "the host compiled",
-    KERNEL_LOADING: "the host loaded kernels at their first use",
-    PROFILER: "the profiler itself took the time",
-    RUNTIME_CALL: "calls of the runtime took long",
-    DEPENDENCY: "work that was launched in time had to wait for another stream",
-    GRAPH: "a device graph was running, and the trace does not show what it waited for",
-    QUEUED: "the device switched from one kernel to the next",
-    UNSEEN_WAIT: "work that was launched in time waited for something outside the trace",
-    NOT_TRACED: "the trace does not show why",
+
+class CauseRow(NamedTuple):
+    """What is known about a cause of idle time."""
+
+    meaning: str
+    """The end of a sentence."""
+    colour: str
+    """In charts: a colour, or the name of one of the page's colours."""
+    where: Literal["host", "device", "profiler", "unknown"]
+    """Who caused it: the host, where a change of the program can remove it; the device, because the
+    launch was in time; the profiler."""
+    is_pace: bool = False
+    """Whether the host works, and launches too slowly. Only the length of the gaps and of the calls
+    distinguishes these causes, so that one finding is about all of them."""
+    is_slowed_by_stacks: bool = False
+    """Whether the host worked, so that recorded stacks make it longer."""
+    is_explained: bool = True
+    """Whether the trace shows a reason that a change could remove."""
+    code: str = ""
+    """The code of the finding, if it is not that of the cause."""
+
+
+ROWS: dict[str, CauseRow] = {
+    # The launching thread was preparing the next launch.
+    LAUNCH: CauseRow("the host could not launch work fast enough", "#e2674a", "host", True, True),
+    # It waited for the device, or had just waited.
+    SYNCHRONISATION: CauseRow(
+        "the host waited for the device before it launched the next work",
+        "#d9a21b",
+        "host",
+        is_slowed_by_stacks=True,
+    ),
+    # It did other work than launching, between two steps or within one.
+    BETWEEN_STEPS: CauseRow(
+        "the host did other work between steps", "#7d6bd0", "host", is_slowed_by_stacks=True
+    ),
+    HOST_WORK: CauseRow("the host did work other than launching", "#4f9fb5", "host", True, True),
+    # It launched nothing for a long time, and the trace has no host event in this time.
+    HOST_UNSEEN: CauseRow(
+        "the host launched nothing, and the trace does not show what it did", "#a8c4cc", "host"
+    ),
+    DATA_LOADING: CauseRow(
+        "the host waited for the data loader",
+        "#c2528b",
+        "host",
+        is_slowed_by_stacks=True,
+        code="idle.data_loader",
+    ),
+    MEMORY_ALLOCATION: CauseRow("the host allocated or freed device memory", "#8b6f47", "host"),
+    COMPILATION: CauseRow("the host compiled", "#5f8f3e", "host", is_slowed_by_stacks=True),
+    KERNEL_LOADING: CauseRow("the host loaded kernels at their first use", "#b36ad1", "host"),
+    PROFILER: CauseRow("the profiler itself took the time", "#9a9a9a", "profiler"),
+    # Another call took long.
+    RUNTIME_CALL: CauseRow("calls of the runtime took long", "#cc7a2e", "host", True, True),
+    # The launch was in time.
+    DEPENDENCY: CauseRow(
+        "work that was launched in time had to wait for another stream", "#3f78c9", "device"
+    ),
+    GRAPH: CauseRow(
+        "a device graph was running, and the trace does not show what it waited for",
+        "#56a68b",
+        "device",
+        is_explained=False,
+    ),
+    QUEUED: CauseRow("the device switched from one kernel to the next", "#b8bcc4", "device"),
+    UNSEEN_WAIT: CauseRow(
+        "work that was launched in time waited for something outside the trace",
+        "soft",
+        "device",
+        is_explained=False,
+    ),
+    # The launch is unknown.
+    NOT_TRACED: CauseRow(
+        "the trace does not show why",
+        "#868d97",
+        "unknown",
+        is_explained=False,
+        code="idle.unexplained",
+    ),
 }
-"""Every cause with its meaning, as the end of a sentence."""
+"""What is known about each cause. A new cause needs a row, and the code in `gaps` that finds it."""
+CAUSES = {cause: row.meaning for cause, row in ROWS.items()}
+"""Every cause with its meaning."""
 Cause = Annotated[str, one_of(CAUSES)]
 """The name of a cause, for structs of figures."""
-STARVED = (
-    LAUNCH,
-    SYNCHRONISATION,
-    BETWEEN_STEPS,
-    HOST_WORK,
-    HOST_UNSEEN,
-    DATA_LOADING,
-    MEMORY_ALLOCATION,
-    COMPILATION,
-    KERNEL_LOADING,
-    RUNTIME_CALL,
-)
-"""The causes on the host, which a change of the program can remove."""
-PACE = (LAUNCH, HOST_WORK, RUNTIME_CALL)
-"""The causes of one kind: the host works, and launches too slowly. Only the length of the gaps and
-of the calls distinguishes them."""
-WAITING = (DEPENDENCY, GRAPH, QUEUED, UNSEEN_WAIT)
-"""The causes that are not on the host, because the launch was in time."""
+
+
+def causes_of(where: str) -> tuple[str, ...]:
+    """Return the causes in the column `where` of the table."""
+    return tuple(cause for cause, row in ROWS.items() if row.where == where)
+
+
+def colour_of(cause: str) -> str:
+    """Return the colour of a cause, or of idle time before and after all work of the device."""
+    return ROWS[cause].colour if cause in ROWS else "soft"
+
 
 # A copy without Async in its name returns when it is done; hipMemcpyWithStream too.
 WAITS = re.compile(

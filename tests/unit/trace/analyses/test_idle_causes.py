@@ -533,7 +533,7 @@ def test_the_next_known_launch_shows_that_the_host_was_late(tmp_path: Path) -> N
     trace = transfers(tmp_path, before_first_launch=False)
     found = idle_of(trace)
     assert causes.NOT_TRACED not in found.by_cause
-    starved = sum(found.by_cause.get(cause, 0) for cause in causes.STARVED)
+    starved = sum(found.by_cause.get(cause, 0) for cause in causes.causes_of("host"))
     assert starved > 0.95 * found.idle_ns
     assert verdict_of(trace).verdict == "host-bound"
 

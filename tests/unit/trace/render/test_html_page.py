@@ -27,6 +27,7 @@ from stagespan.pages.markdown import markdown
 from stagespan.pages.result import Table
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analysis import analyze
+from stagespan.trace.derived.idle_causes import BETWEEN_STEPS, SYNCHRONISATION, colour_of
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
 
@@ -121,8 +122,8 @@ def test_the_timeline_has_every_row_and_its_times(tmp_path: Path) -> None:
     assert found["stream 20"]["bars"][0][3] == {"communicating": 200_000}
     assert found["idle"]["bars"][0][:2] == (213_000, 371_000)
     assert {key for bar in found["idle"]["bars"] for key in bar[3]} >= {
-        "synchronisation",
-        "between_steps",
+        colour_of(SYNCHRONISATION),
+        colour_of(BETWEEN_STEPS),
     }
     idle = analysis.to_dict()["idle"]["idle_us"]
     assert sum(end - begin for begin, end, *_ in found["idle"]["bars"]) == idle * 1000
