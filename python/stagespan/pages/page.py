@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stagespan.pages.result import Finding, Result, Table, Unavailable
+from stagespan.pages.result import Finding, Line, Result, Table, Unavailable
 from stagespan.pages.timeline import TimelineRow
 
 
@@ -44,6 +44,12 @@ class Page:
         @property
         def results(self) -> Mapping[str, Result | Unavailable]:
             """The results by their keys in the JSON, in the order of the page."""
+
+    def __repr__(self) -> str:
+        """Return the name of the subject, and the first line of the page."""
+        blocks = (block for result in self.results.values() for block in result.head())
+        line = next((block.text for block in blocks if isinstance(block, Line)), self.summary())
+        return f"<{type(self).__name__} of {self.name()}: {line}>"
 
     @abstractmethod
     def name(self) -> str:

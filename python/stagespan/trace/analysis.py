@@ -27,6 +27,7 @@ from stagespan.pages.result import (
     without_restatements,
 )
 from stagespan.pages.timeline import TimelineRow
+from stagespan.trace import analyses, ascend
 from stagespan.trace.analyses import (
     communication,
     compiled,
@@ -97,17 +98,44 @@ ASCEND: dict[str, Analyze] = {
 """Analyses that apply only to traces of torch_npu.profiler."""
 
 
+class Results:
+    """The results as attributes. An analysis has those that apply to what was analysed."""
+
+    verdict: analyses.verdict.Verdict | Unavailable
+    device_use: analyses.device_use.Use | Unavailable
+    communication: analyses.communication.Communication | Unavailable
+    idle: analyses.idle.Idle | Unavailable
+    launches: analyses.launches.Launches | Unavailable
+    host: analyses.host.Host | Unavailable
+    kernels: analyses.kernels.Kernels | Unavailable
+    captures: analyses.graph_captures.Captures | Unavailable
+    rates: analyses.rates.Rates | Unavailable
+    compiled: analyses.compiled.Compiled | Unavailable
+    training: analyses.training.Training | Unavailable
+    steps: analyses.steps.Steps | Unavailable
+    critical_path: analyses.critical_path.CriticalPath | Unavailable
+    stages: analyses.stages.Stages | Unavailable
+    structure: analyses.structure.Structure | Unavailable
+    layers: analyses.layers.Layers | Unavailable
+    memory: analyses.memory.Memory | Unavailable
+    flame: analyses.flame.Flame | Unavailable
+    head_overhead: ascend.graph_mode.HeadOverhead | Unavailable
+    ascend_steps: ascend.steps.AscendSteps | Unavailable
+    ascend_free: ascend.free_time.Free | Unavailable
+    ascend_waits: ascend.waits.StreamWaits | Unavailable
+    ascend_host_waits: ascend.host_waits.HostWaits | Unavailable
+    ascend_cores: ascend.operators.Cores | Unavailable
+    ascend_operators: ascend.operators.Operators | Unavailable
+    ascend_api: ascend.api.Calls | Unavailable
+    ascend_collectives: ascend.communication.CollectiveStats | Unavailable
+    ascend_memory: ascend.memory.AscendMemory | Unavailable
+    ascend_host_operators: ascend.operators.OperatorDetails | Unavailable
+    ascend_files: ascend.report.Files | Unavailable
+
+
 def result_types() -> dict[str, type[Result]]:
     """Return the class of every result of one trace or folder, by its name in the JSON."""
-    found = {name: _result_of(each) for name, each in (ANALYSES | ASCEND).items()}
-    return found | ascend_report.RESULTS
-
-
-def _result_of(function: Callable[..., Result | Unavailable]) -> type[Result]:
-    """Return the class of the results of an analysis, from its annotations."""
-    names = get_args(get_type_hints(function)["return"])
-    found: type[Result] = next(each for each in names if issubclass(each, Result))
-    return found
+    return {name: get_args(each)[0] for name, each in get_type_hints(Results).items()}
 
 
 class TraceFigures(Figures, frozen=True):
@@ -151,14 +179,17 @@ def _won_together(findings: Sequence[Finding]) -> int:
     )
 
 
-@dataclass(frozen=True)
-class Analysis(Page):
-    """The results of one trace."""
+@dataclass(frozen=True, repr=False)
+class Analysis(Page, Results):
+    """The results of one trace, which are also attributes: ``analysis.idle``."""
 
     trace: Trace
     """The trace; a view of it if analyses have run on it."""
     results: dict[str, Result | Unavailable]
     """The results by the name of the analysis, in the order of the report."""
+
+    def __post_init__(self) -> None:
+        vars(self).update(self.results)
 
     words = Words(
         page="Trace analysis",

@@ -10,8 +10,7 @@ from typing import Any
 from commands import fits, resolved
 from synthetic_ascend import SyntheticAscend
 
-from stagespan.trace.analysis import ASCEND
-from stagespan.trace.ascend.report import RESULTS
+from stagespan.trace.analysis import ANALYSES, result_types
 from stagespan.trace.json_schema import json_schema
 from stagespan.trace.paths import analyze_path
 
@@ -23,7 +22,7 @@ def analysed(path: Path) -> dict[str, Any]:
     written: dict[str, Any] = json.loads(json.dumps(analyze_path(path).to_dict()))
     schema = json_schema()
     fits(written, schema)
-    for name in (ASCEND | RESULTS).keys() & written.keys():
+    for name in result_types().keys() - ANALYSES.keys() & written.keys():
         described = resolved(schema["properties"][name]["anyOf"][-1])
         if "unknown" not in written[name]:
             assert described["properties"].keys() == written[name].keys(), name

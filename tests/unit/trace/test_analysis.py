@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from typing import get_args, get_type_hints
+
 import pytest
 from device_programs import device_only
 
 from stagespan.pages.result import Unavailable
-from stagespan.trace.analysis import analyze
+from stagespan.trace.analysis import ANALYSES, ASCEND, analyze, result_types
 
 
 def test_an_unknown_analysis_is_refused(tmp_path: Path) -> None:
@@ -18,3 +20,31 @@ def test_an_unknown_analysis_is_refused(tmp_path: Path) -> None:
         analyze(trace, ["idel"])
     assert list(analyze(trace, ["idle"]).results) == ["idle"]
     assert not isinstance(analyze(trace, ["idle"]).results["idle"], Unavailable)
+
+
+def test_results_are_attributes_of_their_types(tmp_path: Path) -> None:
+    # GIVEN the classes that the functions of the analyses return
+    functions = {
+        name: get_args(get_type_hints(each)["return"]) for name, each in (ANALYSES | ASCEND).items()
+    }
+    # THEN the attributes have them
+    assert {name: result_types()[name] in returned for name, returned in functions.items()} == {
+        name: True for name in functions
+    }
+    # THEN each result is one, and others are missing
+    analysis = analyze(device_only(tmp_path, ("gemm", "kernel", 7, 0, 600)))
+    for name, result in analysis.results.items():
+        assert getattr(analysis, name) is result
+        assert isinstance(result, (result_types()[name], Unavailable))
+    assert not hasattr(analysis, "ascend_steps")
+
+
+def test_the_repr_of_an_analysis_is_its_headline(tmp_path: Path) -> None:
+    trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600))
+    analysis = analyze(trace)
+    assert not isinstance(analysis.verdict, Unavailable)
+    assert repr(analysis) == f"<Analysis of {analysis.name()}: {analysis.verdict.sentence}>"
+    # THEN a page without sentences says how much there is
+    assert repr(analyze(trace, ["launches"])) == (
+        f"<Analysis of {analysis.name()}: {analysis.summary()}>"
+    )

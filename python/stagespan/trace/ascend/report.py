@@ -5,7 +5,7 @@ from __future__ import annotations
 from stagespan.pages.figures import Count
 from stagespan.pages.result import Result, StructResult, Table, Unavailable
 from stagespan.trace.ascend import steps
-from stagespan.trace.ascend.api import Calls, calls
+from stagespan.trace.ascend.api import calls
 from stagespan.trace.ascend.communication import CollectiveStats, collectives
 from stagespan.trace.ascend.folder import (
     API_STATISTIC,
@@ -17,10 +17,8 @@ from stagespan.trace.ascend.folder import (
     TRACE,
     AscendFolder,
 )
-from stagespan.trace.ascend.memory import AscendMemory, memory
+from stagespan.trace.ascend.memory import memory
 from stagespan.trace.ascend.operators import (
-    OperatorDetails,
-    Operators,
     ascend_host_operators,
     operators,
 )
@@ -60,17 +58,6 @@ def _files(folder: AscendFolder) -> Files:
         missing=folder.missing,
         problems=list(folder.problems),
     )
-
-
-RESULTS: dict[str, type[Result]] = {
-    "ascend_operators": Operators,
-    "ascend_api": Calls,
-    "ascend_collectives": CollectiveStats,
-    "ascend_memory": AscendMemory,
-    "ascend_host_operators": OperatorDetails,
-    "ascend_files": Files,
-}
-"""The classes of results of files other than the trace, by their names in the JSON."""
 
 
 def analyze_files(folder: AscendFolder) -> dict[str, Result | Unavailable]:
