@@ -54,12 +54,11 @@ CODES = {cause: row.code or f"idle.{cause}" for cause, row in causes.ROWS.items(
 
 
 _NOT_SEEN = {
-    causes.NOT_TRACED: "and the trace does not show why",
-    causes.HOST_UNSEEN: "the host launched nothing meanwhile, and the trace does not show what it"
-    " did",
+    causes.NOT_TRACED: ", and the trace does not show why.",
+    causes.HOST_UNSEEN: ": the host launched nothing meanwhile, and the trace does not show what it"
+    " did.",
 }
-
-
+"""The end of the sentence about a cause of which the trace shows nothing."""
 _NOT_KNOWN = "it depends on what the device waited for"
 _HOW_IDLE = "the device does not wait there"
 _HOW_SEEN = "the device does not wait where the trace shows the reason"
@@ -270,41 +269,39 @@ class IdleFindings:
         return {}
 
     def _of_cause(self, cause: str, time: int, severity: Severity) -> Finding:
-        shown = self.evidence[cause]
-        sentence = self._idle_for(time, self.gaps_by_cause.get(cause, 0))
+        sentences = [self._why(cause, time)]
         pattern = next((each for each in self.patterns if each.cause == cause), None)
-        if cause == causes.NOT_TRACED:
-            sentence += f", {_NOT_SEEN[cause]}."
-        elif cause == causes.HOST_UNSEEN:
-            sentence += f": {_NOT_SEEN[cause]}."
-        else:
-            meaning = causes.CAUSES[cause]
-            if cause == causes.QUEUED:
-                meaning = meaning.replace("the device", "it" if self.devices == 1 else "they")
-            sentence += f" because {meaning}{self._most(cause)}."
         if cause == causes.NOT_TRACED and 2 * self.before_ns > time:
             pattern = None
-            sentence += (
-                f" {in_words(self.before_ns, 'ns')} of this passed before the device's first work,"
+            sentences.append(
+                f"{in_words(self.before_ns, 'ns')} of this passed before the device's first work,"
                 " whose launch is not in the trace."
             )
-        if pattern is not None:
-            sentence += _of_pattern(pattern)
-            shown = pattern.evidence
         advice, numbers = self._advice(cause, cause)
         if pattern is not None:
+            sentences += _of_pattern(pattern)
             numbers |= _numbers_of_pattern(pattern)
         numbers |= self._numbers(time, self.gaps_by_cause.get(cause, 0)) | self._numbers_of(cause)
         is_explained = causes.ROWS[cause].is_explained
         return Finding(
             severity,
-            f"{sentence} {advice}".rstrip(),
-            shown,
+            " ".join([*sentences, advice]).rstrip(),
+            self.evidence[cause] if pattern is None else pattern.evidence,
             CODES[cause],
             numbers,
             gain=_gain(time, _HOW.get(cause, _HOW_IDLE)) if is_explained else None,
             no_gain="" if is_explained else _NOT_KNOWN,
         )
+
+    def _why(self, cause: str, time: int) -> str:
+        """Return the sentence about the time of a cause."""
+        idle = self._idle_for(time, self.gaps_by_cause.get(cause, 0))
+        if cause in _NOT_SEEN:
+            return f"{idle}{_NOT_SEEN[cause]}"
+        meaning = causes.CAUSES[cause]
+        if cause == causes.QUEUED:
+            meaning = meaning.replace("the device", "it" if self.devices == 1 else "they")
+        return f"{idle} because {meaning}{self._most(cause)}."
 
     def _of_pace(self, times: dict[str, int], severity: Severity) -> Finding:
         """Return the finding on several causes of one kind."""
@@ -467,56 +464,69 @@ def _numbers_of_pattern(pattern: Pattern) -> dict[str, float]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _of_pattern(pattern: Pattern) -> str:
+def _of_pattern(pattern: Pattern) -> list[str]:
     """Return sentences about a pattern of gaps that the trace does not explain."""
-    following = shortened(pattern.next)
-    if pattern.gaps == 1:
-        text = f" {in_words(pattern.idle_ns, 'ns')} of this is one gap before {following}"
-    else:
-        least, most = in_words(pattern.least_ns, "ns"), in_words(pattern.most_ns, "ns")
-        text = (
-            f" {in_words(pattern.idle_ns, 'ns')} of this are {pattern.gaps:,} gaps of"
-            f" {least if least == most else f'{least} to {most}'} before {following}"
+    sentences = [_gaps_alike(pattern), _launched(pattern)]
+    if pattern.host_call is not None:
+        sentences.append(_meanwhile(pattern))
+    if pattern.cause != causes.UNSEEN_WAIT:
+        return sentences
+    unrecorded = ""
+    if pattern.graph_call is not None:
+        after = "this gap" if pattern.gaps == 1 else "these gaps"
+        sentences.append(
+            f"The work after {after} is the first that was recorded of a device graph"
+            f" ({pattern.graph_call})."
         )
-        if pattern.one_a_step:
-            text += ", one in each step"
-        elif pattern.every_ns is not None:
-            text += f", one every {in_words(pattern.every_ns, 'ns')}"
+        unrecorded = " a part of that graph that the profiler does not record,"
+    sentences.append(
+        f"What it waited for can be{unrecorded} work that was launched before the trace began, or"
+        " work of another process or device."
+    )
+    return sentences
+
+
+def _gaps_alike(pattern: Pattern) -> str:
+    time, following = in_words(pattern.idle_ns, "ns"), shortened(pattern.next)
+    if pattern.gaps == 1:
+        return f"{time} of this is one gap before {following}."
+    least, most = in_words(pattern.least_ns, "ns"), in_words(pattern.most_ns, "ns")
+    length = least if least == most else f"{least} to {most}"
+    often = ""
+    if pattern.one_a_step:
+        often = ", one in each step"
+    elif pattern.every_ns is not None:
+        often = f", one every {in_words(pattern.every_ns, 'ns')}"
+    return f"{time} of this are {pattern.gaps:,} gaps of {length} before {following}{often}."
+
+
+def _launched(pattern: Pattern) -> str:
+    """Return the sentence about the launch of the work after the gaps."""
     before, later = pattern.launched_before, pattern.launched_later
     unknown = pattern.launch_unknown
     if before and not later and not unknown:
-        text += f". {'It' if pattern.gaps == 1 else 'This work'} had been launched before the gap"
+        text = f"{'It' if pattern.gaps == 1 else 'This work'} had been launched before the gap"
     elif pattern.only_later and pattern.delay_ns is not None:
-        text += f". It began {in_words(pattern.delay_ns, 'ns')} after its launch"
+        text = f"It began {in_words(pattern.delay_ns, 'ns')} after its launch"
     elif unknown and not before and not later:
-        text += ". Its launch is unknown"
+        text = "Its launch is unknown"
     else:
         cases = counted(pattern.gaps, "case")
-        text += f". It had been launched before the gap in {before:,} of {cases}"
+        text = f"It had been launched before the gap in {before:,} of {cases}"
     if pattern.stream_wait is not None:
-        text += f", and its stream had to wait for another one ({pattern.stream_wait})"
-    if pattern.host_call is not None:
-        at = [shortened(each) for each in (pattern.host_operator, pattern.line) if each]
-        if pattern.host_annotation:
-            at.append(f"in {shortened(pattern.host_annotation)}")
-        place = f" ({', '.join(at)})" if at else ""
-        which = "this gap" if pattern.gaps == 1 else f"{pattern.host_gaps:,} of these gaps"
-        time = in_words(pattern.host_call_ns, "ns")
-        text += (
-            f". In {which} the host was in {shortened(pattern.host_call)} for"
-            f" {time if pattern.gaps == 1 else f'up to {time}'}{place}"
-        )
-    if pattern.cause == causes.UNSEEN_WAIT:
-        unrecorded = ""
-        if pattern.graph_call is not None:
-            after = "this gap" if pattern.gaps == 1 else "these gaps"
-            text += (
-                f". The work after {after} is the first that was recorded of a device graph"
-                f" ({pattern.graph_call})"
-            )
-            unrecorded = " a part of that graph that the profiler does not record,"
-        text += (
-            f". What it waited for can be{unrecorded} work that was launched before the trace"
-            " began, or work of another process or device"
-        )
+        text = f"{text}, and its stream had to wait for another one ({pattern.stream_wait})"
     return f"{text}."
+
+
+def _meanwhile(pattern: Pattern) -> str:
+    """Return the sentence about the call that the host was in."""
+    at = [shortened(each) for each in (pattern.host_operator, pattern.line) if each]
+    if pattern.host_annotation:
+        at.append(f"in {shortened(pattern.host_annotation)}")
+    place = f" ({', '.join(at)})" if at else ""
+    time = in_words(pattern.host_call_ns, "ns")
+    if pattern.gaps == 1:
+        which = "this gap"
+    else:
+        which, time = f"{pattern.host_gaps:,} of these gaps", f"up to {time}"
+    return f"In {which} the host was in {shortened(pattern.host_call or '')} for {time}{place}."

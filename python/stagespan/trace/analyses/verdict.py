@@ -305,52 +305,54 @@ def verdict_of_host(found: HostVerdict, origin_ns: int) -> Verdict:
     )
 
 
+_ONE = {"it": "the device", "was": "was", "They": "It", "have": "has", "them": "it"}
+_SEVERAL = {"it": "the devices", "was": "were", "They": "They", "have": "have", "them": "them"}
+
+
 def _sentence(found: Verdict) -> str:
-    """Return the verdict on devices with its figure."""
+    """Return the verdict on devices with its figure, and what limits it."""
     without, steps = found.steps_without_events
     if 2 * without > steps:
         return (
             f"Cannot tell: {without:,} of the {counted(steps, 'step')} have no device events,"
             " so what the device did in them is unknown."
         )
-    name = found.verdict[0].upper() + found.verdict[1:]
-    one = found.devices == 1
-    reason = _REASONS[found.verdict]
-    if found.verdict == WAIT_BOUND and found.cause is None:
-        reason = _WHILE_OTHER_BUSY
-    reason = reason.format(
-        it="the device" if one else "the devices",
-        was="was" if one else "were",
-        cause=_cause_in_words(found),
-    )
-    of, percent = found.base.whose, f"{share(found.time_ns, found.whole_ns):.1f} %"
-    if not one:
-        percent += f"; {found.devices} devices times {of}"
-        of = in_words(found.whole_ns, "ns")
-    sentence = f"{name}: for {in_words(found.time_ns, 'ns')} of {of} ({percent}) {reason}."
+    sentences = [_with_its_figure(found)]
     computing = found.times_ns.get(DEVICE_BUSY, 0)
     if found.verdict != DEVICE_BUSY and computing:
-        sentence += (
-            f" {'It' if one else 'They'} computed for {in_words(computing, 'ns')}"
-            f" ({share(computing, found.whole_ns):.1f} %)."
-        )
+        they = (_ONE if found.devices == 1 else _SEVERAL)["They"]
+        percent = share(computing, found.whole_ns)
+        sentences.append(f"{they} computed for {in_words(computing, 'ns')} ({percent:.1f} %).")
     if found.base.unrecorded_ns:
-        sentence += (
-            f" Before that, the device was busy for {in_words(found.base.unrecorded_ns, 'ns')}"
+        sentences.append(
+            f"Before that, the device was busy for {in_words(found.base.unrecorded_ns, 'ns')}"
             " with earlier work that the trace does not contain."
         )
     if without:
-        sentence += (
-            f" {without:,} of the {counted(steps, 'step')} {'has' if without == 1 else 'have'}"
-            f" no device events: what the device did in {'it' if without == 1 else 'them'} is"
-            " unknown."
+        words = _ONE if without == 1 else _SEVERAL
+        sentences.append(
+            f"{without:,} of the {counted(steps, 'step')} {words['have']} no device events: what"
+            f" the device did in {words['them']} is unknown."
         )
     if found.differs:
-        more = len(found.differs) - 1
-        sentence += f" This does not apply to {found.differs[0]}."
-        if more:
-            sentence += f" It also does not apply to {counted(more, 'other device')}."
-    return sentence
+        sentences.append(f"This does not apply to {found.differs[0]}.")
+    if more := len(found.differs[1:]):
+        sentences.append(f"It also does not apply to {counted(more, 'other device')}.")
+    return " ".join(sentences)
+
+
+def _with_its_figure(found: Verdict) -> str:
+    name = found.verdict[0].upper() + found.verdict[1:]
+    reason = _REASONS[found.verdict]
+    if found.verdict == WAIT_BOUND and found.cause is None:
+        reason = _WHILE_OTHER_BUSY
+    words = _ONE if found.devices == 1 else _SEVERAL
+    reason = reason.format(**words, cause=_cause_in_words(found))
+    of, percent = found.base.whose, f"{share(found.time_ns, found.whole_ns):.1f} %"
+    if found.devices > 1:
+        percent = f"{percent}; {found.devices} devices times {of}"
+        of = in_words(found.whole_ns, "ns")
+    return f"{name}: for {in_words(found.time_ns, 'ns')} of {of} ({percent}) {reason}."
 
 
 def _cause_in_words(found: Verdict) -> str:
