@@ -1001,6 +1001,22 @@ def termination_end_after(fd: int, milliseconds: int) -> None:
     """Start a thread that waits until a file descriptor can be read, and ends the process with
     status 0 that many milliseconds later, whatever its other threads do."""
 
+def sampler_start(folder: bytes, role: str, interval_us: int, is_read_by_others: bool, /) -> None:
+    """Take the frames of all threads at intervals, in a thread of its own, and write them to a file
+    in a folder; if another process reads it, every second. See `process/sampler.py`."""
+
+def sampler_stop() -> None:
+    """End the thread, and write the file. Has no effect if nothing is sampled."""
+
+def sampler_before_fork() -> None:
+    """End the thread until `sampler_after_fork` is called."""
+
+def sampler_after_fork(in_child: bool, /) -> None:
+    """Start the thread again. A child begins a file of its own."""
+
+def sampler_collection(phase: str, info: dict[str, int], /) -> None:
+    """Take the time of a garbage collection: for `gc.callbacks`."""
+
 def c_api() -> object:
     """Return the capsule that other extensions attach to (`stagespan/python.h`)."""
 

@@ -26,7 +26,7 @@ PARTS = (
     "device",
     "live",
     "trace signature profiling",
-    "harness report export recording",
+    "harness report export recording sampling",
     "asgi compat logging platforms pytest_plugin",
     "cli __main__",
 )

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from stagespan.pages.amounts import counted
 if TYPE_CHECKING:
     from stagespan.contexts.named import Wrapper
     from stagespan.process.command import Command
-    from stagespan.recording.members import Members
 
 
 @click.command(
@@ -47,6 +46,20 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Replace the profiling modules of TeleFuser by stagespan's when the script imports them.",
 )
+@click.option(
+    "--no-sample",
+    is_flag=True,
+    help="Do not sample. Without --stage, --debug and --profile, the functions with most time are "
+    "found by samples of all stacks.",
+)
+@click.option(
+    "--sample-ms",
+    type=click.FloatRange(1, 1000),
+    default=10.0,
+    show_default=True,
+    help="The time between two samples, in ms.",
+)
+@click.option("--json", "json_file", metavar="FILE", help="Write the samples as JSON; - is stdout.")
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
 @click.argument("program", metavar="SCRIPT.PY|MODULE")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -56,26 +69,37 @@ def command(
     profiled: tuple[str, ...],
     output: str | None,
     telefuser: bool,
+    no_sample: bool,
+    sample_ms: float,
+    json_file: str | None,
     as_module: bool,
     program: str,
     arguments: tuple[str, ...],
 ) -> None:
     """Run a script with its arguments and time its stages.
 
+    Without --stage, it shows where the time went and which functions would be good stages.
+
     The exit status of the script is kept. The table goes to standard error. Files are written in
     debug mode and with --output.
     """
-    from stagespan import is_available, set_debug, without_core
+    from stagespan import is_available, is_debug, set_debug, without_core
 
     if not is_available():
         without_core.refuse()
 
     from stagespan.contexts import named
-    from stagespan.process import run, script, termination
+    from stagespan.process import run, sampler, script, termination
     from stagespan.process.command import Command
     from stagespan.profiling import unused
 
     named.named_stages(stages)  # refused before anything is set
+    is_sampled = not (stages or debug or is_debug() or profiled or no_sample)
+    if json_file is not None and not is_sampled:
+        raise click.UsageError(
+            "--json writes samples: pass it without --stage, --debug, --profile and --no-sample."
+        )
+    called = [*(["-m"] if as_module else []), program, *arguments]
     if debug:
         os.environ["STAGESPAN_DEBUG"] = "true"  # also for workers
         set_debug(True)
@@ -98,25 +122,45 @@ def command(
     run.whose_file(run.timing_report_path().parent)  # the plain names are this process's
     options = {"telefuser": telefuser, "write": output is not None}
     ending = _Ending(
-        Command(stages, [name for name, is_on in options.items() if is_on]),
+        Command(
+            stages,
+            [name for name, is_on in options.items() if is_on],
+            sample_ms if is_sampled else None,
+        ),
         named.timed(stages, program if as_module else ""),
+        called,
+        json_file,
         write=output is not None,
     )
     termination.watch(ending.after_signal)
     # This runs after all other exit handlers and after the threads of the script.
     atexit.register(ending.print_once)
     run.begin_script()
+    if is_sampled:
+        sampler.start(str(ending.folder), sampler.MAIN, sample_ms)
     started.run(arguments, ending.wrapper.prepare_main)
 
 
 class _Ending:
-    """Prints the table, writes the files, and names the stages that were not found."""
+    """Prints the tables, writes the files, and names the stages that were not found."""
 
-    def __init__(self, command: Command, wrapper: Wrapper, *, write: bool) -> None:
+    def __init__(
+        self,
+        command: Command,
+        wrapper: Wrapper,
+        called: Sequence[str],
+        json_file: str | None,
+        *,
+        write: bool,
+    ) -> None:
+        """``called`` is the program with its arguments, as the user wrote them."""
         from stagespan.recording.members import Members
 
         self.wrapper = wrapper
+        self.folder = command.folder
         self._command = command
+        self._called = called
+        self._json_file = json_file
         self._members = Members(command.folder)
         command.on_start(self._members.limit)
         self._write = write
@@ -140,38 +184,64 @@ class _Ending:
             if not self._is_printed:
                 self._is_printed = True
                 try:
-                    _print_and_write(self._command, self._members, self.wrapper, self._write)
+                    self._print_and_write()
                 finally:
                     self._command.remove()
 
+    def _print_and_write(self) -> None:
+        from rich.console import Console
 
-def _print_and_write(command: Command, members: Members, wrapper: Wrapper, write: bool) -> None:
-    from rich.console import Console
+        from stagespan import is_debug
+        from stagespan.process import run, sampler
+        from stagespan.profiling import unused
+        from stagespan.report import exit as at_exit
+        from stagespan.report import timing
+        from stagespan.report.tables import print_report
 
-    from stagespan import is_debug
-    from stagespan.process import run
-    from stagespan.profiling import unused
-    from stagespan.report import exit as at_exit
-    from stagespan.report import timing
-    from stagespan.report.tables import print_report
+        sampler.stop()
+        recorded = self._members.recorded()
+        # In debug mode, another handler writes the files, and each process writes its own.
+        written = (
+            at_exit.write_reports(timing.report_with(recorded))
+            if self._write and not is_debug()
+            else []
+        )
+        if run.rank() == 0:
+            report = timing.report_with([*recorded, *self._members.handed_over()])
+            if report["stages"]:
+                print_report(report, Console(stderr=True))
+            is_shown = self._show_samples() or report["stages"]
+            for sentence in (
+                *([] if is_shown else [_why_no_stage(self.wrapper)]),
+                *_about_stages(self._command, self.wrapper, report["stages"]),
+                *unused.sentences(report["stages"]),
+            ):
+                click.echo(f"stagespan: {sentence}", err=True)
+        for path in written:
+            click.echo(f"stagespan: saved {path}", err=True)
 
-    recorded = members.recorded()
-    # In debug mode, another handler writes the files, and each process writes its own.
-    written = (
-        at_exit.write_reports(timing.report_with(recorded)) if write and not is_debug() else []
-    )
-    if run.rank() == 0:
-        report = timing.report_with([*recorded, *members.handed_over()])
-        if report["stages"]:
-            print_report(report, Console(stderr=True))
-        for sentence in (
-            *([] if report["stages"] else [_why_no_stage(wrapper)]),
-            *_about_stages(command, wrapper, report["stages"]),
-            *unused.sentences(report["stages"]),
-        ):
-            click.echo(f"stagespan: {sentence}", err=True)
-    for path in written:
-        click.echo(f"stagespan: saved {path}", err=True)
+    def _show_samples(self) -> bool:
+        """Print or write what sampling has found. Returns False if that is nothing."""
+        from stagespan.sampling.stacks import read_processes
+
+        processes = read_processes(self.folder)
+        if not processes:
+            return False
+        from rich.console import Console
+
+        from stagespan.cli.output import write_to
+        from stagespan.process.files import json_bytes
+        from stagespan.sampling.page import print_sampled
+        from stagespan.sampling.result import sampled
+
+        found = sampled(processes)
+        if found is None:
+            return False
+        if self._json_file is None:
+            print_sampled(found, self._called, Console(stderr=True))
+        else:
+            write_to(self._json_file, json_bytes(found.to_dict(), indent=2) + b"\n")
+        return True
 
 
 def _about_stages(command: Command, wrapper: Wrapper, ran: Collection[str]) -> Iterator[str]:

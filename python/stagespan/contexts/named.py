@@ -393,6 +393,14 @@ def _why_not_called(stage: NamedStage) -> str:
     return f"{sentence}nothing has called it"
 
 
+def is_held(file: str, path: str) -> bool:
+    """Whether the code of a module uses a function without a call, or decorates it."""
+    uses = _Uses(path)
+    with contextlib.suppress(OSError, ValueError, SyntaxError):
+        uses.visit(ast.parse(Path(file).read_bytes()))
+    return bool(uses.decorators or uses.lines)
+
+
 class _Uses(ast.NodeVisitor):
     """Finds what holds a function before it can be timed, in the code that defines its module."""
 

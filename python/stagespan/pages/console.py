@@ -57,3 +57,15 @@ def trimmed(console: Console) -> Iterator[None]:
     text = "".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines())
     console.file.write(text)
     console.file.flush()
+
+
+def encodable(text: str, encoding: str) -> str:
+    """Return ``text`` with characters that the encoding has, so that printing does not fail."""
+    try:
+        text.encode(encoding)
+        return text
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN_GUIDES).encode(encoding, "replace").decode(encoding)
+
+
+_PLAIN_GUIDES = str.maketrans("├└│─", "|`|-")

@@ -27,6 +27,8 @@ from stagespan.process import files, forks, imports, termination, times
 _FOLDER = "_STAGESPAN_COMMAND_DIR"  # also read by recording_file.cpp
 _PYTHON = "_STAGESPAN_COMMAND_PYTHON"  # also read by sitecustomize.py
 _OPTIONS = "_STAGESPAN_COMMAND_OPTIONS"
+_SAMPLES = "samples="
+"""Begins the option that contains the interval of samples in ms."""
 _PREFIX = ".run-"
 _LOG, _LOCK = "log", "lock"
 FIGURES = ".figures"
@@ -44,10 +46,13 @@ _own_pid = 0
 class Command:
     """The folder of one `stagespan run`, in the process that the user started."""
 
-    def __init__(self, stages: Iterable[str], options: Iterable[str]) -> None:
+    def __init__(
+        self, stages: Iterable[str], options: Iterable[str], sample_ms: float | None = None
+    ) -> None:
         """Make the folder, and pass it on with the stages and options to the next processes.
 
-        It is in the folder of the recordings, so that these can have a name there.
+        They are sampled every ``sample_ms``, if it is given. The folder is in the folder of the
+        recordings, so that these can have a name there.
         """
         tempfile = imports.load("tempfile")
         parent = settings.get("STAGESPAN_RECORDING_DIR") or _core.recording_default_folder()
@@ -64,7 +69,8 @@ class Command:
         _own_pid = os.getpid()
         os.environ[_FOLDER] = str(self.folder)
         os.environ[_PYTHON] = _this_python()
-        os.environ[_OPTIONS] = " ".join(options)
+        samples = [] if sample_ms is None else [f"{_SAMPLES}{sample_ms}"]
+        os.environ[_OPTIONS] = " ".join([*options, *samples])
         os.environ["STAGESPAN_STAGES"] = "\n".join(stages)
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = _STARTUP + (os.pathsep + before if before else "")
@@ -126,6 +132,13 @@ def has_option(name: str) -> bool:
     return name in os.environ.get(_OPTIONS, "").split()
 
 
+def sampling_interval_ms() -> float | None:
+    """Return how often the command samples its processes; None if it does not."""
+    options = os.environ.get(_OPTIONS, "").split()
+    found = [text for text in options if text.startswith(_SAMPLES)]
+    return float(found[0].removeprefix(_SAMPLES)) if found else None
+
+
 def tell(kind: str, *facts: object) -> None:
     """Add a line to the command's log, if this process works for a command."""
     if not folder():
@@ -145,6 +158,12 @@ def reached() -> None:
     """Say that this Python times the stages of the command."""
     tell("reached", os.getpid())
     _join()
+    interval_ms = sampling_interval_ms()
+    if interval_ms is not None:
+        program = _core.recording_program_name(
+            b"".join(os.fsencode(argument) + b"\0" for argument in sys.orig_argv)
+        )
+        imports.load("stagespan.process.sampler").start(folder(), program, interval_ms)
 
 
 def _join() -> None:

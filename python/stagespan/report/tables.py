@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stagespan.pages.amounts import counted
-from stagespan.pages.console import columns, trimmed
+from stagespan.pages.console import columns, encodable, trimmed
 from stagespan.pages.escaping import one_line
 from stagespan.pages.tables import Column, fitted_table
 from stagespan.process.imports import importing, load
@@ -38,7 +38,7 @@ def _print_report(report: Mapping[str, Any], console: Console) -> None:
         from rich.text import Text
 
     is_limited = console.is_terminal or columns() is not None
-    head = _encodable(one_line(_headline(report)), console.encoding)
+    head = encodable(one_line(_headline(report)), console.encoding)
     console.print(Text(head), soft_wrap=not is_limited)
     if report["stages"]:
         if not is_limited:
@@ -46,7 +46,7 @@ def _print_report(report: Mapping[str, Any], console: Console) -> None:
             console.width = 10_000
         table = fitted_table(_columns(report, console.encoding), console.width)
         console.print(table, highlight=False)
-    lost = _encodable(_lost(report.get("lost")), console.encoding)
+    lost = encodable(_lost(report.get("lost")), console.encoding)
     if lost:
         console.print(Text(f"lost: {lost}"), soft_wrap=not is_limited)
 
@@ -101,21 +101,9 @@ def _columns(report: Mapping[str, Any], encoding: str) -> list[Column]:
             optional = 0 if rank is None else len(_LEAST_IMPORTANT) - rank
             columns.append(Column(title, cells, is_number=True, optional=optional))
     return [
-        column._replace(cells=[_encodable(cell, encoding) for cell in column.cells])
+        column._replace(cells=[encodable(cell, encoding) for cell in column.cells])
         for column in columns
     ]
-
-
-def _encodable(text: str, encoding: str) -> str:
-    """Return ``text`` with characters that the encoding has, so that printing does not fail."""
-    try:
-        text.encode(encoding)
-        return text
-    except UnicodeEncodeError:
-        return text.translate(_PLAIN_GUIDES).encode(encoding, "replace").decode(encoding)
-
-
-_PLAIN_GUIDES = str.maketrans("├└│─", "|`|-")
 
 
 # --- columns that only some reports need --------------------------------------------------------

@@ -193,7 +193,7 @@ def test_a_module_is_run_as_python_m_does(project: Path) -> None:
 )
 def test_status_and_output_are_those_of_the_script(project: Path, body: str) -> None:
     (project / "app" / "ends.py").write_text(body + "\n")
-    done = run("app/ends.py", cwd=project)
+    done = run("--no-sample", "app/ends.py", cwd=project)
     plain = run("app/ends.py", cwd=project, command=())
     expected = 130 if "KeyboardInterrupt" in body else plain.returncode
     assert done.returncode == expected
@@ -367,7 +367,7 @@ def test_workers_of_the_script_can_import_it(project: Path) -> None:
 
 def test_a_forked_child_does_not_print_its_parent_s_results(project: Path) -> None:
     (project / "forks.py").write_text("import os\nif os.fork():\n    os.wait()\n")
-    done = run("forks.py", cwd=project)
+    done = run("--no-sample", "forks.py", cwd=project)
     assert done.stderr.count("no stage ran") == 1
 
 

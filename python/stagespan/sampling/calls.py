@@ -1,0 +1,253 @@
+"""Makes a tree of calls that say something to a user from the stacks of processes.
+
+Of each stack, these frames stay: functions of the user's code, the first frame of each package that
+is called from another one, modules of torch by their class, and imports. Everything else belongs to
+the frame that stays above it.
+"""
+
+from __future__ import annotations
+
+import opcode
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stagespan.sampling.stacks import Code, Node, Process
+
+OUTSIDE = "(outside of functions)"
+_TORCH_CALLS = (
+    "Module._call_impl",
+    "Module._wrapped_call_impl",
+    "_call_impl",
+    "_wrapped_call_impl",
+)
+# Packages of the standard library that only pass calls on.
+_PASSING = frozenset(
+    (
+        *("_weakrefset", "abc", "asyncio", "collections", "concurrent", "contextlib"),
+        *("dataclasses", "enum", "functools", "importlib", "multiprocessing", "queue", "runpy"),
+        *("selectors", "socketserver", "threading", "types", "typing", "weakref"),
+    )
+)
+# Functions of decorators, which only call the function that they decorate.
+_WRAPPERS = frozenset({"wrapper", "wrapped", "inner", "_wrapper", "decorate_context"})
+# Modules in which threads wait for work.
+_WAITING = (
+    *("asyncio", "concurrent.futures", "gevent", "multiprocessing", "queue", "selectors"),
+    *("socketserver", "threading", "trio", "uvloop"),
+)
+_EVENT_LOOPS = ("asyncio", "gevent", "trio", "uvloop")
+# After these operations, the interpreter looks whether another thread wants its lock.
+_OF_PYTHON = ("JUMP", "POP_JUMP", "RESUME", "NOP", "CACHE", "YIELD", "RETURN", "LOAD_", "STORE_")
+
+
+Kind = Literal["call", "import", "wait", "gc", "native"]
+"""What takes time: `Call` has all of them but waiting and native code."""
+
+
+@dataclass(eq=False)
+class Call:
+    """A function, a class of torch or an import, below its callers. Times include what it calls."""
+
+    name: str
+    kind: Kind = "call"
+    place: str | None = None
+    """MODULE:FUNCTION, if the function can be named so."""
+    code: Code | None = None
+    parent: Call | None = None
+    children: dict[str, Call] = field(default_factory=dict)
+    wall_ns: int = 0
+    cpu_ns: int = 0
+    waiting_ns: int = 0
+    """The time in which it waited itself."""
+    python_ns: int = 0
+    """The time in which it computed in Python itself, or was ready to."""
+    native_ns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """The time in which it computed outside of Python itself, or was ready to, by line."""
+    own_cpu_ns: int = 0
+
+    def child(
+        self, name: str, kind: Kind, place: str | None = None, code: Code | None = None
+    ) -> Call:
+        """Return the call of this name below this one; this one or one above it if it recurs."""
+        above: Call | None = self
+        while above is not None:
+            if above.name == name and (above.place or place) == (place or above.place):
+                above.place, above.code = above.place or place, above.code or code
+                return above
+            above = above.parent
+        call = self.children.get(name)
+        if call is None:
+            call = self.children[name] = Call(name, kind, place, code, self)
+        call.place, call.code = call.place or place, call.code or code
+        return call
+
+    def by_time(self) -> list[Call]:
+        """Return the calls below this one, imports first, then those with the most time."""
+        return sorted(self.children.values(), key=lambda one: (one.name != IMPORTS, -one.wall_ns))
+
+    def everything(self) -> Iterator[Call]:
+        """Yield this call and all below it, each before those below it."""
+        left = [self]
+        while left:
+            call = left.pop()
+            yield call
+            left.extend(call.children.values())
+
+
+IMPORTS = "imports"
+COLLECTIONS = "garbage collection"
+
+
+@dataclass
+class Role:
+    """Processes of one kind."""
+
+    name: str
+    processes: int
+    top: Call
+    """A node above all calls, whose time is the sum of theirs."""
+    idle_ns: dict[str, int]
+    """The time in which threads waited for work, by what they waited in; not in the tree."""
+
+
+def roles_of(processes: Iterable[Process]) -> list[Role]:
+    """Return a tree of the calls of all processes of each role, the one with most time first."""
+    members: dict[str, list[Process]] = defaultdict(list)
+    for process in processes:
+        members[process.role].append(process)
+    roles = []
+    for name, found in members.items():
+        role = Role(name, len(found), Call(""), defaultdict(int))
+        for process in found:
+            _Stacks(process, role).add()
+        _add_up(role.top)
+        roles.append(role)
+    return sorted(roles, key=lambda role: -role.top.wall_ns)
+
+
+@dataclass
+class _Place:
+    """Where the frames below a node belong to."""
+
+    call: Call
+    package: str = ""
+    is_import: bool = False
+    is_in_loop: bool = False
+    is_other_thread: bool = False
+
+
+class _Stacks:
+    """Adds the stacks of one process to the tree of its role."""
+
+    def __init__(self, process: Process, role: Role) -> None:
+        self._process = process
+        self._role = role
+
+    def add(self) -> None:
+        """Add all of them."""
+        top = self._role.top
+        places = [_Place(top), _Place(top, is_other_thread=True)]
+        for node in self._process.nodes[2:]:
+            assert node is not None
+            above = places[node.parent]
+            if node.line >= 0:
+                self._add_times(node, above)
+                places.append(above)
+            else:
+                places.append(self._place(node, above))
+        if self._process.collected_ns:
+            collections = top.child(COLLECTIONS, "gc")
+            collections.python_ns += self._process.collected_ns
+            collections.own_cpu_ns += self._process.collected_ns
+
+    def _place(self, node: Node, above: _Place) -> _Place:
+        code, owner = node.code, node.code.owner
+        is_script = code.is_top_level and code.module in _MAIN
+        if is_script or code.module == "stagespan.process.script":  # below it is what starts them
+            return _Place(self._role.top, "user" if is_script else "")
+        if code.module == "multiprocessing.process" and code.name.endswith("_bootstrap"):
+            return _Place(self._role.top)  # above it is what the parent was doing at the fork
+        loop = above.is_in_loop or code.module.startswith(_EVENT_LOOPS)
+        same = _Place(above.call, above.package, above.is_import, loop, above.is_other_thread)
+        if code.file.startswith("<frozen importlib"):
+            same.call = above.call if above.is_import else above.call.child(IMPORTS, "import")
+            return same
+        if above.is_import or owner in ("", "stagespan") or owner in _PASSING:
+            return same
+        if code.is_top_level:
+            return self._import(code, owner, same)
+        name = _name(node)
+        last = name.rpartition(".")[2]
+        if owner != "user" and "<locals>" in name:
+            return same
+        if last.startswith("<") or last in _WRAPPERS or last in ("__getattr__", "__getattribute__"):
+            return same
+        if owner == "torch" and name in _TORCH_CALLS:
+            if not node.class_name:
+                return same
+            same.call, same.package = above.call.child(node.class_name, "call"), owner
+            return same
+        is_class = last in ("forward", "__call__") and bool(node.class_name)
+        shown = node.class_name if is_class else name.replace(".<locals>", "")
+        place = None if "<" in name else f"{_module(code.module)}:{name}"
+        if owner == "user" or owner != above.package or (is_class and above.call.name == shown):
+            same.call = above.call.child(shown, "call", place, code)
+        same.package = owner
+        return same
+
+    def _import(self, code: Code, owner: str, same: _Place) -> _Place:
+        above = same.call.child(IMPORTS, "import")
+        module = code.module if owner == "user" else ".".join(code.module.split(".")[:2])
+        same.call, same.package = above.child(f"import {module}", "import"), owner
+        # What is imported by packages says less than which package it was.
+        same.is_import = owner != "user"
+        return same
+
+    def _add_times(self, node: Node, place: _Place) -> None:
+        call, code = place.call, node.code
+        waiting_ns, active_ns = node.waiting_ns, node.wall_ns - node.waiting_ns
+        if self._is_idle(code, place):
+            where = "event loop" if place.is_in_loop else "threads without work"
+            self._role.idle_ns[where] += waiting_ns
+            waiting_ns = 0
+        if call is self._role.top and (waiting_ns or active_ns):
+            call = call.child(OUTSIDE, "call")
+        call.waiting_ns += waiting_ns
+        call.own_cpu_ns += node.cpu_ns
+        if opcode.opname[node.operation].startswith(_OF_PYTHON):
+            call.python_ns += active_ns
+        else:
+            line = f"{os.path.basename(code.file)}:{node.line}" if code.owner == "user" else ""
+            call.native_ns[line] += active_ns
+
+    def _is_idle(self, code: Code, place: _Place) -> bool:
+        """Whether a thread that waits there has no work."""
+        if not code.module.startswith(_WAITING):
+            has_no_work = place.call is self._role.top or code.name.endswith("accept")
+            return place.is_other_thread and has_no_work
+        # What the main thread waits for is part of its time, unless that is the next event.
+        return place.is_other_thread or not self._process.is_main or place.is_in_loop
+
+
+_MAIN = ("__main__", "__mp_main__")
+
+
+def _module(name: str) -> str:
+    return "__main__" if name in _MAIN else name
+
+
+def _name(node: Node) -> str:
+    if node.class_name and "." not in node.code.name and not node.code.name.startswith("<"):
+        return f"{node.class_name}.{node.code.name}"  # Python 3.10
+    return node.code.name
+
+
+def _add_up(top: Call) -> None:
+    for call in reversed(list(top.everything())):
+        below = call.children.values()
+        own_ns = call.python_ns + sum(call.native_ns.values()) + call.waiting_ns
+        call.wall_ns = own_ns + sum(one.wall_ns for one in below)
+        call.cpu_ns = call.own_cpu_ns + sum(one.cpu_ns for one in below)

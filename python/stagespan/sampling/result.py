@@ -1,0 +1,143 @@
+"""What sampling found, as a result with figures and a table for each role."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from stagespan.pages.amounts import counted, duration
+from stagespan.pages.figures import Figures, Internal
+from stagespan.pages.result import StructResult, Table
+from stagespan.sampling import rows, stages
+from stagespan.sampling.calls import Call, Kind, Role, roles_of
+from stagespan.sampling.rows import Row
+from stagespan.sampling.stacks import Process
+
+SCHEMA_VERSION = 1
+_LEAST_SHARE = 0.001
+_MOST_ROLES = 6
+
+
+class TreeNode(Figures, frozen=True):
+    """A call below its callers, or what it did itself outside of Python."""
+
+    name: str
+    place: str | None
+    """MODULE:FUNCTION, if it can be named as a stage."""
+    kind: Kind
+    wall_ms: float
+    cpu_ms: float
+    share: float
+    """Part of the time of the role, from 0 to 1."""
+    children: list[TreeNode]
+
+
+class RoleFigures(Figures, frozen=True):
+    """Processes of one kind, with the tree of their calls."""
+
+    name: str
+    processes: int
+    tree: list[TreeNode]
+
+
+class RoleRows(msgspec.Struct, frozen=True):
+    """A role, and the rows of its table."""
+
+    role: Role
+    rows: list[Row]
+
+
+class Sampled(StructResult, frozen=True):
+    """Where the time of a program went."""
+
+    schema_version: int
+    samples: int
+    interval_ms: float
+    wall_ms: float
+    """The longest time for which a process was sampled."""
+    roles: list[RoleFigures]
+    """The main process and its workers, the role with most time first."""
+    suggested_stages: list[str]
+    """Functions that would make good stages, as MODULE:FUNCTION."""
+    shown: Internal[list[RoleRows]]
+
+    def tables(self) -> list[Table]:
+        """Return a table for each of the largest roles."""
+        return [_table(role) for role in self.shown]
+
+    def line(self) -> str:
+        """Return how often and how long the program was sampled."""
+        return (
+            f"{counted(self.samples, 'sample')} in {duration(self.wall_ms * 1e6)}, one every"
+            f" {self.interval_ms:g} ms"
+        )
+
+
+def sampled(processes: Sequence[Process]) -> Sampled | None:
+    """Return what samplers have seen; None if that is nothing."""
+    roles = [role for role in roles_of(processes) if role.top.children]
+    if not roles:
+        return None
+    shown = [RoleRows(role, rows.rows_of(role.top)) for role in roles[:_MOST_ROLES]]
+    return Sampled(
+        schema_version=SCHEMA_VERSION,
+        samples=sum(process.samples for process in processes),
+        interval_ms=processes[0].interval_ns / 1e6,
+        wall_ms=max(process.wall_ns for process in processes) / 1e6,
+        roles=[RoleFigures(role.name, role.processes, _tree(role.top)) for role in roles],
+        suggested_stages=stages.suggested(row for one in shown for row in one.rows),
+        shown=shown,
+    )
+
+
+def _table(one: RoleRows) -> Table:
+    role = one.role
+    idle = ", ".join(
+        f"{where} {duration(time_ns)}"
+        for where, time_ns in sorted(role.idle_ns.items(), key=lambda pair: -pair[1])
+        if time_ns >= _LEAST_SHARE * role.top.wall_ns
+    )
+    return Table(
+        role.name if role.processes == 1 else f"{role.name}, {role.processes} processes",
+        (("function", ""), ("share", "%"), ("time", "ns"), ("mostly", "")),
+        [
+            (
+                row.guide + row.label,
+                100 * row.share,
+                row.calls[0].wall_ns,
+                row.mostly,
+            )
+            for row in one.rows
+        ],
+        f"Waiting, not in the table: {idle}." if idle else "",
+    )
+
+
+def _tree(top: Call) -> list[TreeNode]:
+    """Return what is below a call, without what takes almost no time."""
+    least_ns = _LEAST_SHARE * top.wall_ns
+
+    def node(
+        name: str, kind: Kind, wall_ns: int, cpu_ns: int, place: str | None, below: list[TreeNode]
+    ) -> TreeNode:
+        share = wall_ns / top.wall_ns if top.wall_ns else 0.0
+        return TreeNode(name, place, kind, wall_ns / 1e6, cpu_ns / 1e6, share, below)
+
+    made: dict[Call, list[TreeNode]] = {}
+    for call in reversed(list(top.everything())):
+        below = [
+            node(one.name, one.kind, one.wall_ns, one.cpu_ns, one.place, made[one])
+            for one in call.by_time()
+            if one.wall_ns >= least_ns
+        ]
+        active_ns = call.python_ns + sum(call.native_ns.values())
+        below += [
+            node(line or "native code", "native", ns, call.own_cpu_ns * ns // active_ns, None, [])
+            for line, ns in call.native_ns.items()
+            if ns > least_ns
+        ]
+        if call.waiting_ns > least_ns:
+            below.append(node("waiting", "wait", call.waiting_ns, 0, None, []))
+        made[call] = below
+    return made[top]

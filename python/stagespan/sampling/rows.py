@@ -1,0 +1,120 @@
+"""The most important calls of a tree, as rows of a table."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass
+
+from stagespan.sampling.calls import IMPORTS, Call
+
+MOST_ROWS = 14
+_LEAST_SHARE = 0.02
+_PASSES_ON = 0.9
+"""A call that spends this part of its time in another one shares the row of that one."""
+_LONGEST_NAME = 44
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table of a role."""
+
+    calls: tuple[Call, ...]
+    """The calls that it stands for, each of which only passes its time on to the next."""
+    guide: str
+    share: float
+    """Its part of the time of the role, from 0 to 1."""
+    mostly: str
+    """What the calls did in the time that no row below has; "" if that is little."""
+
+    @property
+    def call(self) -> Call:
+        """The innermost call of the row."""
+        return self.calls[-1]
+
+    @property
+    def label(self) -> str:
+        """The names of its calls."""
+        names = [call.name for call in self.calls if call.name != IMPORTS or call is self.call]
+        text = " > ".join(names)
+        if len(names) > 2 and len(text) > _LONGEST_NAME:
+            text = f"{names[0]} > ... > {names[-1]}"
+        return text if len(text) <= _LONGEST_NAME else f"... > {names[-1]}" if names[1:] else text
+
+
+def rows_of(top: Call) -> list[Row]:
+    """Return rows for the calls with most time, below the calls that called them."""
+    chosen = _chosen(top)
+    rows: list[Row] = []
+
+    def add(call: Call, guide: str, follow: str) -> None:
+        calls = [call]
+        while len(below := _below(calls[-1], chosen)) == 1 and _passes_on(calls[-1], below[0]):
+            calls.append(below[0])
+        rows.append(Row(tuple(calls), guide, call.wall_ns / top.wall_ns, _mostly(calls[-1], below)))
+        for i, one in enumerate(below):
+            is_last = i == len(below) - 1
+            add(one, follow + ("└─ " if is_last else "├─ "), follow + ("   " if is_last else "│  "))
+
+    for call in _below(top, chosen):
+        add(call, "", "")
+    return rows
+
+
+def _below(call: Call, chosen: set[Call]) -> list[Call]:
+    return [one for one in call.by_time() if one in chosen]
+
+
+def _passes_on(call: Call, to: Call) -> bool:
+    return call.kind == to.kind and to.wall_ns >= _PASSES_ON * call.wall_ns
+
+
+def _chosen(top: Call) -> set[Call]:
+    """Return the calls to show: the largest ones, of which no row costs one that passes time on."""
+    chosen: set[Call] = set()
+    count = 0
+    least_ns = _LEAST_SHARE * top.wall_ns
+    queue = [(-call.wall_ns, i, call) for i, call in enumerate(top.by_time())]
+    heapq.heapify(queue)
+    order = len(queue)
+    while queue and count < MOST_ROWS:
+        negative_ns, _, call = heapq.heappop(queue)
+        if -negative_ns < least_ns:
+            break
+        chosen.add(call)
+        above = call.parent
+        count += above is None or above is top or not _passes_on(above, call)
+        for one in call.by_time():
+            order += 1
+            heapq.heappush(queue, (-one.wall_ns, order, one))
+    return chosen
+
+
+def _mostly(call: Call, below: list[Call]) -> str:
+    """Return what a call did in the time that the rows below it do not have."""
+    if call.kind != "call":
+        return ""
+    waiting_ns, python_ns = 0, 0
+    native_ns: dict[str, int] = defaultdict(int)
+    left = [call]
+    while left:
+        one = left.pop()
+        waiting_ns += one.waiting_ns
+        python_ns += one.python_ns
+        for line, time_ns in one.native_ns.items():
+            native_ns[line if one is call else ""] += time_ns
+        left.extend(child for child in one.children.values() if child not in below)
+    kinds = {
+        "waiting": waiting_ns,
+        "Python": python_ns,
+        "native code": sum(native_ns.values()),
+    }
+    rest_ns = sum(kinds.values())
+    if rest_ns < 0.25 * call.wall_ns:
+        return ""
+    kind = max(kinds, key=lambda name: kinds[name])
+    if kind == "native code":
+        line = max(native_ns, key=lambda one: native_ns[one])
+        if line and native_ns[line] > rest_ns / 2:
+            return f"{kind}, {line}"
+    return kind

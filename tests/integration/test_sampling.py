@@ -1,0 +1,363 @@
+"""``stagespan run`` without stages: samples of the stacks name what takes the time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+
+
+def run(
+    *arguments: str | Path, cwd: Path, command: tuple[str, ...] = ("-m", "stagespan", "run")
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command, *map(str, arguments)],
+        env={**os.environ, "COLUMNS": "100"},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def rows_of(error: str) -> list[str]:
+    """Return the rows of the first table, without those of imports at the top level."""
+    lines = error.splitlines()
+    (start, *_) = (at for at, line in enumerate(lines) if line.startswith(" ─"))
+    rows = []
+    for line in lines[start + 1 :]:
+        if not line.strip():
+            break
+        rows.append(line)
+    while rows and rows[0].startswith(" import"):
+        del rows[0]
+        while rows and rows[0].startswith((" ├", " └", " │", "  ")):
+            del rows[0]
+    return rows
+
+
+def roles_in(path: Path) -> dict[str, dict[str, Any]]:
+    return {role["name"]: role for role in json.loads(path.read_text())["roles"]}
+
+
+def everything(tree: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [node for top in tree for node in (top, *everything(top["children"]))]
+
+
+@pytest.mark.parametrize(
+    ("program", "culprit"),
+    [
+        ("slow_import.py", "import slow_module"),
+        ("json_parsing.py", "loads"),
+        ("backtracking.py", "is_valid"),
+        ("sorting.py", "rank"),
+        ("tokenizing.py", "Tokenizer.encode"),
+        ("locked.py", "update"),
+        ("pooled.py", "checksum"),
+        ("collecting.py", "garbage collection"),
+        ("collating.py", "collate"),
+    ],
+)
+def test_the_first_three_rows_name_what_takes_the_time(
+    program: str, culprit: str, tmp_path: Path
+) -> None:
+    # GIVEN a program that spends most of its time in one place
+    path = PROGRAMS / program
+    plain = run(path, cwd=tmp_path, command=())
+    # WHEN it is run without stages
+    done = run(path, cwd=tmp_path)
+    # THEN the first rows name the place, and the program did what it does otherwise
+    assert any(culprit in row for row in rows_of(done.stderr)[:3]), done.stderr
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+
+
+def test_the_suggested_command_times_these_functions(tmp_path: Path) -> None:
+    # GIVEN the command that stands below the table
+    path = write(tmp_path, "with space.py", (PROGRAMS / "json_parsing.py").read_text())
+    done = run(path.name, "an argument", cwd=tmp_path)
+    shown = done.stderr.partition("stages:\n\n")[2]
+    assert "__main__:load" in shown
+    # WHEN it is run as it stands, by a shell
+    shell = subprocess.run(
+        shown.replace("stagespan run", f"{sys.executable} -m stagespan run", 1),
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    # THEN each of its stages has run
+    assert re.search(r"load +[\d.,]+ +[\d.]+ % +30 ", shell.stderr), shell.stderr
+    assert "stagespan: " not in shell.stderr
+
+
+def test_time_under_the_lock_counts_in_full(tmp_path: Path) -> None:
+    # GIVEN a function that holds the interpreter's lock ten times longer than another one runs
+    script = write(
+        tmp_path,
+        "holds.py",
+        """
+        import time
+        text = "a" * 20 + "b"
+        import re
+        def holds():
+            began = time.perf_counter()
+            re.match("(a+)+$", text)
+            return time.perf_counter() - began
+        def runs(seconds):
+            until = time.perf_counter() + seconds
+            while time.perf_counter() < until:
+                pass
+        held = sum(holds() for _ in range(8))
+        runs(held / 2)
+        """,
+    )
+    # WHEN both are sampled
+    run("--json", "samples.json", script, cwd=tmp_path)
+    # THEN their times have the right proportion, although the first gave one sample a call
+    nodes = {
+        node["name"]: node
+        for node in everything(roles_in(tmp_path / "samples.json")["main process"]["tree"])
+    }
+    assert nodes["holds"]["wall_ms"] / nodes["runs"]["wall_ms"] == pytest.approx(2, rel=0.3)
+
+
+def test_all_kinds_of_processes_have_a_tree(tmp_path: Path) -> None:
+    # GIVEN a program whose work is done by workers, a forked child, and a worker that is killed
+    script = write(
+        tmp_path,
+        "starts.py",
+        """
+        import multiprocessing, os, subprocess, sys, time
+
+        def work(seconds):
+            until = time.perf_counter() + seconds
+            while time.perf_counter() < until:
+                pass
+
+        def forked():
+            if os.fork() == 0:
+                work(0.4)
+                os._exit(0)
+            os.wait()
+
+        def main():
+            with multiprocessing.get_context("spawn").Pool(2) as pool:
+                pool.map(work, [0.4, 0.4])
+            forked()
+            killed = multiprocessing.get_context("fork").Process(
+                target=work, args=(60,), name="encoder-1"
+            )
+            killed.start()
+            time.sleep(2.5)
+            killed.kill()
+            killed.join()
+            subprocess.run([sys.executable, "-c", "import starts; starts.work(0.4)"], check=True)
+
+        if __name__ == "__main__":
+            main()
+        """,
+    )
+    # WHEN it is run
+    done = run("--json", "samples.json", script, cwd=tmp_path)
+    # THEN each kind of process has its own tree, and workers of one kind are shown together
+    roles = roles_in(tmp_path / "samples.json")
+    assert {"main process", "worker", "forked process", "encoder", "python -c"} <= set(roles), done
+    assert roles["worker"]["processes"] == 2
+    for name in ("worker", "forked process", "encoder", "python -c"):
+        assert "work" in [node["name"] for node in everything(roles[name]["tree"])], name
+    # AND no process has the calls of the one that forked it
+    assert "main" not in [node["name"] for node in everything(roles["encoder"]["tree"])]
+
+
+def test_frames_of_a_sample_are_not_kept(tmp_path: Path) -> None:
+    # GIVEN a function that drops a large object while it is running, and looks whether it is gone
+    script = write(
+        tmp_path,
+        "drops.py",
+        """
+        import time, weakref
+        class Large:
+            def forward(self):
+                time.sleep(0.2)
+        def run():
+            large = Large()
+            large.forward()
+            gone = weakref.ref(large)
+            time.sleep(0.2)
+            del large
+            return gone() is None
+        print(run())
+        """,
+    )
+    # WHEN it is sampled THEN nothing keeps the object
+    assert run(script, cwd=tmp_path).stdout == "True\n"
+
+
+def test_stages_of_the_script_come_first(tmp_path: Path) -> None:
+    # GIVEN a script with a stage of its own
+    script = write(
+        tmp_path,
+        "own.py",
+        """
+        import time, stagespan
+        def work():
+            time.sleep(0.3)
+        with stagespan.span("step"):
+            work()
+        """,
+    )
+    # WHEN it is run THEN the table of stages stands above that of the samples
+    error = run(script, cwd=tmp_path).stderr
+    assert error.startswith("Timing report, 1 stage")
+    assert " work " in error.partition("Where the time went")[2]
+    # AND --no-sample leaves the samples out
+    error = run("--no-sample", script, cwd=tmp_path).stderr
+    assert error.startswith("Timing report, 1 stage")
+    assert "Where the time went" not in error
+
+
+def test_the_json_is_as_described(tmp_path: Path) -> None:
+    # GIVEN a module that calls, imports, waits and collects
+    write(tmp_path, "slow.py", "import time\ntime.sleep(0.1)\n")
+    write(
+        tmp_path,
+        "kinds.py",
+        """
+        import gc, hashlib, slow, time
+        def waits():
+            time.sleep(0.2)
+        def computes():
+            for _ in range(40):
+                hashlib.sha256(b"x" * 5_000_000)
+        def collects():
+            keep = [[number] for number in range(300_000)]
+            for _ in range(15):
+                gc.collect()
+        waits(), computes(), collects()
+        """,
+    )
+    # WHEN it is run with -m and --json
+    done = run("--sample-ms", "5", "--json", "-", "-m", "kinds", cwd=tmp_path)
+    # THEN standard output is JSON with every kind, and shares are parts of the role's time
+    found = json.loads(done.stdout)
+    assert (found["schema_version"], found["interval_ms"]) == (1, 5.0)
+    assert found["samples"] > 20
+    (role,) = found["roles"]
+    nodes = everything(role["tree"])
+    kinds = {node["name"]: node["kind"] for node in nodes}
+    assert kinds["imports"] == kinds["import slow"] == "import"
+    assert kinds["computes"] == "call"
+    assert kinds["garbage collection"] == "gc"
+    assert {"wait", "native"} <= set(kinds.values())
+    assert sum(node["share"] for node in role["tree"]) == pytest.approx(1, abs=0.02)
+    assert "__main__:computes" in found["suggested_stages"]
+    waits = next(node for node in nodes if node["name"] == "waits")
+    assert waits["place"] == "__main__:waits"
+    assert waits["cpu_ms"] < 0.2 * waits["wall_ms"]
+
+
+def test_an_interrupt_shows_what_was_sampled(tmp_path: Path) -> None:
+    # GIVEN a program that runs until it is interrupted
+    script = write(
+        tmp_path,
+        "endless.py",
+        """
+        import time
+        def wait():
+            print("ready", flush=True)
+            while True:
+                time.sleep(0.01)
+        wait()
+        """,
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stagespan", "run", str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    # WHEN it is interrupted after a moment
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    # THEN the table follows the traceback, and the status is that of an interrupt
+    assert process.returncode == 130
+    assert "KeyboardInterrupt" in error
+    assert any("wait" in row for row in rows_of(error)), error
+
+
+def test_parent_and_child_are_sampled_after_a_fork(tmp_path: Path) -> None:
+    # GIVEN a program that forks, and asks for the sampler's thread
+    script = write(
+        tmp_path,
+        "forks.py",
+        """
+        import os, time
+        def samplers():
+            time.sleep(0.05)
+            tasks = os.listdir("/proc/self/task")
+            names = [open(f"/proc/self/task/{task}/comm").read() for task in tasks]
+            return names.count("stagespan-sampl\\n")
+        for _ in range(5):
+            assert samplers() == 1
+            if (pid := os.fork()) == 0:
+                os._exit(samplers())
+            assert os.waitpid(pid, 0)[1] >> 8 == 1
+        """,
+    )
+    # WHEN it is sampled THEN parent and child have one each time
+    done = run(script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_greenlets_are_sampled_in_the_loop_of_gevent(tmp_path: Path) -> None:
+    pytest.importorskip("gevent")
+    # GIVEN a program whose functions are replaced by those of gevent
+    script = write(
+        tmp_path,
+        "greenlets.py",
+        """
+        from gevent import monkey
+        monkey.patch_all()
+        import gevent, time
+        def handle(number):
+            until = time.perf_counter() + 0.05
+            while time.perf_counter() < until:
+                pass
+            time.sleep(0.01)
+        gevent.joinall([gevent.spawn(handle, number) for number in range(20)])
+        """,
+    )
+    # WHEN it is sampled THEN the function of the greenlets has the time
+    done = run("--json", "samples.json", script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    nodes = everything(roles_in(tmp_path / "samples.json")["main process"]["tree"])
+    assert sum(node["wall_ms"] for node in nodes if node["name"] == "handle") > 500
+
+
+def test_sampling_and_stages_are_not_mixed(tmp_path: Path) -> None:
+    script = write(tmp_path, "nothing.py", "")
+    # WHEN samples are to be written, but a stage is named THEN one sentence refuses
+    done = run("--json", "-", "--stage", "json:dumps", script, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--json writes samples" in done.stderr
