@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from stagespan.export.families import FAMILIES
+from stagespan.live.kinds import TITLES
 
 _MACHINE = 'instance=~"$instance"'
 _OF_SERVICE = f'service=~"$service", {_MACHINE}'
@@ -70,6 +71,7 @@ _STAGE, _BATCH = FAMILIES["stage"].prometheus, FAMILIES["batch"].prometheus
 _WORK, _LOST, _RUNNING, _WAITING, _OLDEST, _UP = (
     FAMILIES[key].prometheus for key in ("work", "lost", "running", "waiting", "oldest", "up")
 )
+_BATCHES, _QUEUES, _HAND_OFFS = (f" ({TITLES[kind]})" for kind in ("batch", "queue", "handoff"))
 _NO_REQUESTS = "No request has ended"
 _PANELS = (
     _Panel(
@@ -94,7 +96,7 @@ _PANELS = (
             "s",
             (
                 _quantile(q, "stage", exemplar=name == "p99"),
-                _quantile(q, "batch", " (batch)"),
+                _quantile(q, "batch", _BATCHES),
             ),
             "Host time of the runs of each stage; a batch serves several requests.",
             width=_COLUMNS // 3,
@@ -106,9 +108,9 @@ _PANELS = (
         "none",
         (
             _rate("stage", of="_sum"),
-            _rate("batch", " (batch)", of="_sum"),
-            _rate("queue", " (queue)", of="_sum"),
-            _rate("handoff", " (hand-off)", of="_sum"),
+            _rate("batch", _BATCHES, of="_sum"),
+            _rate("queue", _QUEUES, of="_sum"),
+            _rate("handoff", _HAND_OFFS, of="_sum"),
         ),
         "The time that has passed in each of them per second, which is how many there were at a "
         "time on average. A stage that contains others includes their time.",
@@ -117,7 +119,7 @@ _PANELS = (
     _Panel(
         "Runs of stages per second",
         "ops",
-        (_rate("stage", of="_count"), _rate("batch", " (batch)", of="_count")),
+        (_rate("stage", of="_count"), _rate("batch", _BATCHES, of="_count")),
         "Runs that have ended.",
     ),
     _Panel(
@@ -137,7 +139,7 @@ _PANELS = (
     _Panel(
         "Running and waiting now",
         "none",
-        (_now("running"), _now("waiting", " (queue)")),
+        (_now("running"), _now("waiting", _QUEUES)),
         "What was open when Prometheus asked.",
         is_whole=True,
     ),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from stagespan.live.kinds import TITLES
 from stagespan.pages.amounts import amount, counted, in_words
 from stagespan.pages.escaping import one_line
 from stagespan.pages.figures import document_schema
@@ -35,9 +36,9 @@ from stagespan.recording.timelines import Stretch, Timeline
 _MOST_ROWS = 60
 """Rows of the timeline."""
 _KINDS = {
-    "execution": ("execution", "computing"),
-    "handoff": ("hand-off", "communicating"),
-    "queue": ("queue", "medium"),
+    "execution": (TITLES["execution"], "computing"),
+    "handoff": (TITLES["handoff"], "communicating"),
+    "queue": (TITLES["queue"], "medium"),
     "unattributed": ("unattributed", "line"),
 }
 """What the page calls each kind, and the name of its colour."""

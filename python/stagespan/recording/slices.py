@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.live.kinds import KINDS
+from stagespan.live.kinds import KINDS, TITLES
 from stagespan.recording import summary
 from stagespan.recording.spans import OPEN_NS, kinds_of, with_open
 from stagespan.recording.timelines import timelines
@@ -27,7 +27,7 @@ finds the stages."""
 QUEUE, HANDOFF, REMOTE, REQUEST, OF_DEVICE = range(1, 6)
 _OF_KINDS = np.array([CATEGORIES.index(kind) if kind in CATEGORIES else 0 for kind in KINDS])
 """The category of the spans of each kind."""
-_LANES = {QUEUE: "queue", HANDOFF: "hand-off", REMOTE: "requests"}
+_LANES = {QUEUE: TITLES["queue"], HANDOFF: TITLES["handoff"], REMOTE: TITLES["remote"]}
 """The tracks of what does not run on a thread."""
 _DAY_NS = 86_400 * 10**9
 """Times count from the start of a day, because microseconds since 1970 in a float have no ns."""
