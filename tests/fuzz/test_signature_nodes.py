@@ -14,7 +14,7 @@ from properties import examples
 from stagespan.errors import HarnessError, SignatureError
 from stagespan.harness import HarnessConfig
 from stagespan.signature import SignatureFile
-from stagespan.signature.kinds.base import describe
+from stagespan.signature.value_kinds.base import describe
 
 torch = pytest.importorskip("torch")
 

@@ -13,9 +13,9 @@ from rich.text import Text
 from stagespan.pages.amounts import counted, listed
 from stagespan.pages.console import set_width, trimmed
 from stagespan.pages.escaping import one_line
-from stagespan.signature.kinds import contains_text
-from stagespan.signature.kinds.base import describe
 from stagespan.signature.model import SignatureFile, StageSignature
+from stagespan.signature.value_kinds import contains_text
+from stagespan.signature.value_kinds.base import describe
 
 _MOST_VARIANTS = 64
 """Of one stage; twice as many as stagespan writes, because a file can contain any number."""

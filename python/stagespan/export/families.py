@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from stagespan.live.kinds import Kind
+from stagespan.live.span_kinds import Kind
 
 LABEL_SEPARATOR = "\0"
 """Separates the values of the labels of a family with more than one in one text."""

@@ -14,7 +14,7 @@ import msgspec
 
 from stagespan import _core
 from stagespan.export.families import HISTOGRAMS
-from stagespan.live.kinds import RUNS, number_of
+from stagespan.live.span_kinds import RUNS, number_of
 
 if TYPE_CHECKING:
     from stagespan.recording import Recording

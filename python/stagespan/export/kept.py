@@ -24,7 +24,7 @@ from stagespan.export import kept_parquet
 from stagespan.export.otlp_sending import LONGEST_END_S, Sender
 from stagespan.export.requests import AWAITED_KEEP, Part, Resource
 from stagespan.export.stores import ObjectStore, store_of
-from stagespan.live.kinds import KINDS, Kind, number_of
+from stagespan.live.span_kinds import KINDS, Kind, number_of
 from stagespan.live.statistics import Stats, from_rings
 from stagespan.process import imports
 from stagespan.recording.reading import Segment

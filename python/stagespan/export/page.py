@@ -18,7 +18,7 @@ from stagespan.export.families import HISTOGRAMS
 from stagespan.export.figures import BOUNDS_NS, Figures, Histogram
 from stagespan.export.node import Node
 from stagespan.export.serving import Answer, HttpServer, text
-from stagespan.live.kinds import RUNS
+from stagespan.live.span_kinds import RUNS
 
 _WINDOW_S = 10.0
 _INTERVAL_S = 1.0

@@ -27,7 +27,7 @@ from stagespan.export.requests import (
     durations,
 )
 from stagespan.export.traces import Requests
-from stagespan.live.kinds import RUNS
+from stagespan.live.span_kinds import RUNS
 from stagespan.recording.reading import Recording, Segment, open_file
 
 MOST_STAGES = 200

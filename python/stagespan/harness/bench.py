@@ -57,9 +57,9 @@ from stagespan.process import run
 from stagespan.process.files import module_name, safe_name
 from stagespan.process.tracers import active_tracers, untraced
 from stagespan.profiling.controller import Window, profile_window
-from stagespan.signature.kinds import losses
 from stagespan.signature.model import SignatureFile, StageSignature, signature_file
 from stagespan.signature.target import method_name, mismatch
+from stagespan.signature.value_kinds import losses
 
 if TYPE_CHECKING:
     from stagespan.harness.standalone.figures import Run

@@ -17,10 +17,10 @@ from stagespan.harness.config import HarnessConfig
 from stagespan.signature import source
 from stagespan.signature.capture import capture
 from stagespan.signature.hiding import without_secrets
-from stagespan.signature.kinds import losses
-from stagespan.signature.kinds.base import source_of
 from stagespan.signature.model import UNREPLAYABLE, StageSignature
 from stagespan.signature.target import class_of, method_name
+from stagespan.signature.value_kinds import losses
+from stagespan.signature.value_kinds.base import source_of
 
 MOST_VARIANTS = 8
 """The most signatures of a stage in its script. Each has its own inputs."""

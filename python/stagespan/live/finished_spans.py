@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stagespan import _core
-from stagespan.live.kinds import KINDS
+from stagespan.live.span_kinds import KINDS
 from stagespan.process import imports
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import threading
 from typing import TypedDict, cast
 
 from stagespan import _core
-from stagespan.live.kinds import KINDS
+from stagespan.live.span_kinds import KINDS
 
 
 def threads() -> list[threading.Thread]:

@@ -13,8 +13,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from stagespan import _core
-from stagespan.live.kinds import Kind, number_of
 from stagespan.live.quantiles import quantile, rank
+from stagespan.live.span_kinds import Kind, number_of
 from stagespan.pages.amounts import amount
 from stagespan.pages.escaping import one_line
 from stagespan.pages.tables import Column, plain_table

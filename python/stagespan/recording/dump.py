@@ -13,7 +13,7 @@ import numpy as np
 
 from stagespan import _core
 from stagespan.errors import StagespanError
-from stagespan.live.kinds import KINDS, RUNS
+from stagespan.live.span_kinds import KINDS, RUNS
 from stagespan.pages.escaping import csv_cell
 from stagespan.process.files import json_bytes
 from stagespan.recording import summary

@@ -9,12 +9,12 @@ from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.live import statistics
 from stagespan.live.history import History
-from stagespan.live.kinds import number_of
+from stagespan.live.span_kinds import number_of
 from stagespan.recording.finding import recordings
 from stagespan.recording.reading import REMOVED, Recording
 
 if TYPE_CHECKING:
-    from stagespan.live.kinds import Kind
+    from stagespan.live.span_kinds import Kind
     from stagespan.live.statistics import Stats
 
 

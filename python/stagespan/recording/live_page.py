@@ -15,7 +15,7 @@ from rich.text import Text
 from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.live import statistics
-from stagespan.live.kinds import RUNS, Kind, number_of
+from stagespan.live.span_kinds import RUNS, Kind, number_of
 from stagespan.live.statistics import StageStats, Stats
 from stagespan.pages.amounts import duration
 from stagespan.pages.escaping import one_line

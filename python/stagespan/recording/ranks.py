@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from stagespan.errors import StagespanError
-from stagespan.live.kinds import RUNS, number_of
+from stagespan.live.span_kinds import RUNS, number_of
 from stagespan.pages.amounts import duration
 from stagespan.recording import jobs
 from stagespan.recording.summary import Position, finished_spans, positions, runs

@@ -18,7 +18,7 @@ from stagespan import _core
 from stagespan.contexts.requests import STATUSES
 from stagespan.errors import StagespanError, TooLargeError
 from stagespan.live import statistics
-from stagespan.live.kinds import KINDS
+from stagespan.live.span_kinds import KINDS
 from stagespan.process.files import cannot_open
 from stagespan.process.times import stat_folder
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.live.kinds import Kind
+    from stagespan.live.span_kinds import Kind
     from stagespan.live.statistics import Stats
 
 State = Literal["alive", "exited", "stopped", "died", "unknown"]

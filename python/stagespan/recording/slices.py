@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.live.kinds import KINDS, TITLES
+from stagespan.live.span_kinds import KINDS, TITLES
 from stagespan.recording import summary
 from stagespan.recording.spans import OPEN_NS, kinds_of, with_open
 from stagespan.recording.timelines import timelines

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.live.kinds import Kind
+    from stagespan.live.span_kinds import Kind
     from stagespan.live.statistics import Stats
     from stagespan.recording.reading import Amounts, RecordedOpenSpan, Segment, State, Thread
 

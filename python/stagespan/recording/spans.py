@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan import _core
-from stagespan.live.kinds import KINDS, Kind
+from stagespan.live.span_kinds import KINDS, Kind
 from stagespan.process import imports
 from stagespan.recording.reading import Work
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan.live import statistics
-from stagespan.live.kinds import RUNS
+from stagespan.live.span_kinds import RUNS
 from stagespan.live.statistics import DEVICE_FIGURES, FIGURES, StageStats, Stats
 
 if TYPE_CHECKING:

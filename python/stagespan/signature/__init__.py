@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from stagespan.process.imports import OnFirstUse
 from stagespan.signature.capture import capture
-from stagespan.signature.kinds.base import describe
 from stagespan.signature.model import SignatureFile, StageSignature, TensorSignature
 from stagespan.signature.recorder import signature_key
 from stagespan.signature.store import (
@@ -18,6 +17,7 @@ from stagespan.signature.store import (
     reset_signatures,
     signature_stats,
 )
+from stagespan.signature.value_kinds.base import describe
 
 with OnFirstUse(globals()) as _lazy:
     from stagespan.signature.mock import make_inputs

@@ -2,7 +2,7 @@
 
 Keeps no reference to the values, does not advance generators or iterators, and runs no code of the
 user except for attributes of dataclasses. Depth and number of nodes are limited. torch need not be
-installed. `stagespan.signature.kinds` contains the kinds of values.
+installed. `stagespan.signature.value_kinds` contains the kinds of values.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from stagespan import settings
 from stagespan.harness.standalone.loaded import attribute_path
 from stagespan.pages.redaction import is_secret, names_secret
-from stagespan.signature.kinds import kind_for
-from stagespan.signature.kinds.base import Capture, float_node, integer_node, unreplayable
-from stagespan.signature.kinds.scalars import TEXT
 from stagespan.signature.storages import SharedStorages
+from stagespan.signature.value_kinds import kind_for
+from stagespan.signature.value_kinds.base import Capture, float_node, integer_node, unreplayable
+from stagespan.signature.value_kinds.scalars import TEXT
 
 MAX_DEPTH = 16
 MAX_NODES = 4096

@@ -6,8 +6,8 @@ import contextlib
 from typing import Any
 
 from stagespan.pages.redaction import hides_secrets, is_secret, names_secret
-from stagespan.signature.kinds import kind_of
 from stagespan.signature.model import TYPE, UNREPLAYABLE, is_tensor
+from stagespan.signature.value_kinds import kind_of
 
 # The keys of nodes with a type whose values are nodes.
 _INNER = ("items", "fields", "data", "args", "kwargs", "function", "self")

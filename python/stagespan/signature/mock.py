@@ -14,8 +14,6 @@ from stagespan.errors import HarnessError, SignatureError
 from stagespan.harness.standalone import loaded, values
 from stagespan.pages.escaping import one_line
 from stagespan.signature import dtypes
-from stagespan.signature.kinds import Kind, kind_of, tensors_of
-from stagespan.signature.kinds.tensors import SHARED, TENSOR
 from stagespan.signature.model import (
     TYPE,
     UNREPLAYABLE,
@@ -26,6 +24,8 @@ from stagespan.signature.model import (
 )
 from stagespan.signature.resources import check_device, check_memory
 from stagespan.signature.source import quoted
+from stagespan.signature.value_kinds import Kind, kind_of, tensors_of
+from stagespan.signature.value_kinds.tensors import SHARED, TENSOR
 
 
 def make_inputs(

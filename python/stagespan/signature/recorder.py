@@ -12,10 +12,10 @@ from stagespan.process import imports
 from stagespan.signature.bind import bind_arguments, receiver_of, undecorated
 from stagespan.signature.capture import capture, capture_arguments
 from stagespan.signature.cost import cpu_time_ns, was_profiled
-from stagespan.signature.kinds.base import key_of
 from stagespan.signature.model import StageSignature
 from stagespan.signature.store import SCALARS, STORE
 from stagespan.signature.target import callable_of
+from stagespan.signature.value_kinds.base import key_of
 
 
 class SignatureHook(Hook):

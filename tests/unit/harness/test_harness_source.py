@@ -17,8 +17,8 @@ from scripts import names_of
 from stagespan.harness import HarnessConfig
 from stagespan.signature import StageSignature, capture
 from stagespan.signature.capture import capture_arguments
-from stagespan.signature.kinds.base import source_of
 from stagespan.signature.source import Group, flat, literal, quoted, render
+from stagespan.signature.value_kinds.base import source_of
 
 torch = pytest.importorskip("torch")
 

@@ -24,9 +24,9 @@ from stagespan.errors import SignatureError
 from stagespan.harness.standalone import loaded
 from stagespan.signature import SignatureFile, StageSignature, capture, describe
 from stagespan.signature.capture import capture_arguments
-from stagespan.signature.kinds import KINDS, kind_of
-from stagespan.signature.kinds.base import form_of, key_of, source_of
 from stagespan.signature.source import render
+from stagespan.signature.value_kinds import KINDS, kind_of
+from stagespan.signature.value_kinds.base import form_of, key_of, source_of
 
 torch = pytest.importorskip("torch")
 image = pytest.importorskip("PIL.Image")

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 import preloaded
 from stagespan.signature import capture, hiding
 from stagespan.signature.capture import capture_arguments
-from stagespan.signature.kinds import contains_text
-from stagespan.signature.kinds.base import key_of
 from stagespan.signature.model import StageSignature
+from stagespan.signature.value_kinds import contains_text
+from stagespan.signature.value_kinds.base import key_of
 
 SECRET = "a secret prompt"
 

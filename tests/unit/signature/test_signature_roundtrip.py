@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from properties import examples
 from stagespan.signature import SignatureFile, StageSignature, capture
-from stagespan.signature.kinds.base import key_of
+from stagespan.signature.value_kinds.base import key_of
 
 torch = pytest.importorskip("torch")
 

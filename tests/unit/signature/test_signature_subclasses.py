@@ -25,7 +25,7 @@ from stagespan.cli import command
 from stagespan.errors import HarnessError, SignatureError, StagespanError
 from stagespan.signature import StageSignature, capture, describe
 from stagespan.signature.capture import capture_arguments
-from stagespan.signature.kinds import losses
+from stagespan.signature.value_kinds import losses
 
 torch = pytest.importorskip("torch")
 

@@ -10,7 +10,7 @@ import numpy as np
 from stagespan.pages.amounts import counted, in_words, listed
 from stagespan.pages.result import Evidence, Finding, Gain, Thresholds, by_severity, share
 from stagespan.trace.analyses.host_verdict import IN_STAGES, verdict_on_stages
-from stagespan.trace.ranks.job import (
+from stagespan.trace.ranks.combined import (
     PARTS,
     Imbalance,
     JobTraces,

@@ -15,7 +15,7 @@ import msgspec
 from stagespan.errors import StagespanError
 from stagespan.process.files import whole_file
 from stagespan.trace.ascend.folder import OUTPUT, TRACE
-from stagespan.trace.ranks.job import JobTraces
+from stagespan.trace.ranks.combined import JobTraces
 from stagespan.trace.read.reader import RawEvent, copy_raw_events
 
 # Ids from here on (64-bit patterns) are renumbered; smaller ones are shifted.

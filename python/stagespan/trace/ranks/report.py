@@ -10,14 +10,14 @@ from typing import Annotated
 from stagespan.pages.amounts import counted
 from stagespan.pages.figures import Count, Figures, Internal, Ns, one_of
 from stagespan.pages.result import Block, Chart, Finding, Line, Table, Titled, share
-from stagespan.trace.ranks.findings import findings, headline, verdict
-from stagespan.trace.ranks.job import (
+from stagespan.trace.ranks.combined import (
     PARTS,
     Imbalance,
     JobTraces,
     most_often_last,
     most_waited_for,
 )
+from stagespan.trace.ranks.findings import findings, headline, verdict
 from stagespan.trace.ranks.match import BY_COLLECTIVES, ONE_HOST, UNKNOWN_CLOCK
 from stagespan.trace.ranks.stages import stage_table
 from stagespan.trace.ranks.summary import UnreadableFile

@@ -13,7 +13,7 @@ from stagespan.pages.amounts import in_words
 from stagespan.pages.result import Gain
 from stagespan.trace import read_trace
 from stagespan.trace.analyses import verdict
-from stagespan.trace.ranks.job import chance_of_being_last
+from stagespan.trace.ranks.combined import chance_of_being_last
 from stagespan.trace.ranks.waits import BEFORE, REASONS
 from stagespan.trace.rates.collectives import bus_bytes
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from stagespan.harness.standalone import loaded
-from stagespan.signature.kinds.base import (
+from stagespan.signature.model import TYPE, UNREPLAYABLE
+from stagespan.signature.value_kinds.base import (
     PLAIN,
     Capture,
     Kind,
@@ -20,7 +21,6 @@ from stagespan.signature.kinds.base import (
     type_name,
     unreplayable,
 )
-from stagespan.signature.model import TYPE, UNREPLAYABLE
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type(functools.lru_cache(len)))
 

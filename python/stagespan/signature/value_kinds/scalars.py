@@ -10,7 +10,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from stagespan.signature.kinds.base import (
+from stagespan.signature.model import TYPE
+from stagespan.signature.value_kinds.base import (
     LOST,
     SCALAR,
     Capture,
@@ -26,7 +27,6 @@ from stagespan.signature.kinds.base import (
     type_name,
     unreplayable,
 )
-from stagespan.signature.model import TYPE
 
 MAX_TEXT = 2000
 KEPT_TEXT = 200

@@ -7,7 +7,9 @@ from typing import Any
 
 from stagespan.harness.standalone.loaded import path_of
 from stagespan.process import imports
-from stagespan.signature.kinds.base import (
+from stagespan.signature.model import TYPE, TensorSignature
+from stagespan.signature.tensors import array_node, tensor_node
+from stagespan.signature.value_kinds.base import (
     LOST,
     MAX_ITEMS,
     UNKNOWN,
@@ -26,8 +28,6 @@ from stagespan.signature.kinds.base import (
     type_name,
     unreplayable,
 )
-from stagespan.signature.model import TYPE, TensorSignature
-from stagespan.signature.tensors import array_node, tensor_node
 
 
 class _Tensor(Kind):

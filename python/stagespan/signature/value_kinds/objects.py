@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from stagespan.harness.standalone.loaded import is_harmless, path_of
-from stagespan.signature.kinds.base import (
+from stagespan.signature.model import TYPE, UNREPLAYABLE
+from stagespan.signature.value_kinds.base import (
     PLAIN,
     Capture,
     Kind,
@@ -23,7 +24,6 @@ from stagespan.signature.kinds.base import (
     torch_module,
     unreplayable,
 )
-from stagespan.signature.model import TYPE, UNREPLAYABLE
 
 MAX_ATTRIBUTES = 256
 """An object with more attributes is not captured as a plain object."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from stagespan.harness.standalone.loaded import path_of
-from stagespan.signature.kinds.base import (
+from stagespan.signature.model import TYPE, UNREPLAYABLE
+from stagespan.signature.value_kinds.base import (
     LOST,
     MAX_ITEMS,
     PLAIN,
@@ -29,7 +30,6 @@ from stagespan.signature.kinds.base import (
     type_name,
     unreplayable,
 )
-from stagespan.signature.model import TYPE, UNREPLAYABLE
 
 KEPT_ITEMS = 16
 """First items of a list of more than `MAX_ITEMS`."""

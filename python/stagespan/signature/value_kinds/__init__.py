@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from stagespan.pages.escaping import one_line
-from stagespan.signature.kinds import callables, containers, objects, scalars, tensors
-from stagespan.signature.kinds.base import LOST, Kind, Node, kind_of, register
 from stagespan.signature.model import TYPE, is_tensor
+from stagespan.signature.value_kinds import callables, containers, objects, scalars, tensors
+from stagespan.signature.value_kinds.base import LOST, Kind, Node, kind_of, register
 
 KINDS = (
     *tensors.KINDS,
