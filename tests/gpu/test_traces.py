@@ -62,8 +62,9 @@ def test_the_peaks_of_this_device_are_known(cuda: Any, folder: Path, figures: An
 def test_kernels_of_a_graph_get_operators_from_a_capture(
     cuda: Any, folder: Path, figures: Any
 ) -> None:
-    import programs
     import torch
+
+    import programs
 
     captured = folder / "capture.json.gz"
     with torch.profiler.profile(record_shapes=True) as profiler:

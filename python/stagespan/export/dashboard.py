@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from stagespan.export.families import FAMILIES
-from stagespan.live.kinds import TITLES
+from stagespan.live.span_kinds import TITLES
 
 _MACHINE = 'instance=~"$instance"'
 _OF_SERVICE = f'service=~"$service", {_MACHINE}'

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stagespan.live.kinds import TITLES
+from stagespan.live.span_kinds import TITLES
 from stagespan.pages.amounts import amount, counted, in_words
 from stagespan.pages.escaping import one_line
 from stagespan.pages.figures import document_schema
