@@ -21,6 +21,7 @@ from stagespan.report.differences import (
 )
 from stagespan.report.noise import (
     BEST,
+    CONFIDENCE,
     FEWEST_RUNS,
     Drawn,
     Parts,
@@ -770,8 +771,12 @@ def _notes(changes: Iterable[TimingChange], before: Timed, after: Timed) -> list
     more = len(hidden) - _MOST_REASONS
     notes += [f"The same applies to {more} more."] if more > 0 else []
     if not all(change.label for change in hidden):
+        times = (times for change in hidden for times in (change.before, change.after))
+        has_runs = any(each is not None and each.basis == "samples" for each in times)
+        test = "a bootstrap of the medians" if has_runs else "the quartiles of the runs"
         notes.append(
-            "To reduce the noise, measure in more processes, for longer, or on a calmer machine."
+            f"To reduce the noise (from {test}, at {100 * CONFIDENCE:.1f} %), measure in more "
+            "processes, for longer, or on a calmer machine."
         )
     notes += software_differences(before.environment, after.environment)
     return notes

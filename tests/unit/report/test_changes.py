@@ -495,6 +495,7 @@ def test_noise_that_hides_the_tolerance_can_fail_the_comparison(tmp_path: Path) 
     assert "1 unchanged, 2 not known" in done.output
     assert "It is not known whether 'b' has changed: the change is -" in done.output
     assert " %, too wide for the tolerance of 5 %; on average, a run takes 13.000 ms" in done.output
+    assert "To reduce the noise (from the quartiles of the runs, at 99.9 %), measure" in done.output
     assert "±" not in done.output
     assert "| not known |" in run("--markdown", "-").output
     found = json.loads(run("--json", "-").output)

@@ -480,7 +480,8 @@ def headline(found: TraceComparison) -> str:
         f" before ({in_words(before, 'ns')}{percent})."
     )
     if found.alike and found.within_variation:
-        text += " This may be chance, because the steps vary by as much."
+        error = in_words(found.error_ns(), "ns")
+        text += f" This may be chance: two standard errors of the steps' means are {error}."
     elif found.alike and found.is_one_sample:
         text += " This is one sample of each, so it may be chance."
     elif found.alike and found.error_ns() is None:

@@ -362,6 +362,10 @@ def test_a_change_within_the_variation_of_the_steps(tmp_path: Path) -> None:
     assert found.change_ns == -50 * US
     assert found.within_variation
     assert {finding.severity for finding in found.findings()} == {"low"}
+    # THEN the page names the test
+    _, sentence = found.title()
+    error = in_words(found.error_ns(), "ns")
+    assert sentence.endswith(f" two standard errors of the steps' means are {error}.")
 
 
 def test_without_a_device_operators_are_compared(tmp_path: Path) -> None:
