@@ -27,8 +27,8 @@ finds the stages."""
 QUEUE, HANDOFF, REMOTE, REQUEST, OF_DEVICE = range(1, 6)
 _OF_KINDS = np.array([CATEGORIES.index(kind) if kind in CATEGORIES else 0 for kind in KINDS])
 """The category of the spans of each kind."""
-_LANES = {QUEUE: TITLES["queue"], HANDOFF: TITLES["handoff"], REMOTE: TITLES["remote"]}
-"""The tracks of what does not run on a thread."""
+_OWNERS = {QUEUE: TITLES["queue"], HANDOFF: TITLES["handoff"], REMOTE: TITLES["remote"]}
+"""What owns slices and is no thread, by category."""
 _DAY_NS = 86_400 * 10**9
 """Times count from the start of a day, because microseconds since 1970 in a float have no ns."""
 _SLICE = np.dtype(
@@ -36,7 +36,7 @@ _SLICE = np.dtype(
         *((name, "<i8") for name in ("begin_ns", "end_ns", "depth", "pid")),
         ("name", "<i8"),  # an index into `TimeLine.names`
         ("category", "<i8"),
-        ("lane", "<i8"),  # the thread, or ~ an index into `TimeLine.lanes`
+        ("owner", "<i8"),  # the thread, or ~ an index into `TimeLine.owners`
         ("row", "<i8"),  # of the spans or segments of its process
     ]
 )
@@ -54,7 +54,7 @@ class ProcessSlices:
         self.kinds = kinds_of(self.spans)
         self.segments = recording.segments()
         self.names = recording.stage_names()
-        self.lanes: list[str] = []
+        self.owners: list[str] = []
         until_ns = recording.read_ns if recording.state == "alive" else recording.end_ns
         if until_ns is None:
             ends_ns = self.spans["end_ns"]
@@ -78,11 +78,11 @@ class ProcessSlices:
         rows = np.flatnonzero((kinds != KINDS.index("remote")) | ~np.isin(spans["request"], drawn))
         slices = self._rows(spans, rows)
         slices["category"] = _OF_KINDS[kinds[rows]]
-        for category, name in _LANES.items():
+        for category, name in _OWNERS.items():
             of_category = slices["category"] == category
             for code in np.unique(slices["name"][of_category]).tolist():
-                lane = self._lane(f"{name} {self.names[code]}")
-                slices["lane"][of_category & (slices["name"] == code)] = lane
+                owner = self._owner(f"{name} {self.names[code]}")
+                slices["owner"][of_category & (slices["name"] == code)] = owner
         return slices
 
     def _of_device(self) -> NDArray[np.void]:
@@ -103,7 +103,7 @@ class ProcessSlices:
         chosen = spans[rows]
         for name in ("begin_ns", "end_ns", "depth"):
             slices[name] = chosen[name]
-        slices["name"], slices["lane"], slices["row"] = chosen["stage"], chosen["thread"], rows
+        slices["name"], slices["owner"], slices["row"] = chosen["stage"], chosen["thread"], rows
         slices["pid"] = self.pid
         return slices
 
@@ -115,21 +115,21 @@ class ProcessSlices:
                 continue
             if begin_ns is None:  # it waits, or did when the process ended
                 queue = one["queue"] or ""
-                name, lane, category = queue, f"{_LANES[QUEUE]} {queue}", QUEUE
+                name, owner, category = queue, f"{_OWNERS[QUEUE]} {queue}", QUEUE
                 begin_ns = one["received_ns"] or 0
             elif one["origin"] != "return":
-                name, lane, category = one["id"], _LANES[REMOTE], REQUEST
+                name, owner, category = one["id"], _OWNERS[REMOTE], REQUEST
             else:
                 continue
             self.names.append(name)
-            place = self.pid, len(self.names) - 1, category, self._lane(lane)
+            place = self.pid, len(self.names) - 1, category, self._owner(owner)
             found.append((begin_ns, end_ns, 0, *place, row))
         return np.array(found, _SLICE)
 
-    def _lane(self, name: str) -> int:
-        if name not in self.lanes:
-            self.lanes.append(name)
-        return ~self.lanes.index(name)
+    def _owner(self, name: str) -> int:
+        if name not in self.owners:
+            self.owners.append(name)
+        return ~self.owners.index(name)
 
 
 class TimeLine:
@@ -147,7 +147,7 @@ class TimeLine:
             )
         ]
         self.names: list[str] = []
-        self.lanes: list[str] = []
+        self.owners: list[str] = []
         self.first_slices: list[int] = []
         """The index in `slices` of the first slice of each process."""
         parts: list[NDArray[np.void]] = []
@@ -155,10 +155,10 @@ class TimeLine:
             self.first_slices.append(sum(len(part) for part in parts))
             part = process.slices
             part["name"] += len(self.names)
-            part["lane"] -= np.where(part["lane"] < 0, len(self.lanes), 0)
+            part["owner"] -= np.where(part["owner"] < 0, len(self.owners), 0)
             parts.append(part)
             self.names += process.names
-            self.lanes += process.lanes
+            self.owners += process.owners
         self.slices = np.concatenate(parts)
         self.order = np.lexsort(
             (self.slices["depth"], -self.slices["end_ns"], self.slices["begin_ns"])
@@ -204,23 +204,25 @@ class TimeLine:
             for thread in process.recording.threads()
         }
         pids, of_pid = np.unique(self.slices["pid"][self.order], return_inverse=True)
-        lanes, of_lane = np.unique(self.slices["lane"][self.order], return_inverse=True)
-        places, of_place = np.unique(of_pid * len(lanes) + of_lane, return_inverse=True)
+        owners, of_owner = np.unique(self.slices["owner"][self.order], return_inverse=True)
+        places, of_place = np.unique(of_pid * len(owners) + of_owner, return_inverse=True)
         by_place = np.argsort(of_place, kind="stable")
         ends = np.searchsorted(of_place[by_place], np.arange(1, len(places)))
         tracks = []
         # Without slices, there are no places, and `split` returns an empty part.
         for place, at in zip(places.tolist(), np.split(by_place, ends), strict=False):
-            pid, lane = int(pids[place // len(lanes)]), int(lanes[place % len(lanes)])
+            pid, owner = int(pids[place // len(owners)]), int(owners[place % len(owners)])
             rows = self.order[at]
             times = self.slices["begin_ns"][rows], self.slices["end_ns"][rows]
-            track = _nested(*times) if lane >= 0 else _one_after_another(*times)
-            label = self.lanes[~lane] if lane < 0 else threads.get((pid, lane), f"thread {lane}")
+            track = _nested(*times) if owner >= 0 else _one_after_another(*times)
+            label = (
+                self.owners[~owner] if owner < 0 else threads.get((pid, owner), f"thread {owner}")
+            )
             for number, first in enumerate(np.unique(track, return_index=True)[1].tolist()):
-                tracks.append((at[first], pid, lane, number, label, rows[track == number]))
+                tracks.append((at[first], pid, owner, number, label, rows[track == number]))
         tracks.sort(key=lambda one: int(one[0]))
-        for count, (_, pid, lane, number, label, rows) in enumerate(tracks):
-            tid = lane if lane >= 0 and number == 0 else BEYOND_IDS + count
+        for count, (_, pid, owner, number, label, rows) in enumerate(tracks):
+            tid = owner if owner >= 0 and number == 0 else BEYOND_IDS + count
             self.tids[rows] = tid
             self.track_names[pid, tid] = f"{label}, overlapping {number}" if number else label
 
