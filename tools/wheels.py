@@ -201,6 +201,7 @@ def foreign_root(machine: str) -> Path:
         if reason is not None:
             raise Failed(reason)
     shutil.rmtree(root, ignore_errors=True)
+    root.parent.mkdir(parents=True, exist_ok=True)
     architecture = {"aarch64": "arm64", "x86_64": "amd64"}[machine]
     options = ("--variant=extract", f"--arch={architecture}", "--include=python3,libstdc++6")
     run("mmdebstrap", "--quiet", *options, SUITE, root, MIRROR)
