@@ -6,10 +6,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +355,112 @@ def test_greenlets_are_sampled_in_the_loop_of_gevent(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     nodes = everything(roles_in(tmp_path / "samples.json")["main process"]["tree"])
     assert sum(node["wall_ms"] for node in nodes if node["name"] == "handle") > 500
+
+
+def test_an_active_profiler_is_named(tmp_path: Path) -> None:
+    # GIVEN a program that profiles itself until it ends
+    text = (PROGRAMS / "sorting.py").read_text()
+    script = write(tmp_path, "profiled.py", f"import cProfile; cProfile.Profile().enable()\n{text}")
+    # WHEN it is sampled THEN a sentence below the table says that the times are not its own
+    done = run(script, cwd=tmp_path)
+    assert "stagespan: cProfile made Python code slower" in done.stderr
+
+
+def test_a_loader_and_its_workers_have_trees(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    # GIVEN a loop that waits for the workers of a data loader
+    script = write(
+        tmp_path,
+        "loads.py",
+        """
+        import time
+        from torch.utils.data import DataLoader, Dataset
+
+        class Images(Dataset):
+            def __len__(self):
+                return 60
+
+            def __getitem__(self, at):
+                return augment(at)
+
+        def augment(at):
+            until = time.perf_counter() + 0.02
+            while time.perf_counter() < until:
+                pass
+            return at
+
+        def main():
+            for _ in DataLoader(Images(), num_workers=1, batch_size=4):
+                pass
+
+        main()
+        """,
+    )
+    # WHEN it is sampled
+    done = run("--json", "samples.json", script, cwd=tmp_path)
+    # THEN the function that is slow stands in the tree of the workers
+    roles = roles_in(tmp_path / "samples.json")
+    assert next(iter(roles)) == "main process", done.stderr
+    names = [node["name"] for node in everything(roles["data loader worker"]["tree"])]
+    assert {"Images.__getitem__", "augment"} <= set(names)
+    # AND the main process waits for it in its loader
+    nodes = everything(roles["main process"]["tree"])
+    (loader,) = [node for node in nodes if node["name"] == "_BaseDataLoaderIter.__next__"]
+    assert loader["cpu_ms"] < 0.5 * loader["wall_ms"]
+
+
+def test_a_service_shows_its_endpoint_and_not_its_loop(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("fastapi")
+    # GIVEN a service whose endpoint runs in a pool of threads
+    write(
+        tmp_path,
+        "app.py",
+        """
+        import os, signal, time
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        def decode():
+            until = time.perf_counter() + 0.4
+            while time.perf_counter() < until:
+                pass
+
+        @app.get("/")
+        def generate():
+            decode()
+            return os.getpid()
+        """,
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = ["-m", "stagespan", "run", "--json", "samples.json", "-m", "uvicorn", "app:app"]
+    process = subprocess.Popen(
+        [sys.executable, *arguments, "--port", str(port), "--log-level", "error"], cwd=tmp_path
+    )
+    # WHEN it answers a few requests, waits, and is stopped
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60).read()
+            break
+        except OSError:
+            time.sleep(0.1)
+    for _ in range(3):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60).read()
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=60)
+    # THEN the tree has the endpoint's function, and the wait of the loop is not in it
+    found = json.loads((tmp_path / "samples.json").read_text())
+    nodes = everything(found["roles"][0]["tree"])
+    decode = sum(node["wall_ms"] for node in nodes if node["name"] == "decode")
+    assert decode > 1000
+    assert found["wall_ms"] > sum(node["wall_ms"] for node in found["roles"][0]["tree"])
+    # AND the endpoint is not suggested, because the application holds the function itself
+    assert "app:decode" in found["suggested_stages"]
+    assert "app:generate" not in found["suggested_stages"]
 
 
 def test_sampling_and_stages_are_not_mixed(tmp_path: Path) -> None:

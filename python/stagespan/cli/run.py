@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagespan.pages.amounts import counted
+from stagespan.pages.amounts import counted, listed
 
 if TYPE_CHECKING:
     from stagespan.contexts.named import Wrapper
@@ -210,10 +210,11 @@ class _Ending:
             report = timing.report_with([*recorded, *self._members.handed_over()])
             if report["stages"]:
                 print_report(report, Console(stderr=True))
-            is_shown = self._show_samples() or report["stages"]
+            has_samples = self._show_samples()
             for sentence in (
-                *([] if is_shown else [_why_no_stage(self.wrapper)]),
+                *([] if has_samples or report["stages"] else [_why_no_stage(self.wrapper)]),
                 *_about_stages(self._command, self.wrapper, report["stages"]),
+                *(_about_tracers() if has_samples else ()),
                 *unused.sentences(report["stages"]),
             ):
                 click.echo(f"stagespan: {sentence}", err=True)
@@ -264,6 +265,13 @@ def _about_stages(command: Command, wrapper: Wrapper, ran: Collection[str]) -> I
         )
     if replace is not None:
         yield from replace.not_used()
+
+
+def _about_tracers() -> Iterator[str]:
+    from stagespan.process.tracers import active_tracers
+
+    if tracers := active_tracers():
+        yield f"{listed(tracers)} made Python code slower, so its times are too long"
 
 
 def _why_no_stage(wrapper: Wrapper) -> str:

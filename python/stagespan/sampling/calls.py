@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from stagespan.process.sampler import MAIN
 from stagespan.sampling.stacks import Code, Node, Process
 
 OUTSIDE = "(outside of functions)"
@@ -114,7 +115,7 @@ class Role:
 
 
 def roles_of(processes: Iterable[Process]) -> list[Role]:
-    """Return a tree of the calls of all processes of each role, the one with most time first."""
+    """Return a tree of the calls of all processes of each role: the main process, then by time."""
     members: dict[str, list[Process]] = defaultdict(list)
     for process in processes:
         members[process.role].append(process)
@@ -125,7 +126,7 @@ def roles_of(processes: Iterable[Process]) -> list[Role]:
             _Stacks(process, role).add()
         _add_up(role.top)
         roles.append(role)
-    return sorted(roles, key=lambda role: -role.top.wall_ns)
+    return sorted(roles, key=lambda role: (role.name != MAIN, -role.top.wall_ns))
 
 
 @dataclass
@@ -165,7 +166,7 @@ class _Stacks:
 
     def _place(self, node: Node, above: _Place) -> _Place:
         code, owner = node.code, node.code.owner
-        is_script = code.is_top_level and code.module in _MAIN
+        is_script = code.is_top_level and code.module in _MAIN_MODULES
         if is_script or code.module == "stagespan.process.script":  # below it is what starts them
             return _Place(self._role.top, "user" if is_script else "")
         if code.module == "multiprocessing.process" and code.name.endswith("_bootstrap"):
@@ -232,11 +233,11 @@ class _Stacks:
         return place.is_other_thread or not self._process.is_main or place.is_in_loop
 
 
-_MAIN = ("__main__", "__mp_main__")
+_MAIN_MODULES = ("__main__", "__mp_main__")
 
 
 def _module(name: str) -> str:
-    return "__main__" if name in _MAIN else name
+    return "__main__" if name in _MAIN_MODULES else name
 
 
 def _name(node: Node) -> str:
