@@ -47,7 +47,7 @@ class Picture(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what the page shows. Scripts are left out: plotly has a version of its own."""
+        """A hash of what the page shows. Scripts are left out."""
         shown = re.sub(r"(?s)<script.*?</script>", "", self.page)
         return hashlib.sha256(shown.encode()).hexdigest()
 

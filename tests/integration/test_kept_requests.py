@@ -157,8 +157,6 @@ OPTIONS = ([], ["--json"], ["--perfetto", "trace.json"], ["--html", "page.html"]
 def test_the_work_grows_as_the_number_of_kept_requests(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    if "--html" in options:
-        pytest.importorskip("plotly", reason="plotly is not installed")
     monkeypatch.chdir(tmp_path)
     # GIVEN a number of kept requests, twice and four times as many
     numbers = (40, 80, 160)

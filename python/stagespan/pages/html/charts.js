@@ -1,5 +1,5 @@
 "use strict";
-// Charts with plotly. All are drawn again when the colour scheme changes.
+// The charts of results. All are drawn again when the colour scheme or the width of the window changes.
 
 const DRAWINGS = [];
 
@@ -36,11 +36,6 @@ function colourOf(key) {
   return variable(`--${key}`) || variable("--soft");
 }
 
-// plotly interprets some HTML in texts, so names must be escaped.
-function plain(text) {
-  return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-}
-
 function wrapped(text) {
   return text.replace(/(.{80})(?=.)/gu, "$1\n");
 }
@@ -48,163 +43,202 @@ function wrapped(text) {
 // Wraps words into lines of at most `most` characters.
 function broken(text, most = window.innerWidth < 720 ? 24 : 44) {
   const lines = [""];
-  for (const word of plain(text).split(" ")) {
+  for (const word of text.split(" ")) {
     if (lines.at(-1) && lines.at(-1).length + word.length >= most) lines.push(word);
     else lines[lines.length - 1] += (lines.at(-1) ? " " : "") + word;
   }
-  return lines.join("<br>");
+  return lines.join("\n");
 }
 
-function layout(more) {
-  const axis = {
-    gridcolor: variable("--line"), linecolor: variable("--line"), zerolinecolor: variable("--line"),
-    automargin: true,
-  };
-  const base = {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: variable("--text"), family: getComputedStyle(document.body).fontFamily, size: 12 },
-    hoverlabel: { bgcolor: variable("--panel"), font: { color: variable("--text") },
-      bordercolor: variable("--line"), align: "left", namelength: 0 },
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: variable("--soft"), activecolor: variable("--accent") },
-    margin: { l: 8, r: 12, t: 8, b: 34 },
-    legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0 },
-  };
-  return { ...base, ...more, xaxis: { ...axis, ...more.xaxis }, yaxis: { ...axis, ...more.yaxis } };
-}
-
-function chart(parent, label, draw, tools = true) {
-  // A chart with tools contains controls, which are not allowed in the role "img".
-  const node = element("div", { class: "chart", role: tools ? "group" : "img", "aria-label": label });
-  if (tools) node.tabIndex = 0;
+// Adds a chart to a section; `make` returns its data for `Plot.draw`.
+function chart(parent, label, make, hasControls = false) {
+  // A chart with controls is a group, because the role "img" must not contain them.
+  const node = element("div", { class: "chart", role: hasControls ? "group" : "img", "aria-label": label });
+  if (hasControls) node.tabIndex = 0;
   parent.append(node);
-  const options = {
-    responsive: true, displaylogo: false, displayModeBar: tools && "hover", showLink: false, showSendToCloud: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
-  };
-  node.draw = () => { const [traces, shape] = draw(); Plotly.react(node, traces, layout(shape), options); };
+  const plot = new Plot(node);
+  node.draw = () => plot.draw(make());
+  node.plot = plot;
   DRAWINGS.push(node.draw);
   return node;
 }
 
+const rowsDown = (count) => ({ range: [count - 0.5, -0.5], grid: false });
+
 function idleCauses(parent, { causes }) {
-  const rows = [...causes].reverse();
-  const total = rows.reduce((sum, [, , time]) => sum + time, 0);
-  const [size, unit] = timeUnit(Math.max(...rows.map(([, , time]) => time)));
-  chart(parent, "Idle time by cause", () => [[{
-    type: "bar", orientation: "h",
-    x: rows.map(([, , time]) => time / size), y: rows.map((_, at) => at),
-    marker: { color: rows.map(([colour]) => colourOf(colour)) },
-    text: rows.map(([, , time]) => inWords((100 * time) / total, "%")), textposition: "auto",
-    insidetextfont: { color: "#ffffff" }, cliponaxis: false,
-    customdata: rows.map(([, meaning, time, gaps]) =>
-      [meaning, inWords(time, "ns"), `${number(gaps, 0)} ${gaps === 1 ? "gap" : "gaps"}`]),
-    hovertemplate: "%{customdata[1]}, %{customdata[2]}<br>%{customdata[0]}<extra></extra>",
-  }], {
-    height: 60 + 34 * rows.length, xaxis: { title: { text: `idle (${unit})` } }, showlegend: false,
-    yaxis: { tickvals: rows.map((_, at) => at), ticktext: rows.map(([, meaning]) => broken(meaning)),
-      showgrid: false, tickfont: { size: 11 } },
-  }], false);
+  const total = causes.reduce((sum, [, , time]) => sum + time, 0);
+  const most = Math.max(...causes.map(([, , time]) => time));
+  const [size, unit] = timeUnit(most);
+  chart(parent, "Idle time by cause", () => ({
+    height: 60 + 34 * causes.length,
+    x: { title: `idle (${unit})`, range: [0, (1.12 * most) / size] },
+    y: { ...rowsDown(causes.length), ticks: causes.map(([, meaning], at) => [at, broken(meaning)]) },
+    marks: causes.flatMap(([colour, meaning, time, gaps], at) => {
+      const tip = `${inWords(time, "ns")}, ${number(gaps, 0)} ${gaps === 1 ? "gap" : "gaps"}\n${meaning}`;
+      const share = inWords((100 * time) / total, "%");
+      const end = time / size;
+      return [
+        { boxes: [[0, end, at - 0.36, at + 0.36, tip]], colour: colourOf(colour) },
+        { texts: [[end, 2 * most / size, at - 0.36, at + 0.36, share]], colour: variable("--text") },
+      ];
+    }),
+  }));
 }
 
 // The roofs of a device by operations per byte, and the operators below them.
 function roofline(parent, { device, bytes_s: bandwidth, roofs, points }) {
   const operators = [...new Set(points.map(([name]) => name))];
-  const across = points.map(([, each]) => each);
   const highest = Math.max(...roofs.map(([, peak]) => peak), 0);
-  const [size, unit] = Math.max(highest, ...points.map(([, , each]) => each)) >= 1e12 ? [1e12, "TFLOP/s"] : [1e9, "GFLOP/s"];
-  const rates = [...points.map(([, , each]) => each), ...roofs.map(([, peak]) => peak)];
-  // Powers of ten alone would be too few for values that differ little.
-  const ticks = (least, most) => (most / least < 1000 ? "D2" : 1);
-  const edges = [...across, ...(bandwidth && highest ? [highest / bandwidth] : [])];
+  const rates = [...points.map(([, , rate]) => rate), ...roofs.map(([, peak]) => peak)];
+  const [size, unit] = Math.max(...rates) >= 1e12 ? [1e12, "TFLOP/s"] : [1e9, "GFLOP/s"];
+  const edges = [...points.map(([, across]) => across), ...(bandwidth && highest ? [highest / bandwidth] : [])];
   const [first, last] = [Math.min(...edges) / 2, Math.max(...edges) * 4];
-  const line = (name, x, y) => ({
-    type: "scatter", mode: "lines+text", x, y: y.map((each) => each / size), text: ["", name], textposition: "top left",
-    textfont: { size: 11 }, line: { color: variable("--soft"), width: 1.5 }, showlegend: false,
-    hoverinfo: "skip",
-  });
-  const limits = roofs.map(([name, peak]) => line(`peak of ${plain(name)}`, [peak / bandwidth, last], [peak, peak]));
-  // Without a known peak, nothing says where the memory's roof ends.
-  if (bandwidth && highest) {
-    limits.push({ ...line("", [first, highest / bandwidth], [first * bandwidth, highest]), mode: "lines" });
-  }
   parent.append(element("h3", {}, `Roofline${device ? ` of ${device}` : ""}`));
-  chart(parent, "Roofline", () => [[...limits, ...operators.map((operator, at) => {
-    const own = points.filter(([name]) => name === operator);
+  chart(parent, "Roofline", () => {
+    const line = (places, label) => (
+      { line: places.map(([x, y]) => [x, y / size, ""]), colour: variable("--soft"), label });
+    const limits = roofs.map(([name, peak]) => line([[peak / bandwidth, peak], [last, peak]], `peak of ${name}`));
+    // Without a known peak, nothing says where the memory's roof ends.
+    if (bandwidth && highest) limits.push(line([[first, first * bandwidth], [highest / bandwidth, highest]], ""));
+    const colourAt = (at) => STAGE_COLOURS[at % STAGE_COLOURS.length];
     return {
-      type: "scatter", mode: "markers", name: plain(operator),
-      x: own.map(([, each]) => each), y: own.map(([, , each]) => each / size),
-      marker: { color: STAGE_COLOURS[at % 10], opacity: 0.8, line: { color: variable("--panel"), width: 1 },
-        size: own.map(([, , , percent]) => 7 + 3 * Math.sqrt(percent)) },
-      customdata: own.map(([, , , , texts]) => texts.map((each) => plain(wrapped(each))).join("<br>").replaceAll("\n", "<br>")),
-      hovertemplate: "%{customdata}<extra></extra>",
+      height: 400,
+      x: { title: "FLOP per byte", range: [first, last], log: true },
+      y: { title: unit, range: [Math.min(...rates) / size / 2, (Math.max(...rates) / size) * 2], log: true },
+      marks: [...limits, ...operators.map((operator, at) => ({
+        colour: colourAt(at),
+        points: points.filter(([name]) => name === operator).map(([, across, rate, percent, texts]) =>
+          [across, rate / size, (7 + 3 * Math.sqrt(percent)) / 2, texts.map(wrapped).join("\n")]),
+      }))],
+      legend: operators.map((operator, at) => [colourAt(at), operator]),
     };
-  })], {
-    height: 420, hovermode: "closest", showlegend: true,
-    legend: { orientation: "h", y: -0.2, yanchor: "top", x: 0, itemsizing: "constant" },
-    xaxis: { type: "log", title: { text: "FLOP per byte" }, tickformat: ",~g",
-      range: [Math.log10(first), Math.log10(last)], dtick: ticks(first, last) },
-    yaxis: { type: "log", title: { text: unit }, tickformat: ",~g", dtick: ticks(Math.min(...rates), Math.max(...rates)) },
-  }], false);
+  });
   parent.append(element("p", { class: "note" }, "Each point is an operator with one shape of inputs; "
     + "its size shows its share of the time. Below the slope, the memory limits it; below a horizontal line, computing."));
+}
+
+// Bars side by side, each divided into parts: { names, parts: [[words, colour, times], ...], title }.
+function stacked(parent, label, { names, parts, title, tip, shown }) {
+  const whole = names.map((_, at) => parts.reduce((sum, [, , times]) => sum + times[at], 0));
+  const most = Math.max(...whole);
+  const [size, unit] = timeUnit(most);
+  const half = names.length > 60 ? 0.5 : 0.42;
+  chart(parent, label, () => {
+    const floor = names.map(() => 0);
+    return {
+      height: 320,
+      x: { title, range: [-0.5, names.length - 0.5], grid: false, ticks: shown },
+      y: { title: unit, range: [0, most / size || 1] },
+      marks: parts.map(([words, colour, times]) => ({
+        colour: variable(colour) || colour,
+        boxes: times.map((time, at) => {
+          const low = floor[at];
+          floor[at] += time / size;
+          return [at - half, at + half, low, floor[at], tip(at, words, time, whole[at])];
+        }),
+      })),
+      legend: parts.map(([words, colour]) => [variable(colour) || colour, words]),
+    };
+  });
 }
 
 // The time of each step by part; the parts sum to the step.
 function steps(parent, { names, parts, on_device: onDevice, note }) {
   const colours = onDevice ? PART_COLOURS : HOST_PART_COLOURS;
-  const longest = Math.max(...names.map((_, at) => parts.reduce((sum, [, , times]) => sum + times[at], 0)));
-  const [size, unit] = timeUnit(longest);
-  chart(parent, "Time of each step by part", () => [parts.map(([part, words, times]) => ({
-    type: "bar", name: plain(words), x: names.map((_, at) => at),
-    y: times.map((time) => time / size), marker: { color: colours[part] || variable("--soft") },
-    customdata: names.map((name, at) => [plain(wrapped(name)), inWords(times[at], "ns")]),
-    hovertemplate: `%{customdata[0]}<br>${plain(words)}: %{customdata[1]}<extra></extra>`,
-  })), {
-    barmode: "stack", height: 320, bargap: names.length > 60 ? 0 : 0.15,
-    legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, traceorder: "normal" },
-    xaxis: { title: { text: "step" }, showgrid: false,
-      tickvals: names.length <= 20 ? names.map((_, at) => at) : undefined,
-      ticktext: names.length <= 20 ? names.map((name) => plain(name.slice(-18))) : undefined },
-    yaxis: { title: { text: unit } },
-  }], false);
+  stacked(parent, "Time of each step by part", {
+    names,
+    parts: parts.map(([part, words, times]) => [words, colours[part] || "--soft", times]),
+    title: "step",
+    tip: (at, words, time) => `${wrapped(names[at])}\n${words}: ${inWords(time, "ns")}`,
+    shown: names.length <= 20 && window.innerWidth >= 720 ? names.map((name, at) => [at, name.slice(-18)]) : undefined,
+  });
   if (note) parent.append(element("p", { class: "note" }, note));
 }
 
 function memory(parent, { devices }) {
   const points = devices.flatMap(({ curve }) => curve);
-  const [size, unit] = timeUnit(Math.max(...points.map(([time]) => time)));
+  const last = Math.max(...points.map(([time]) => time));
+  const [size, unit] = timeUnit(last);
   const most = Math.max(...points.map(([, bytes]) => bytes));
   const [power, name] = [[30, "GiB"], [20, "MiB"], [10, "KiB"]].find(([each]) => most >= 2 ** each)
     || [0, "bytes"];
-  chart(parent, "Memory over time", () => [devices.map(({ device, curve }, at) => ({
-    type: "scatter", mode: "lines", line: { shape: "hv", width: 1.6, color: STAGE_COLOURS[at % 10] },
-    fill: devices.length === 1 ? "tozeroy" : "none", name: plain(device), showlegend: true,
-    x: curve.map(([time]) => time / size), y: curve.map(([, bytes]) => bytes / 2 ** power),
-    customdata: curve.map(([time, bytes]) => [inWords(time, "ns"), inWords(bytes, "bytes")]),
-    hovertemplate: `${plain(device)} at %{customdata[0]}: %{customdata[1]}<extra></extra>`,
-  })), {
-    height: 300, hovermode: "closest", yaxis: { title: { text: name }, rangemode: "tozero" },
-    xaxis: { title: { text: `time since the start of the trace (${unit})` }, zeroline: false },
-  }]);
+  chart(parent, "Memory over time", () => ({
+    height: 300,
+    x: { title: `time since the start of the trace (${unit})`, range: [0, last / size || 1] },
+    y: { title: name, range: [0, (1.05 * most) / 2 ** power || 1] },
+    marks: devices.map(({ device, curve }, at) => ({
+      colour: STAGE_COLOURS[at % STAGE_COLOURS.length], isStepped: true, isFilled: devices.length === 1,
+      line: curve.map(([time, bytes]) => [time / size, bytes / 2 ** power,
+        `${device} at ${inWords(time, "ns")}: ${inWords(bytes, "bytes")}`]),
+    })),
+    legend: devices.map(({ device }, at) => [STAGE_COLOURS[at % STAGE_COLOURS.length], device]),
+  }));
 }
 
-function flame(parent, { names, parents, self_ns: own, depth, note }) {
+const FLAME_DEPTH = 24;
+
+// A tree of frames, each as wide as its time, below the frame that called it. A click opens a frame.
+function flame(parent, picture) {
+  let tree = null;
+  // The frames may be compressed until the first drawing.
+  const frames = () => {
+    if (tree) return tree;
+    const times = totals(picture.parents, picture.self_ns);
+    const below = new Map();
+    picture.parents.forEach((at, frame) => {
+      if (!below.has(at)) below.set(at, []);
+      below.get(at).push(frame);
+    });
+    for (const each of below.values()) each.sort((one, other) => times[other] - times[one]);
+    tree = { times, below };
+    return tree;
+  };
+  let root = -1;
   parent.append(element("h3", {}, "Flame graph"));
-  chart(parent, "Flame graph of the recorded stacks", () => [[{
-    type: "icicle", ids: names.map((_, at) => String(at)), labels: names.map(plain),
-    parents: parents.map((at) => (at < 0 ? "" : String(at))), values: own, branchvalues: "remainder",
-    tiling: { orientation: "v", pad: 1 }, pathbar: { visible: true }, sort: true, maxdepth: 24,
-    marker: { colors: names.map((name) => frameColour(name)), line: { width: 0 } },
-    textinfo: "label", insidetextfont: { color: "#14171b" },
-    customdata: totals(parents, own).map((time, at) =>
-      [inWords(time, "ns"), inWords(own[at], "ns"), plain(wrapped(names[at])).replaceAll("\n", "<br>")]),
-    hovertemplate: "%{customdata[2]}<br>%{customdata[0]}, own time %{customdata[1]}<extra></extra>",
-  }], {
-    height: 60 + 22 * Math.min(Math.max(depth, 4), 24), margin: { l: 0, r: 0, t: 4, b: 4 },
-    uniformtext: { minsize: 9, mode: "hide" },
-  }], false);
+  const node = chart(parent, "Flame graph of the recorded stacks", () => {
+    const { times, below } = frames();
+    const { names, self_ns: own } = picture;
+    const boxes = new Map();
+    const texts = [];
+    node.frames = [];
+    const open = (root < 0 ? below.get(-1) || [] : [root]).map((frame) => [frame, 0]);
+    let left = 0;
+    const waiting = open.map(([frame]) => { left += times[frame]; return [frame, left - times[frame], 0]; });
+    const whole = left || 1;
+    while (waiting.length) {
+      const [frame, from, level] = waiting.pop();
+      if (level >= FLAME_DEPTH || times[frame] / whole < 0.0005) continue;
+      const box = [from / whole, (from + times[frame]) / whole, level + 0.04, level + 0.96,
+        `${wrapped(names[frame])}\n${inWords(times[frame], "ns")}, own time ${inWords(own[frame], "ns")}`];
+      const colour = frameColour(names[frame]);
+      if (!boxes.has(colour)) boxes.set(colour, []);
+      boxes.get(colour).push(box);
+      texts.push([...box.slice(0, 4), names[frame]]);
+      node.frames.push([box, frame]);
+      let at = from;
+      for (const each of below.get(frame) || []) {
+        waiting.push([each, at, level + 1]);
+        at += times[each];
+      }
+    }
+    const levels = Math.min(Math.max(picture.depth, 4), FLAME_DEPTH);
+    return {
+      height: 20 + 22 * levels,
+      x: { range: [0, 1], ticks: [], grid: false },
+      y: { range: [levels, 0], ticks: [], grid: false },
+      marks: [...[...boxes].map(([colour, each]) => ({ boxes: each, colour })), { texts }],
+    };
+  });
+  node.addEventListener("click", (event) => {
+    const frame = node.plot.picture.getBoundingClientRect();
+    const best = node.plot.found(event.clientX - frame.left, event.clientY - frame.top);
+    const clicked = best && node.frames.find(([box]) => box === best);
+    if (!clicked) return;
+    root = clicked[1] === root ? picture.parents[root] : clicked[1];
+    node.draw();
+  });
   parent.append(element("p", { class: "note" },
-    `Click a frame to show it over the whole width; click the topmost frame to go back. ${note}`));
+    `Click a frame to show it over the whole width; click the topmost frame to go back. ${picture.note}`));
 }
 
 // The time of each frame including the frames that it called. Callers come before the frames that they call.
@@ -222,39 +256,40 @@ const RANK_COLOURS = {
 
 function ranks(parent, { ranks: numbers, parts, note }) {
   const names = numbers.map((rank) => `rank ${rank}`);
-  const whole = numbers.map((_, at) => parts.reduce((sum, [, , times]) => sum + times[at], 0));
-  const [size, unit] = timeUnit(Math.max(...whole));
-  chart(parent, "Time of each rank by part", () => [parts.map(([name, key, times]) => ({
-    type: "bar", name, x: names, y: times.map((time) => time / size),
-    marker: { color: variable(RANK_COLOURS[key]) },
-    customdata: times.map((time, at) =>
-      `${inWords(time, "ns")} (${inWords((100 * time) / (whole[at] || 1), "%")})`),
-    hovertemplate: `%{x}: %{customdata} ${name}<extra></extra>`,
-  })), {
-    barmode: "stack", height: 300, yaxis: { title: { text: unit } },
-    xaxis: { type: "category", showgrid: false },
-  }], false);
+  stacked(parent, "Time of each rank by part", {
+    names,
+    parts: parts.map(([name, key, times]) => [name, RANK_COLOURS[key], times]),
+    tip: (at, name, time, whole) =>
+      `${names[at]}: ${inWords(time, "ns")} (${inWords((100 * time) / (whole || 1), "%")}) ${name}`,
+    shown: names.length <= 16 ? names.map((name, at) => [at, name]) : undefined,
+    title: names.length <= 16 ? "" : "rank",
+  });
   if (note) parent.append(element("p", { class: "note" }, note));
 }
 
 // The change from the time before to the time after, part by part.
 function change(parent, { before, after, parts, per }) {
-  const [size, unit] = timeUnit(Math.max(before, after));
-  const rows = [["before", before, "absolute"], ...parts.map(([name, time]) => [name, time, "relative"]),
-    ["after", after, "total"]];
-  chart(parent, "Change by part", () => [[{
-    type: "waterfall", orientation: "h", measure: rows.map(([, , measure]) => measure),
-    y: rows.map((_, at) => at), x: rows.map(([, time]) => time / size),
-    decreasing: { marker: { color: variable("--computing") } },
-    increasing: { marker: { color: variable("--idle") } }, totals: { marker: { color: "#7c8696" } },
-    connector: { line: { color: variable("--line"), width: 1 } }, textposition: "none",
-    customdata: rows.map(([name, time]) => [plain(wrapped(name)), inWords(time, "ns")]),
-    hovertemplate: "%{customdata[0]}: %{customdata[1]}<extra></extra>",
-  }], {
-    height: 80 + 26 * rows.length, showlegend: false, xaxis: { title: { text: `${per} (${unit})` } },
-    yaxis: { tickvals: rows.map((_, at) => at), autorange: "reversed", showgrid: false,
-      ticktext: rows.map(([name]) => plain(name.length > 60 ? `${name.slice(0, 57)}...` : name)) },
-  }], false);
+  const rows = [["before", 0, before], ...parts, ["after", 0, after]];
+  let at = before;
+  const bars = rows.map(([name, time], row) => {
+    const isWhole = row === 0 || row === rows.length - 1;
+    const [from, to] = row === 0 ? [0, before] : isWhole ? [0, after] : [at, at + time];
+    if (!isWhole) at = to;
+    return { name, from, to, time: isWhole ? to : time, isWhole };
+  });
+  const edges = bars.flatMap(({ from, to }) => [from, to]);
+  const [size, unit] = timeUnit(Math.max(...edges));
+  chart(parent, "Change by part", () => ({
+    height: 80 + 26 * rows.length,
+    x: { title: `${per} (${unit})`, range: [Math.min(0, ...edges) / size, (1.03 * Math.max(...edges)) / size || 1] },
+    y: { ...rowsDown(rows.length), ticks: bars.map(({ name }, row) =>
+      [row, name.length > 60 ? `${name.slice(0, 57)}...` : name]) },
+    marks: bars.map(({ name, from, to, time, isWhole }, row) => ({
+      colour: isWhole ? "#7c8696" : variable(time > 0 ? "--idle" : "--computing"),
+      boxes: [[Math.min(from, to) / size, Math.max(from, to) / size, row - 0.4, row + 0.4,
+        `${wrapped(name)}: ${inWords(time, "ns")}`]],
+    })),
+  }));
 }
 
 const PICTURES = { idle_causes: idleCauses, roofline, steps, memory, flame, ranks, change };

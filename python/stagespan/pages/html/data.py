@@ -95,7 +95,20 @@ def charts(page: Page) -> list[dict[str, Any]]:
     """Return the charts, each with the name of its result."""
     results = {n: r for n, r in page.results.items() if isinstance(r, Result)}
     drawn = {name: result.chart() for name, result in results.items()}
-    return [{"analysis": name, **chart} for name, chart in drawn.items() if chart is not None]
+    return [{"analysis": name, **_smaller(chart)} for name, chart in drawn.items() if chart]
+
+
+def _smaller(chart: dict[str, Any]) -> dict[str, Any]:
+    """Return a chart with its long lists, such as the frames of a flame graph, compressed."""
+    long = {
+        key: value for key, value in chart.items() if isinstance(value, list) and len(value) > 500
+    }
+    if not long:
+        return chart
+    return {
+        **{key: value for key, value in chart.items() if key not in long},
+        "packed": packed(long),
+    }
 
 
 def _section(page: Page, name: str) -> dict[str, Any]:

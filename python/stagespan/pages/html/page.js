@@ -113,37 +113,36 @@ function sections(first) {
 
 // ---- timeline
 
+let timelineShown = [0, 0]; // in ns
+let timelineMarked = null; // an event that was asked for, in ns
+
 function timeline() {
   if (!DATA.rows.length) return;
   const made = section("timeline", "Timeline");
   const [size, unit] = timeUnit(DATA.window_ns);
-  const names = DATA.rows.map(plain);
   const few = window.innerWidth < 720;
+  timelineShown = [0, DATA.window_ns];
   timelineNode = chart(made, DATA.words.timeline, () => {
-    const known = timelineNode && timelineNode.layout;
-    const [begin, end] = known ? timelineNode.layout.xaxis.range : [0, DATA.window_ns / size];
-    const cells = Math.max(Math.round((timelineNode.clientWidth - (few ? 60 : 140)) / CELL_PX), 60);
-    const tracks = names.map((_, row) => ({
-      type: "rect", xref: "paper", x0: 0, x1: 1, y0: row - HEIGHT / 2, y1: row + HEIGHT / 2, layer: "below",
-      line: { width: 0 }, fillcolor: variable("--panel"),
-    }));
-    return [timelineTraces(begin * size, end * size, cells, size), {
-      barmode: "overlay", hovermode: "closest", dragmode: few ? "pan" : "zoom",
-      height: 80 + 32 * names.length, margin: { l: 8, r: 12, t: 30, b: 34 },
-      xaxis: { title: { text: `${DATA.words.axis} (${unit})` }, zeroline: false,
-        range: [begin, end] },
-      yaxis: { tickvals: names.map((_, row) => row), ticktext: names, range: [names.length - 0.45, -0.55],
-        fixedrange: true, showgrid: false, zeroline: false, tickfont: { size: few ? 9 : 12 } },
-      shapes: [...tracks, ...timelineMarks],
-    }];
+    const [from, to] = timelineShown;
+    const width = timelineNode.clientWidth - (few ? 60 : 140);
+    const cells = Math.max(Math.round(width / CELL_PX), 60);
+    const tracks = DATA.rows.map((_, row) => [from / size, to / size, row - HEIGHT / 2, row + HEIGHT / 2, ""]);
+    const marked = timelineMarked
+      ? [{ boxes: [[timelineMarked[0] / size, timelineMarked[1] / size, -0.5, DATA.rows.length - 0.5, ""]],
+        colour: variable("--accent"), opacity: 0.3 }] : [];
+    return {
+      height: 60 + 32 * DATA.rows.length,
+      x: { title: `${DATA.words.axis} (${unit})`, range: [from / size, to / size] },
+      y: { ...rowsDown(DATA.rows.length), ticks: DATA.rows.map((name, row) => [row, name]) },
+      marks: [...marked, { boxes: tracks, colour: variable("--panel") }, ...timelineMarks(from, to, cells, size)],
+    };
   }, !few);
   timelineNode.addEventListener("keydown", moveTimeline);
+  timelineNode.addEventListener("dblclick", () => showTimes(0, DATA.window_ns));
+  zoomByDragging(timelineNode, size);
   const notes = element("p", { class: "note" });
   made.append(notes);
   READY.push(() => {
-    timelineNode.on("plotly_relayout", (change) => {
-      if (Object.keys(change).some((key) => key.startsWith("xaxis."))) drawTimeline();
-    });
     notes.before(rowLegend());
     const rowNotes = ROWS.map((row) => row.note).filter(Boolean);
     notes.textContent = [DATA.words.heights, "Drag to zoom, double-click to show everything.",
@@ -152,49 +151,54 @@ function timeline() {
   });
 }
 
-let timelineMarks = [];
 const READY = [];
 
-function drawTimeline() {
-  if (timelineNode && timelineNode.draw) timelineNode.draw();
+function zoomByDragging(node, size) {
+  let start = null;
+  node.addEventListener("pointerdown", (event) => {
+    if (event.button === 0 && event.pointerType === "mouse") start = [event.clientX, node.plot.valueAt(event.clientX)];
+  });
+  node.addEventListener("pointerup", (event) => {
+    if (start === null) return;
+    const [from, to] = [start[1], node.plot.valueAt(event.clientX)].sort((one, other) => one - other);
+    if (Math.abs(event.clientX - start[0]) > 4) showTimes(from * size, to * size);
+    start = null;
+  });
 }
 
 function moveTimeline(event) {
   const factors = { "+": [0.25, 0.75], "=": [0.25, 0.75], "-": [-0.5, 1.5], ArrowLeft: [-0.2, 0.8],
     ArrowRight: [0.2, 1.2] };
   if (event.key === "0") showTimes(0, DATA.window_ns);
-  if (!(event.key in factors) || !timelineNode.layout) return;
+  if (!(event.key in factors)) return;
   event.preventDefault();
-  const [begin, end] = timelineNode.layout.xaxis.range;
+  const [begin, end] = timelineShown;
   const [from, to] = factors[event.key];
-  Plotly.relayout(timelineNode, { "xaxis.range": [begin + from * (end - begin), begin + to * (end - begin)] });
+  showTimes(begin + from * (end - begin), begin + to * (end - begin));
 }
 
-function showTimes(begin, end, marks) {
-  if (!timelineNode || !timelineNode.layout) return;
-  const [size] = timeUnit(DATA.window_ns);
-  timelineMarks = marks || [];
-  Plotly.relayout(timelineNode, { "xaxis.range": [begin / size, end / size] });
+function showTimes(begin, end, marked = null) {
+  if (!timelineNode || !ROWS) return;
+  [timelineShown, timelineMarked] = [[begin, Math.max(end, begin + 1)], marked];
+  timelineNode.draw();
 }
 
 function goTo(time, length = 0) {
-  const [size] = timeUnit(DATA.window_ns);
   const around = Math.max(length, DATA.window_ns / 400);
-  showTimes(time - around, time + length + around, [{
-    type: "rect", xref: "x", yref: "paper", x0: time / size, x1: (time + length) / size, y0: 0, y1: 1,
-    line: { color: variable("--accent"), width: 1.5 }, fillcolor: variable("--accent"), opacity: 0.18,
-  }]);
+  showTimes(time - around, time + length + around, [time, time + length]);
   document.getElementById("timeline").scrollIntoView();
   timelineNode.focus({ preventScroll: true });
 }
 
+function drawAll() {
+  if (document.documentElement.dataset.ready) for (const draw of DRAWINGS) draw();
+}
+
 async function charts() {
-  const packed = document.getElementById("charts");
-  const script = element("script");
-  script.textContent = await unpacked(packed.textContent.trim());
+  for (const picture of DATA.pictures) {
+    if (picture.packed) Object.assign(picture, JSON.parse(await unpacked(picture.packed)));
+  }
   await readRows();
-  packed.remove();
-  document.head.append(script);
   for (const draw of DRAWINGS) draw();
   for (const ready of READY) ready();
   document.documentElement.dataset.ready = "yes";
@@ -210,7 +214,7 @@ function isDark() {
 function setScheme(dark) {
   document.documentElement.dataset.scheme = dark ? "dark" : "light";
   labelScheme();
-  if (window.Plotly) for (const draw of DRAWINGS) draw();
+  drawAll();
 }
 
 function labelScheme() {
@@ -263,11 +267,11 @@ function makeRoom() {
 }
 
 document.addEventListener("keydown", keys);
-addEventListener("resize", makeRoom);
+addEventListener("resize", () => { makeRoom(); drawAll(); });
 makeRoom();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   labelScheme();
-  if (window.Plotly) for (const draw of DRAWINGS) draw();
+  drawAll();
 });
 // Printed pages use the light colours.
 let printed = null;

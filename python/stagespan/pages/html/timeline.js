@@ -105,36 +105,26 @@ function rectangleText(row, { begin, end, shares, bar, count }) {
     + `of the ${inWords(end - begin, "ns")} from ${inWords(begin, "ns")}`;
 }
 
-// Traces of the chart by colour.
-function timelineTraces(from, to, cells, size) {
+// The boxes of the visible range, as marks of a chart, one for each colour.
+function timelineMarks(from, to, cells, size) {
   const groups = new Map();
   ROWS.forEach((row, at) => {
     for (const shown of rectangles(row, from, to, cells)) {
-      const text = plain(rectangleText(row, shown)).replaceAll("\n", "<br>");
+      const text = rectangleText(row, shown);
       const total = shown.shares.reduce((sum, [, part]) => sum + part, 0);
       const scale = total > 1 ? 1 / total : total > 0 && total < LEAST_SHARE ? LEAST_SHARE / total : 1;
       let bottom = at + HEIGHT / 2;
       for (const [key, part] of shown.shares) {
         const height = HEIGHT * part * scale;
         if (height <= 0) continue;
-        if (!groups.has(key)) groups.set(key, { x: [], base: [], y: [], width: [], text: [] });
-        const group = groups.get(key);
-        group.x.push((shown.end - shown.begin) / size);
-        group.base.push(shown.begin / size);
-        group.y.push(bottom - height / 2);
-        group.width.push(height);
-        group.text.push(text);
+        if (!groups.has(key)) groups.set(key, []);
+        groups.get(key).push([shown.begin / size, shown.end / size, bottom - height, bottom, text]);
         bottom -= height;
       }
     }
   });
   const shades = rowColours();
-  return [...groups].map(([key, group]) => ({
-    type: "bar", orientation: "h", ...group, name: plain(ROWS.words[key][1]), textposition: "none",
-    // Opaque bars would be widened to whole pixels.
-    marker: { color: `${colourOf(shades.get(key)[0])}fd`, line: { width: 0 } },
-    hovertemplate: "%{text}<extra></extra>", showlegend: false,
-  }));
+  return [...groups].map(([key, boxes]) => ({ boxes, colour: colourOf(shades.get(key)[0]) }));
 }
 
 // The legend: colour and meaning of each kind in the rows; of many stages, the longest.

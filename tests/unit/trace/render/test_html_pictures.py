@@ -19,8 +19,6 @@ from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.compare import comparison
 from stagespan.trace.paths import analyze_path
 
-pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
-
 
 def by_kind(analysis: Analysis) -> dict[str, dict[str, Any]]:
     return {picture["kind"]: picture for picture in charts(analysis)}
@@ -96,15 +94,15 @@ def test_a_browser_draws_each(browser: Browser, tmp_path: Path) -> None:
     browser.open(page)
     drawn = json.loads(browser.evaluate(
         "JSON.stringify([...document.querySelectorAll('.chart')].map((chart) =>"
-        " [chart.ariaLabel, chart.data[0].type, chart.querySelectorAll('path').length > 2]))"
+        " [chart.ariaLabel, chart.querySelectorAll('path').length > 1]))"
     ))  # fmt: skip
     assert drawn == [
-        ["Change by part", "waterfall", True],
-        ["Timeline of steps, stages, device and host", "bar", True],
-        ["Idle time by cause", "bar", True],
-        ["Time of each step by part", "bar", True],
-        ["Memory over time", "scatter", True],
-        ["Flame graph of the recorded stacks", "icicle", True],
+        ["Change by part", True],
+        ["Timeline of steps, stages, device and host", True],
+        ["Idle time by cause", True],
+        ["Time of each step by part", True],
+        ["Memory over time", True],
+        ["Flame graph of the recorded stacks", True],
     ]
     assert browser.complaints == []
     # THEN the flame graph shows the lines of Python
@@ -127,9 +125,9 @@ def test_a_browser_draws_a_roofline(peaks: str, browser: Browser, tmp_path: Path
     page = tmp_path / "page.html"
     page.write_text(html.html_page(analyze_path(trace)))
     browser.open(page)
-    points = "document.querySelectorAll('#analysis-rates .chart .points path').length"
+    points = "document.querySelectorAll('#analysis-rates .chart circle').length"
     assert browser.evaluate(points) == 2
-    lines = "document.querySelectorAll('#analysis-rates .chart .lines > path').length"
+    lines = "document.querySelectorAll('#analysis-rates .chart path[fill=none]').length"
     assert browser.evaluate(lines) == (2 if peaks.startswith("H100") else 0)
     assert browser.complaints == []
 

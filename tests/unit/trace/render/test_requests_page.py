@@ -18,8 +18,6 @@ from stagespan.pages.html import html_page
 from stagespan.recording.requests_page import Requests, RequestsPage
 from stagespan.recording.timelines import Timeline, timelines
 
-pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
-
 
 def found_requests(names: tuple[str, ...]) -> list[Timeline]:
     """Return requests with waits, a hop, a batch, and a hop that nobody received."""
@@ -131,7 +129,7 @@ def test_the_page_fits_any_window_and_shows_hostile_ids_as_text(
         "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     )
     assert overflow <= 0
-    assert browser.evaluate("document.querySelectorAll('#timeline .bars path').length") > 0
+    assert browser.evaluate("document.querySelectorAll('#timeline .boxes').length") > 0
     legend = browser.text("#timeline .legend li")
     assert {"hand-off", "queue", "parse", "forward"} <= set(legend)
     (dark,) = browser.text("#scheme")
