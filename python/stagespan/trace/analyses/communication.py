@@ -115,8 +115,7 @@ def analyze(trace: Trace) -> Communication | Unavailable:
     every, computing = work_of(trace)
     base, events = base_window(trace), trace.events
     if base is not None:
-        begin = events.begin_ns[every]
-        every = every[(begin >= base.begin_ns) & (begin < base.end_ns)]
+        every = every[base.contains(trace, every)]
     if base is None or len(every) == 0:
         return Unavailable("The trace has no collectives.", "no_communication")
     calls = _Calls.of(trace, every, computing)

@@ -34,8 +34,8 @@ from stagespan.trace.derived.trees import (
     Nesting,
     Paths,
     levels,
-    sums,
 )
+from stagespan.trace.read.groups import sums
 from stagespan.trace.read.intervals import Numbers, exclusive
 from stagespan.trace.read.model import Trace
 

@@ -10,9 +10,11 @@ from stagespan.pages.amounts import counted, in_words
 from stagespan.pages.result import Evidence, Finding, Gain, Thresholds, of_size, share, shortened
 from stagespan.trace.analyses.kernel_rows import KIND_OF_CODE, KernelRows
 from stagespan.trace.analyses.operators import operator_findings
+from stagespan.trace.derived.compile_events import runs_compiled
 from stagespan.trace.derived.gains import gain_of_rows
 from stagespan.trace.derived.kernel_kinds import (
     ATTENTION,
+    COMMUNICATION,
     CONVOLUTION,
     COPY,
     ELEMENTWISE,
@@ -44,7 +46,6 @@ _FUSED = re.compile(
 _LAYOUT_SHARES = Thresholds(20.0, 5.0)
 _ASCEND_LAYOUT = re.compile("TransData")
 _MIOPEN_LAYOUT = re.compile(r"^batched_transpose_\d")
-_COMPILED = re.compile(r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph")
 _SINGLE = re.compile(
     r"(?:^|_)(?:volta|turing|ampere|hopper|sm[789]\d)_s(?:gemm|cudnn)_|cutlass_[789]\d_simt_sgemm"
     r"|^sm\d+_xmma_gemm_f32f32_f32f32_f32"
@@ -82,31 +83,30 @@ def kernel_findings(kernels: KernelRows) -> list[Finding]:
 
 def _dominant(kernels: KernelRows) -> Finding | None:
     """Return a finding if one kernel takes most of the device's busy time."""
-    groups = kernels.by_name()
-    first = groups[0]
-    percent = share(first.time_ns, kernels.total_ns)
+    first = kernels.by_name()[0]
     events = kernels.trace.events
     # Streams overlap: more than half of the busy time, not only of the sum.
     begin, end = events.begin_ns[kernels.rows], events.end_ns[kernels.rows]
-    mine = kernels.name == first.code
+    mine = kernels.name == kernels.trace.names.index(first.kernel)
     of_busy = share(covered(begin[mine], end[mine]), covered(begin, end))
-    kind = KIND_OF_CODE[kernels.kind_of_name[first.code]]
-    if min(percent, of_busy) < _DOMINANT or kind == "communication":
+    if min(first.percent, of_busy) < _DOMINANT or first.kind == COMMUNICATION:
         return None
-    if _SINGLE.search(kernels.trace.names[first.code]):
+    if _SINGLE.search(first.kernel):
         return None  # another finding says what to change
-    operator = kernels.prevailing(kernels.operator).get(first.code)
-    launched = "" if operator is None else f" (launched by {kernels.trace.names[operator]})"
-    name = shortened(kernels.trace.names[first.code])
+    launched = "" if first.operator is None else f" (launched by {first.operator})"
     tool = kernel_profiler(vendor_of(kernels.trace))
     return Finding(
         of_size("medium", first.time_ns),
-        f"The kernel {name}{launched} takes {in_words(first.time_ns, 'ns')}"
-        f" ({percent:.1f} % of device work) in {counted(first.count, 'launch', 'launches')}."
+        f"The kernel {shortened(first.kernel)}{launched} takes {in_words(first.time_ns, 'ns')}"
+        f" ({first.percent:.1f} % of device work) in {counted(first.count, 'launch', 'launches')}."
         f" {tool} shows whether it uses the device well.",
         tuple(_longest_two(kernels, mine)),
         "kernels.dominant",
-        numbers={"time_ns": first.time_ns, "percent": percent, "launches": first.count},
+        numbers={
+            "time_ns": first.time_ns,
+            "percent": first.percent,
+            "launches": first.count,
+        },
         no_gain="the trace does not show how fast the kernel could be",
     )
 
@@ -140,9 +140,7 @@ def _tiny(kernels: KernelRows) -> Finding | None:
 def _fusible(kernels: KernelRows) -> Finding | None:
     """Return a finding if memory-bound kernels that are not fused take much time."""
     names = kernels.trace.names
-    if any(inductor_kind(names[code]) for code in kernels.names):
-        return None
-    if any(_COMPILED.search(name) for name in names):
+    if any(inductor_kind(names[code]) for code in kernels.names) or runs_compiled(kernels.trace):
         return None
     chosen = kernels.is_kernel & np.isin(kernels.kind, _FUSIBLE) & ~_named(kernels, _FUSED)
     time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.pages.result import Unavailable, share, shortened
+from stagespan.pages.figures import Count, Figures, Ns, one_of
+from stagespan.pages.result import Unavailable, shortened
 from stagespan.trace.derived.captures import captured_work
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.kernel_kinds import (
@@ -32,8 +35,8 @@ from stagespan.trace.derived.launch_sources import (
 )
 from stagespan.trace.derived.missing import DAMAGED_TIMES, needs_operators
 from stagespan.trace.derived.windows import base_window
+from stagespan.trace.derived.work_table import Column, WorkTable
 from stagespan.trace.rates.calls import inputs_in_words
-from stagespan.trace.read.groups import RowGroup, grouped, prevailing
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once, operators_of
@@ -42,6 +45,23 @@ KIND_OF_CODE = list(KINDS)
 """The kinds of work; `KernelRows.kind` has indices into it."""
 # Annotations that torch makes around the methods of optimizers.
 _OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
+
+
+Kind = Annotated[str, one_of(KINDS)]
+
+
+class KernelTime(Figures, frozen=True):
+    """The time of one kernel, or of one operator on a trace without a device."""
+
+    kernel: str = msgspec.field(name="name")
+    kind: Kind
+    time_ns: Ns
+    percent: float
+    count: Count
+    min_ns: Ns
+    max_ns: Ns
+    operator: str | None
+    stage: str | None
 
 
 @once
@@ -141,6 +161,29 @@ class KernelRows:
         return int(self.time_ns.sum())
 
     @cached_property
+    def work(self) -> WorkTable:
+        """The rows as a table, whose columns have the names of the fields of `KernelTime`."""
+        names = self.trace.names
+        columns = {
+            "kernel": Column(self.name, names),
+            "kind": Column(self.kind, KIND_OF_CODE),
+            "operator": Column(self.operator, names),
+            "stage": Column(self.stage, names),
+            "forward": Column(self.forward, names),
+            "shape": Column(self.shape, self.shapes),
+        }
+        return WorkTable(self.time_ns, self.call, columns)
+
+    def of(self, chosen: Mask) -> KernelRows:
+        """Return some of the rows."""
+        every = {field.name: getattr(self, field.name) for field in fields(self)}
+        columns: dict[str, Any] = {
+            name: values[chosen] for name, values in every.items() if isinstance(values, np.ndarray)
+        }
+        launched = None if self.launched is None else self.launched.of(chosen)
+        return replace(self, **columns, launched=launched)
+
+    @cached_property
     def shown(self) -> KernelRows:
         """What pages show: the work that began in the steps, or all of it without steps.
 
@@ -149,54 +192,32 @@ class KernelRows:
         base = base_window(self.trace)
         if self.launched is None or base is None:
             return self
-        begin = self.trace.events.begin_ns[self.rows]
-        inside = (begin >= base.begin_ns) & (begin < base.end_ns)
-        if inside.all() or not inside.any():
-            return self
-        columns = ("rows", "time_ns", "is_kernel", "kind", "name", "operator", "stage", "forward")
-        more = ("call", "shape", "without_shapes")
-        chosen = {each: getattr(self, each)[inside] for each in (*columns, *more)}
-        return replace(self, **chosen, launched=self.launched.of(inside))
+        inside = base.contains(self.trace, self.rows)
+        return self if inside.all() or not inside.any() else self.of(inside)
 
     @cached_property
     def names(self) -> list[int]:
         """The codes of the different names."""
-        found: list[int] = np.unique(self.name).tolist()
-        return found
+        codes: list[int] = np.unique(self.name).tolist()
+        return codes
 
-    @property
-    def kind_of_name(self) -> dict[int, int]:
-        """The kind of each kernel name; if there are several, the one with the most time."""
-        return self.prevailing(self.kind)
-
-    def by_kind(self) -> list[RowGroup]:
-        """Time by index into `KIND_OF_CODE`."""
-        return grouped(self.kind, self.time_ns)
-
-    def by_name(self) -> list[RowGroup]:
+    def by_name(self) -> list[KernelTime]:
         """Time of kernels, or operators, by name."""
-        return grouped(self.name[self.is_kernel], self.time_ns[self.is_kernel])
-
-    def prevailing(self, other: NDArray[np.int64]) -> dict[int, int]:
-        """Return the code in `other`, such as the operator, with most time of each kernel name."""
-        chosen = self.is_kernel
-        return prevailing(self.name[chosen], other[chosen], self.time_ns[chosen])
+        main = ("kind", "operator", "stage")
+        return self.work.by(KernelTime, "kernel", where=self.is_kernel, main=main)
 
     def kinds(self, most: int) -> list[str]:
-        """The kinds of work that took the most time, at most `most`, each with its percentage."""
-        return [
-            f"{self._named_kind(group.code)} {share(group.time_ns, self.total_ns):.1f} %"
-            for group in self.by_kind()[:most]
-        ]
+        """The kinds of work that took the most time, at most `most`, each with its percentage.
 
-    def _named_kind(self, code: int) -> str:
-        """The name of a kind; what is of no known kind has the name that takes most of it."""
-        name = KINDS[KIND_OF_CODE[code]]
-        if KIND_OF_CODE[code] != OTHER:
-            return name
-        mine = self.kind == code
-        first = grouped(self.name[mine], self.time_ns[mine])[0]
-        return f"{name} (mostly {shortened(self.trace.names[first.code], 40)})"
+        What is of no known kind has the name that takes most of it.
+        """
+        main = self.work.by(KernelTime, "kind", main=("kernel",))[:most]
+        return [
+            KINDS[row.kind]
+            + (f" (mostly {shortened(row.kernel, 40)})" if row.kind == OTHER else "")
+            + f" {row.percent:.1f} %"
+            for row in main
+        ]
 
 
 def _of_host(trace: Trace, host: HostOperators) -> KernelRows:

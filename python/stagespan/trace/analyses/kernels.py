@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from msgspec import structs
 
 from stagespan.pages.amounts import counted, in_words
-from stagespan.pages.figures import Count, CountedTime, Figures, Ns, one_of
-from stagespan.pages.result import Cell, Column, Finding, Result, Table, Unavailable, share
+from stagespan.pages.figures import Count, CountedTime, Figures, Ns
+from stagespan.pages.result import Column, Finding, Result, Table, Unavailable
 from stagespan.trace.analyses.breakdown import TOP, Breakdown, breakdown
 from stagespan.trace.analyses.kernel_findings import kernel_findings
-from stagespan.trace.analyses.kernel_rows import KIND_OF_CODE, KernelRows, kernel_rows
+from stagespan.trace.analyses.kernel_rows import KernelRows, KernelTime, Kind, kernel_rows
 from stagespan.trace.derived.kernel_kinds import KINDS
 from stagespan.trace.derived.windows import base_window
-from stagespan.trace.read.groups import RowGroup, grouped, pairs, prevailing
+from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Mask, Numbers
 from stagespan.trace.read.model import Trace
 
 _SHOWN = 15
 _KINDS_IN_LINE = 4
-_Kind = Annotated[str, one_of(KINDS)]
 
 
 def analyze(trace: Trace) -> Kernels | Unavailable:
@@ -62,24 +62,10 @@ class Kernels(Result):
 class KindTime(Figures, frozen=True):
     """The time of one kind of work."""
 
-    kind: _Kind
+    kind: Kind
     time_ns: Ns
     percent: float
     count: Count
-
-
-class KernelTime(Figures, frozen=True):
-    """The time of one kernel, or of one operator on a trace without a device."""
-
-    name: str
-    kind: _Kind
-    time_ns: Ns
-    percent: float
-    count: Count
-    min_ns: Ns
-    max_ns: Ns
-    operator: str | None
-    stage: str | None
 
 
 class StageTime(Figures, frozen=True):
@@ -99,15 +85,14 @@ class ShapeTime(Figures, frozen=True):
     kernel: str | None
     time_ns: Ns
     percent: float
-    count: Count
-    """Calls."""
-    device_events: Count | None
+    calls: Count = msgspec.field(name="count")
+    count: Count | None = msgspec.field(name="device_events")
 
 
 class ForwardTime(Figures, frozen=True):
     """The time of the backward passes of a forward operator."""
 
-    operator: str | None
+    forward: str | None = msgspec.field(name="operator")
     time_ns: Ns
     percent: float
     count: Count
@@ -156,99 +141,113 @@ class KernelsFigures(Figures, frozen=True):
 
 
 def _figures(kernels: KernelRows) -> KernelsFigures:
-    launched, time, total = kernels.launched, kernels.time_ns, kernels.total_ns
+    launched, time, work = kernels.launched, kernels.time_ns, kernels.work
     on_device = launched is not None
     return KernelsFigures(
         on_device=kernels.on_device,
-        time_ns=total,
+        time_ns=kernels.total_ns,
         count=len(kernels.rows),
         names=len(kernels.names),
         kernel_time_ns=int(time[kernels.is_kernel].sum()) if on_device else None,
         kernels=int(kernels.is_kernel.sum()) if on_device else None,
         without_launch=None if launched is None else _time_of(time, launched.calls < 0),
         of_graphs=None if launched is None else _time_of(time, launched.of_graph),
-        by_kind=_by_kind(kernels),
-        top=_top(kernels),
-        by_stage=[
-            StageTime(_name(kernels, group.code), *_sums(group, total))
-            for group in grouped(kernels.stage, time)[:TOP]
-        ],
-        by_shape=_by_shape(kernels),
-        by_forward_operator=_by_forward(kernels),
-        operators_by_device_time=_by_device_time(kernels) if on_device else None,
+        by_kind=work.by(KindTime, "kind"),
+        top=kernels.by_name()[:TOP],
+        by_stage=work.by(StageTime, "stage")[:TOP],
+        by_shape=_by_shape(kernels)[:TOP] or None,
+        by_forward_operator=work.by(ForwardTime, "forward", where=kernels.forward >= 0)[:TOP]
+        or None,
+        operators_by_device_time=work.by(OperatorTime, "operator")[:TOP] if on_device else None,
         operators_by_host_time=_by_host_time(kernels),
         breakdown=breakdown(kernels.trace, _stem(kernels.trace.path)),
     )
-
-
-def _by_kind(kernels: KernelRows) -> list[KindTime]:
-    total = kernels.total_ns
-    return [KindTime(KIND_OF_CODE[group.code], *_sums(group, total)) for group in kernels.by_kind()]
 
 
 def _time_of(time_ns: Numbers, chosen: Mask) -> CountedTime:
     return CountedTime(int(chosen.sum()), int(time_ns[chosen].sum()))
 
 
-def _by_device_time(kernels: KernelRows) -> list[OperatorTime]:
-    calls, total = _calls(kernels.operator, kernels.call), kernels.total_ns
+def _by_shape(kernels: KernelRows) -> list[ShapeTime]:
+    """Return the time by operator and input shapes; empty if no shapes were recorded."""
+    main = ("kernel",) if kernels.on_device else ()
+    rows = kernels.work.by(ShapeTime, "operator", "shape", where=kernels.shape >= 0, main=main)
+    return rows if kernels.on_device else [structs.replace(row, count=None) for row in rows]
+
+
+def _by_host_time(kernels: KernelRows) -> list[HostTime] | None:
+    host, names = kernels.host, kernels.trace.names
+    if host is None or len(host.rows) == 0:
+        return None
+    events = kernels.trace.events
+    name = events.name[host.rows].astype(np.int64)
+    whole = np.bincount(name, weights=events.dur_ns[host.rows], minlength=1)
     return [
-        OperatorTime(_name(kernels, group.code), *_sums(group, total), calls.get(group.code))
-        for group in grouped(kernels.operator, kernels.time_ns)[:TOP]
+        HostTime(names[group.code], group.time_ns, int(whole[group.code]), group.count)
+        for group in grouped(name, host.own_ns)[:TOP]
     ]
 
 
 def _tables(kernels: KernelRows) -> list[Table]:
     """Return tables, the most important first. The notes of long ones say that they are cut."""
-    what = "kernel" if kernels.on_device else "operator"
-    by_name, count = _top(kernels), len(kernels.by_name())
-    columns: list[Column] = [
-        ("name", what, ""),
+    work, on_device, by_name = kernels.work, kernels.on_device, kernels.by_name()
+    # All percentages of this analysis refer to the same total.
+    time: list[Column] = [
         ("time_ns", "time", "ns"),
-        ("percent", _of(kernels), "%"),
-        ("count", "count", ""),
-        (lambda row: round(row.time_ns / row.count), "mean", "ns"),
-        ("kind", "kind", ""),
+        ("percent", "of device work" if on_device else "of operators", "%"),
     ]
-    if kernels.on_device:
-        columns.append(("operator", "operator", ""))
-    if kernels.prevailing(kernels.stage):
-        columns.append(("stage", "stage", ""))
+    counted_time: list[Column] = [*time, ("count", "device events" if on_device else "calls", "")]
+    main: list[Column] = [("operator", "operator", "")] if on_device else []
+    if any(row.stage is not None for row in by_name):
+        main.append(("stage", "stage", ""))
     tables = [
         Table.of(
             "Kinds of work",
-            _by_kind(kernels),
+            work.by(KindTime, "kind"),
             (lambda row: KINDS[row.kind], "", ""),
-            ("time_ns", "time", "ns"),
-            ("percent", _of(kernels), "%"),
-            ("count", _what(kernels), ""),
+            *counted_time,
             note=_of_what(kernels),
         ),
         Table.of(
-            "Kernels" if kernels.on_device else "Operators",
-            by_name,
-            *columns,
-            note=_note(kernels, count),
+            "Kernels" if on_device else "Operators",
+            by_name[:TOP],
+            ("kernel", "kernel" if on_device else "operator", ""),
+            *time,
+            ("count", "count", ""),
+            (lambda row: round(row.time_ns / row.count), "mean", "ns"),
+            ("kind", "kind", ""),
+            *main,
+            note=_note(kernels, len(by_name)),
         ),
     ]
-    if kernels.on_device:
-        tables.append(
-            _groups("Operators by device time", "operator", kernels, kernels.operator, True)
-        )
+    if on_device:
+        operators = work.by(OperatorTime, "operator")
+        columns: list[Column] = [
+            ("operator", "operator", ""),
+            *counted_time,
+            ("calls", "calls", ""),
+        ]
+        tables.append(_longest("Operators by device time", operators, columns))
     if (kernels.stage >= 0).any():
-        tables.append(_groups("Stages", "stage", kernels, kernels.stage))
+        stages = work.by(StageTime, "stage")
+        tables.append(_longest("Stages", stages, [("stage", "stage", ""), *counted_time]))
     tables.append(
         Table.of(
             "Shapes",
-            (_by_shape(kernels) or [])[:_SHOWN],
+            _by_shape(kernels)[:_SHOWN],
             ("operator", "operator", ""),
             ("shape", "inputs", ""),
             ("time_ns", "time", "ns"),
-            ("count", "calls", ""),
-            (lambda row: round(row.time_ns / row.count), "per call", "ns"),
+            ("calls", "calls", ""),
+            (lambda row: round(row.time_ns / row.calls), "per call", "ns"),
         )
     )
     return [table for table in tables if table.rows]
+
+
+def _longest(title: str, rows: Sequence[Figures], columns: Iterable[Column]) -> Table:
+    left = f"{len(rows) - _SHOWN:,} more are not shown." if len(rows) > _SHOWN else ""
+    return Table.of(title, rows[:_SHOWN], *columns, note=left)
 
 
 def _note(kernels: KernelRows, names: int) -> str:
@@ -270,30 +269,6 @@ def _note(kernels: KernelRows, names: int) -> str:
     return " ".join(notes)
 
 
-def _groups(
-    title: str, what: str, kernels: KernelRows, codes: NDArray[np.int64], with_calls: bool = False
-) -> Table:
-    groups, total = grouped(codes, kernels.time_ns), kernels.total_ns
-    left = f"{len(groups) - _SHOWN:,} more are not shown." if len(groups) > _SHOWN else ""
-    calls = _calls(codes, kernels.call) if with_calls else {}
-    columns = [(what, ""), ("time", "ns"), (_of(kernels), "%"), (_what(kernels), "")]
-    rows: list[tuple[Cell, ...]] = []
-    for group in groups[:_SHOWN]:
-        row: list[Cell] = [_name(kernels, group.code), group.time_ns]
-        row += [share(group.time_ns, total), group.count]
-        rows.append((*row, calls.get(group.code)) if with_calls else tuple(row))
-    return Table(title, (*columns, ("calls", "")) if with_calls else tuple(columns), rows, left)
-
-
-def _of(kernels: KernelRows) -> str:
-    """The total to which all percentages of this analysis refer."""
-    return "of device work" if kernels.on_device else "of operators"
-
-
-def _what(kernels: KernelRows) -> str:
-    return "device events" if kernels.on_device else "calls"
-
-
 def _of_what(kernels: KernelRows) -> str:
     time = in_words(kernels.total_ns, "ns")
     base = base_window(kernels.trace)
@@ -304,93 +279,6 @@ def _of_what(kernels: KernelRows) -> str:
         f"Device work is the sum of the durations of all kernels, copies and memsets{where}:"
         f" {time}. All percentages of kernels and operators refer to it."
     )
-
-
-def _top(kernels: KernelRows) -> list[KernelTime]:
-    groups, total = kernels.by_name(), kernels.total_ns
-    operator, stage = kernels.prevailing(kernels.operator), kernels.prevailing(kernels.stage)
-    kind = kernels.kind_of_name
-    return [
-        KernelTime(
-            kernels.trace.names[group.code],
-            KIND_OF_CODE[kind[group.code]],
-            *_sums(group, total),
-            min_ns=group.shortest_ns,
-            max_ns=group.longest_ns,
-            operator=_name(kernels, operator.get(group.code, -1)),
-            stage=_name(kernels, stage.get(group.code, -1)),
-        )
-        for group in groups[:TOP]
-    ]
-
-
-def _by_shape(kernels: KernelRows) -> list[ShapeTime] | None:
-    """Return the time by operator and input shapes; None if no shapes were recorded."""
-    known = kernels.shape >= 0
-    if not known.any():
-        return None
-    size = len(kernels.shapes)
-    code = kernels.operator[known] * size + kernels.shape[known]
-    name = kernels.name[known]
-    kernel = prevailing(code, name, kernels.time_ns[known]) if kernels.on_device else {}
-    calls, total = _calls(code, kernels.call[known]), kernels.total_ns
-    return [
-        ShapeTime(
-            operator=_name(kernels, group.code // size),
-            shape=kernels.shapes[group.code % size],
-            kernel=_name(kernels, kernel.get(group.code, -1)),
-            time_ns=group.time_ns,
-            percent=share(group.time_ns, total),
-            count=calls[group.code],
-            device_events=group.count if kernels.on_device else None,
-        )
-        for group in grouped(code, kernels.time_ns[known])[:TOP]
-    ]
-
-
-def _calls(code: NDArray[np.int64], call: NDArray[np.intp]) -> dict[int, int]:
-    """Return the number of calls for each code. One call may launch several kernels and copies.
-
-    Codes without a known call are left out.
-    """
-    code, call = code[call >= 0], call[call >= 0]
-    different, _ = pairs(code, call)
-    codes, counts = np.unique(different[:, 0], return_counts=True)
-    return dict(zip(codes.tolist(), counts.tolist(), strict=True))
-
-
-def _by_forward(kernels: KernelRows) -> list[ForwardTime] | None:
-    """Return the time of backward passes by forward operator; None without such links."""
-    known = kernels.forward >= 0
-    if not known.any():
-        return None
-    total = kernels.total_ns
-    return [
-        ForwardTime(_name(kernels, group.code), *_sums(group, total))
-        for group in grouped(kernels.forward[known], kernels.time_ns[known])[:TOP]
-    ]
-
-
-def _by_host_time(kernels: KernelRows) -> list[HostTime] | None:
-    host = kernels.host
-    if host is None or len(host.rows) == 0:
-        return None
-    events = kernels.trace.events
-    name = events.name[host.rows].astype(np.int64)
-    whole = np.bincount(name, weights=events.dur_ns[host.rows], minlength=1)
-    return [
-        HostTime(_name(kernels, group.code), group.time_ns, int(whole[group.code]), group.count)
-        for group in grouped(name, host.own_ns)[:TOP]
-    ]
-
-
-def _sums(group: RowGroup, total: int) -> tuple[int, float, int]:
-    """Return the time, its percentage of `total`, and the count."""
-    return group.time_ns, share(group.time_ns, total), group.count
-
-
-def _name(kernels: KernelRows, code: int) -> str | None:
-    return kernels.trace.names[code] if code >= 0 else None
 
 
 def _stem(path: str) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from stagespan.pages.amounts import counted, in_words, listed
 from stagespan.pages.result import Evidence, Finding, Gain, Thresholds, of_size, share, shortened
+from stagespan.trace.derived.compile_events import runs_compiled
 from stagespan.trace.derived.gains import gain_of_rows
 from stagespan.trace.derived.gaps import QUIET_NS
 from stagespan.trace.derived.idle_causes import loads_data
@@ -44,7 +45,6 @@ _AROUND_COPIES = re.compile(
 )
 _READS_ONE = re.compile(r"^aten::(?:item|_local_scalar_dense|is_nonzero)$")
 _CHOOSES_ONE = re.compile(r"^aten::(?:select|slice|index|unbind|squeeze|as_strided|view)$")
-_COMPILED = re.compile(r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph")
 _NAMED = 3
 
 
@@ -130,8 +130,7 @@ class _Operators:
 
     def in_base(self, of: Rows) -> Rows:
         """Those that begin in the steps, or in the trace if it has no steps."""
-        begin = self.trace.events.begin_ns[self.rows[of]]
-        return of[(begin >= self.base.begin_ns) & (begin < self.base.end_ns)]
+        return of[self.base.contains(self.trace, self.rows[of])]
 
 
 @once
@@ -371,7 +370,7 @@ def _small(operators: _Operators, of: Rows) -> Finding | None:
 def _not_fused(operators: _Operators) -> Finding | None:
     """Return a finding if consecutive elementwise operators take much time."""
     trace = operators.trace
-    if operators.are(_COMPILED).any() or named(trace, _COMPILED).any():
+    if runs_compiled(trace):
         return None
     # Small operators and views between two others do not keep a compiler from fusing these.
     of = operators.in_base(operators.outer[~operators.is_small])

@@ -34,10 +34,10 @@ from stagespan.trace.derived.trees import (
     Tree,
     depth_first,
     paths_to,
-    sums,
     with_those_below,
 )
 from stagespan.trace.evidence import evidence
+from stagespan.trace.read.groups import sums
 from stagespan.trace.read.intervals import Cover, Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 

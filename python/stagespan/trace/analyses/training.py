@@ -190,10 +190,10 @@ def analyze(trace: Trace) -> Training | Unavailable:
     again = _recomputed(trace, forest, backward)
     outermost = _outermost(forest, again)
     rows, times = _work_in(trace, again, on_device)
-    inside = _in_base(trace, base, rows)
+    inside = base.contains(trace, rows)
     return Training(
         on_device=on_device,
-        recomputed=int(_in_base(trace, base, outermost).sum()),
+        recomputed=int(base.contains(trace, outermost).sum()),
         recomputed_ns=int(times[inside].sum()),
         optimizers=_optimizers(trace, base, np.flatnonzero(marks), on_device),
         base=base,
@@ -201,12 +201,6 @@ def analyze(trace: Trace) -> Training | Unavailable:
         rows=rows[inside],
         times_ns=times[inside],
     )
-
-
-def _in_base(trace: Trace, base: BaseWindow, rows: Rows) -> Mask:
-    begin = trace.events.begin_ns[rows]
-    found: Mask = (begin >= base.begin_ns) & (begin < base.end_ns)
-    return found
 
 
 def _forest(trace: Trace) -> Nesting | None:
@@ -279,7 +273,7 @@ def _optimizers(
     trace: Trace, base: BaseWindow, marks: Rows, on_device: bool
 ) -> list[OptimizerCalls]:
     """Return the methods of optimizers that were called in the base, the most time first."""
-    marks = marks[_in_base(trace, base, marks)]
+    marks = marks[base.contains(trace, marks)]
     events = trace.events
     host = host_operators(trace)
     if len(marks) == 0 or host is None:

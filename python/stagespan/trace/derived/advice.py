@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.compile_events import runs_compiled
 from stagespan.trace.derived.device import COPY, device_work
 from stagespan.trace.derived.gaps import NAMES, Gaps, IdleParts, graph_calls
 from stagespan.trace.derived.recording_cost import StackCost, stack_cost
@@ -17,9 +18,6 @@ from stagespan.trace.derived.threads import named
 from stagespan.trace.read.intervals import Cover, Numbers
 from stagespan.trace.read.model import Trace
 
-_COMPILED = re.compile(
-    r"^(?:Torch-Compiled Region|CompiledFunction|## Call CompiledFxGraph|CompiledFxGraph)"
-)
 _REGION = re.compile(r"^Torch-Compiled Region")
 _GENERATED = re.compile(r"torchinductor_|^## Call CompiledFxGraph")
 _ONE_PROCESS = re.compile(r"_SingleProcessDataLoaderIter")
@@ -48,7 +46,7 @@ class Facts:
     @cached_property
     def compiled(self) -> bool:
         """Whether compiled code ran."""
-        return any(_COMPILED.search(name) for name in self._trace.names)
+        return runs_compiled(self._trace)
 
     @cached_property
     def generated(self) -> bool:

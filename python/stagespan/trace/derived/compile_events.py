@@ -34,7 +34,7 @@ from stagespan.trace.derived.launch_sources import (
     forward_operators,
     values_at,
 )
-from stagespan.trace.derived.threads import ThreadIndex, named, processes
+from stagespan.trace.derived.threads import ThreadIndex, named, names_with, processes
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
@@ -54,9 +54,17 @@ SIGNS = re.compile(
     r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph| \(dynamo_timed\)$|^triton_"
 )
 """A trace without any of these names does not use torch.compile."""
+_RUNS = re.compile(
+    r"^(?:Torch-Compiled Region|CompiledFunction|## Call CompiledFxGraph|CompiledFxGraph)"
+)
 MOST_IN_JSON = 50
 _RESUMES = re.compile(r"^(.+\.py\(\d+\)): (?:torch_dynamo_)?resume_in_(.+)_at_\d+$")
 _OF_TORCH = re.compile(r"(?:^|/)torch/|^<built-in")
+
+
+def runs_compiled(trace: Trace) -> bool:
+    """Return whether code that torch.compile made ran."""
+    return bool(names_with(trace, _RUNS).any())
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,7 @@ def gain_of_rows(trace: Trace, rows: Rows, spared_ns: NDArray[Any], how: str) ->
     base = base_window(trace)
     if base is None:
         return None
-    begin = trace.events.begin_ns[rows]
-    inside = (begin >= base.begin_ns) & (begin < base.end_ns)
+    inside = base.contains(trace, rows)
     spared = Spared(rows[inside], np.maximum(spared_ns[inside], 0).astype(np.float64))
     time = min(round(float(spared.time_ns.sum())), base.whole_ns)
     return Gain(time, at_most=True, how=how, spared=spared) if time else None

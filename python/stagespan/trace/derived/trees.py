@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.derived.threads import Axis, threads
+from stagespan.trace.read.groups import sums
 from stagespan.trace.read.intervals import Edges, Numbers, Rows, exclusive, outermost_first
 from stagespan.trace.read.model import Trace
 
@@ -323,15 +324,6 @@ def with_those_below(parent: Rows, own: Numbers) -> Numbers:
         here = order[begin:end]
         np.add.at(total, parent[here], total[here])
     return total
-
-
-def sums(index: Rows, figure: Numbers, count: int) -> Numbers:
-    """Return sums of figures by index; figures of index -1 are left out."""
-    known = index >= 0
-    # Whole numbers below 2**53: doubles add them exactly.
-    total = np.bincount(index[known], weights=figure[known], minlength=count)
-    result: Numbers = total.astype(np.int64)
-    return result
 
 
 def tree_of(trace: Trace, rows: Rows) -> tuple[Tree, NDArray[np.int64], Numbers]:

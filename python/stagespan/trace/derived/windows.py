@@ -14,7 +14,7 @@ from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import Earlier, earlier_work, step_extents
 from stagespan.trace.evidence import window_of
-from stagespan.trace.read.intervals import Numbers, covered
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -60,6 +60,12 @@ class BaseWindow(Figures, frozen=True):
         if self.steps == 0:
             return "the trace"
         return "the step" if self.steps == 1 else f"the {self.steps:,} steps"
+
+    def contains(self, trace: Trace, rows: Rows) -> Mask:
+        """Return which of some events begin in the range."""
+        begin = trace.events.begin_ns[rows]
+        inside: Mask = (begin >= self.begin_ns) & (begin < self.end_ns)
+        return inside
 
     @property
     def whose(self) -> str:

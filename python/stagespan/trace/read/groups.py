@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.read.intervals import Numbers
+from stagespan.trace.read.intervals import Numbers, Rows
 
 _PART_ROWS = 1 << 16
 # A lookup table is used if it has at most one entry for each row, or this many.
@@ -74,18 +74,38 @@ def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
     return np.stack((firsts.values[at_first], seconds.values[at_second]), axis=1), index
 
 
+def distinct(column: Numbers, *others: Numbers) -> tuple[NDArray[np.int64], Numbers]:
+    """Return the different rows of some columns, ascending, and the index of each row's.
+
+    The first array has the shape (different rows, columns).
+    """
+    values = _Distinct(column)
+    keys, index = values.values[:, None], values.index(column)
+    for other in others:
+        different, index = pairs(index, other)
+        keys = np.column_stack((keys[different[:, 0]], different[:, 1]))
+    return keys, index
+
+
 # --- Sums over groups ---
+
+
+def sums(index: Rows, figure: Numbers, count: int) -> Numbers:
+    """Return sums of figures by index; figures of index -1 are left out."""
+    known = index >= 0
+    # Whole numbers below 2**53: doubles add them exactly.
+    total = np.bincount(index[known], weights=figure[known], minlength=count)
+    result: Numbers = total.astype(np.int64)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows with one code; times in ns."""
+    """Rows with one code."""
 
     code: int
     time_ns: int
     count: int
-    shortest_ns: int
-    longest_ns: int
 
     @property
     def mean_ns(self) -> float:
@@ -95,30 +115,8 @@ class RowGroup:
 
 def grouped(code: Numbers, time_ns: Numbers) -> list[RowGroup]:
     """Return one group for each code, the most time first; of equal ones, the lower code."""
-    if len(code) == 0:
-        return []
-    order = np.argsort(code, kind="stable")
-    code, time_ns = code[order], time_ns[order]
-    firsts = np.flatnonzero(np.concatenate(([True], code[1:] != code[:-1])))
-    columns = (
-        code[firsts],
-        np.add.reduceat(time_ns, firsts),
-        np.diff(np.append(firsts, len(code))),
-        np.minimum.reduceat(time_ns, firsts),
-        np.maximum.reduceat(time_ns, firsts),
-    )
-    by_time = np.lexsort((columns[0], -columns[1]))
+    codes, index = distinct(code)
+    time = sums(index, time_ns, len(codes))
+    columns = (codes[:, 0], time, np.bincount(index, minlength=len(codes)))
+    by_time = np.argsort(-time, kind="stable")
     return [RowGroup(*row) for row in zip(*(c[by_time].tolist() for c in columns), strict=True)]
-
-
-def prevailing(code: Numbers, other: Numbers, time_ns: Numbers) -> dict[int, int]:
-    """Return, by code, the `other` code with most of its time; negative codes are unknown."""
-    known = other >= 0
-    code, other, time_ns = code[known], other[known], time_ns[known]
-    if len(code) == 0:
-        return {}
-    size = int(other.max()) + 1
-    best: dict[int, int] = {}
-    for group in grouped(code * size + other, time_ns):
-        best.setdefault(group.code // size, group.code % size)
-    return best

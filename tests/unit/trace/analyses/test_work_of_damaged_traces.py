@@ -81,4 +81,4 @@ def test_damage_gives_no_traceback_and_no_wrong_sum(seed: int, tmp_path: Path) -
         assert all(len(row) == len(t.columns) for t in result.tables() for row in t.rows)
     kernels = analysis.results["kernels"]
     if isinstance(kernels, Kernels):
-        assert sum(group.time_ns for group in kernels.work.by_kind()) == kernels.work.total_ns
+        assert sum(row.time_ns for row in kernels.figures().by_kind) == kernels.work.total_ns

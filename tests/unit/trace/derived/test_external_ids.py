@@ -66,7 +66,7 @@ def written(events: list[dict[str, Any]], folder: Path, name: str = "trace.json"
 def operators_of(trace: Trace) -> dict[str, str | None]:
     found = kernels.analyze(trace)
     assert isinstance(found, Kernels)
-    return {each.name: each.operator for each in found.figures().top}
+    return {each.kernel: each.operator for each in found.figures().top}
 
 
 def test_calls_and_work_are_joined_in_order(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from properties import examples
-from stagespan.trace.read.groups import grouped, pairs, prevailing
+from stagespan.trace.read.groups import RowGroup, distinct, grouped, pairs
 
 # Near and far apart: `pairs` looks up the former in a table, and sorts the latter.
 _VALUES = st.integers(-3, 3) | st.integers(-(2**40), 2**40) | st.sampled_from([-(2**63), 2**63 - 1])
@@ -31,11 +31,15 @@ def test_pairs_of_narrow_columns() -> None:
     assert index.tolist() == [0, 1, 0]
 
 
-def test_groups_and_what_prevails_in_them() -> None:
-    code, other = np.array([5, 3, 5, 3, 5]), np.array([1, 0, 2, -1, 2])
-    time = np.array([10, 7, 6, 100, 5])
-    rows = [(g.code, g.time_ns, g.count, g.shortest_ns, g.longest_ns) for g in grouped(code, time)]
-    assert rows == [(3, 107, 2, 7, 100), (5, 21, 3, 5, 10)]
-    assert prevailing(code, other, time) == {3: 0, 5: 2}
+@given(st.lists(st.tuples(_VALUES, _VALUES, _VALUES), max_size=12))
+def test_distinct_rows_of_three_columns(rows: list[tuple[int, int, int]]) -> None:
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    keys, index = distinct(*columns.T)
+    assert [tuple(key) for key in keys.tolist()] == sorted(set(rows))
+    assert np.array_equal(keys[index], columns)
+
+
+def test_groups() -> None:
+    code, time = np.array([5, 3, 5, 3, 5]), np.array([10, 7, 6, 100, 5])
+    assert grouped(code, time) == [RowGroup(3, 107, 2), RowGroup(5, 21, 3)]
     assert grouped(code[:0], time[:0]) == []
-    assert prevailing(code[:0], other[:0], time[:0]) == {}
