@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -29,6 +28,7 @@ from stagespan.trace.derived.device import device_work, launch_of, streams
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.kernel_kinds import ATTENTION, kind_of
 from stagespan.trace.derived.launch_sources import launch_sources
+from stagespan.trace.derived.modules import MODULE, class_of_module, module_calls
 from stagespan.trace.derived.step_ranges import (
     Repeat,
     StepRanges,
@@ -37,19 +37,16 @@ from stagespan.trace.derived.step_ranges import (
     step_ranges,
     trains,
 )
-from stagespan.trace.derived.threads import named, threads, threads_of
+from stagespan.trace.derived.threads import named, outermost, threads
 from stagespan.trace.derived.trees import (
     Paths,
-    Tree,
     depth_first,
     levels,
     paths_to,
-    sums,
-    tree_of,
     with_those_below,
 )
 from stagespan.trace.evidence import window_of
-from stagespan.trace.read.groups import pairs
+from stagespan.trace.read.groups import pairs, sums
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import operators_of
@@ -139,7 +136,7 @@ class Layers(StructResult, frozen=True):
                     f" call. The median of its {module.instances:,} instances"
                     f" ({shortened(' / '.join(module.path), 80)}) is {in_words(median, 'ns')}."
                 )
-                shown = Evidence(f"nn.Module: {module.slowest}", None, most, "ns")
+                shown = Evidence(f"{MODULE}{module.slowest}", None, most, "ns")
                 found.append(
                     Finding(
                         "low",
@@ -367,19 +364,10 @@ def _outermost(trace: Trace) -> Rows:
         return rows
     _, thread = threads(trace, rows)
     rows = rows[thread == np.argmax(np.bincount(thread))]
-    rows = rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
-    reach = np.maximum.accumulate(events.end_ns[rows])
-    outer: Rows = rows[np.concatenate(([True], events.begin_ns[rows][1:] >= reach[:-1]))]
-    return outer
+    return outermost(trace, rows)
 
 
 # --- Modules that the profiler recorded ---
-
-
-_MODULE = re.compile(r"^nn\.Module: ")
-
-
-_CLASS = re.compile(r"^nn\.Module: (.+?)(?:_\d+)?$")
 
 
 class Module(Figures, frozen=True):
@@ -421,14 +409,10 @@ class Modules:
 
 def modules_of(trace: Trace) -> Modules | None:
     """Sum up the modules' calls; None if the trace has none."""
-    hosts = operators_of(trace)
-    events = hosts.events
-    rows = np.flatnonzero(
-        hosts.rows_of(["python_function"]) & named(hosts, _MODULE) & (events.dur_ns > 0)
-    )
-    if len(rows) == 0:
+    calls = module_calls(operators_of(trace))
+    if calls is None:
         return None
-    tree, owners, thread = tree_of(hosts, rows)
+    events, rows, tree = calls.trace.events, calls.rows, calls.tree
     codes, instance = np.unique(events.name[rows], return_inverse=True)
     instance = instance.reshape(-1).astype(np.int64)
     classes = [class_of_module(trace.names[code]) or trace.names[code] for code in codes]
@@ -447,10 +431,10 @@ def modules_of(trace: Trace) -> Modules | None:
         if captured is not None:
             sources, forwards = [captured.call, *sources], captured.forward_or(found_by)
         for at in sources:
-            forward = np.where(forward >= 0, forward, _at(hosts, tree, owners, at))
-        backward = np.where(forward < 0, _at(hosts, tree, owners, forwards), -1)
+            forward = np.where(forward >= 0, forward, calls.around(at))
+        backward = np.where(forward < 0, calls.around(forwards), -1)
         if captured is not None:
-            times = _replays(tree, forward, captured.launch)
+            times = _replays(tree.parent, forward, captured.launch)
     on_device = len(device) > 0
     own = _by_node(paths, forward, durations)
     counts = paths.inclusive(_by_node(paths, forward, np.ones_like(durations)))
@@ -464,7 +448,7 @@ def modules_of(trace: Trace) -> Modules | None:
     separate = ~paths.folded
     spread = _spread(paths.node[separate], instance[separate], of_call[separate], len(codes))
     host = paths.sums(np.where(separate, host_ns, 0))
-    own_ns = exclusive(events.begin_ns[rows], events.end_ns[rows], thread)
+    own_ns = exclusive(events.begin_ns[rows], events.end_ns[rows], calls.thread)
     host_own = paths.sums(np.where(rows < len(trace.events), own_ns, 0))
     counted = sums(paths.node[separate], times[separate], len(paths))
     words = list(number)
@@ -484,7 +468,7 @@ def modules_of(trace: Trace) -> Modules | None:
                 launched=int(counts[node]) if on_device else None,
                 backward_ns=int(behind[node]) if on_device else None,
                 call_ns=call_ns,
-                slowest=trace.names[codes[slowest]][len("nn.Module: ") :],
+                slowest=trace.names[codes[slowest]].removeprefix(MODULE),
             )
         )
     outside = (forward < 0) & (backward < 0)
@@ -499,23 +483,7 @@ def modules_of(trace: Trace) -> Modules | None:
     )
 
 
-def class_of_module(name: str) -> str | None:
-    """Return the class of a module's call, such as "Linear" of "nn.Module: Linear_3"; or None."""
-    found = _CLASS.match(name)
-    return found[1] if found else None
-
-
-def _at(trace: Trace, tree: Tree, owners: NDArray[np.int64], rows: Rows) -> Rows:
-    """Return the module call in which each event (-1 for none) begins, or -1."""
-    found = np.full(len(rows), -1, dtype=np.intp)
-    known = rows >= 0
-    if known.any():
-        begin_ns = trace.events.begin_ns[rows[known]]
-        found[known] = tree.at(threads_of(owners, trace, rows[known]), begin_ns)
-    return found
-
-
-def _replays(tree: Tree, call: Rows, launch: Numbers) -> Numbers:
+def _replays(parent: Rows, call: Rows, launch: Numbers) -> Numbers:
     """Return how often the work of each module call ran: once, or for each launch of its graph.
 
     `call` is the module call that launched each event of the device, or -1, and `launch` the number
@@ -523,12 +491,12 @@ def _replays(tree: Tree, call: Rows, launch: Numbers) -> Numbers:
     """
     known = np.flatnonzero((call >= 0) & (launch > 0))
     different, _ = pairs(call[known].astype(np.int64), launch[known])
-    times = np.bincount(different[:, 0], minlength=len(tree.parent))
+    times = np.bincount(different[:, 0], minlength=len(parent))
     # A module call contains those inside it, which ran as often.
-    level = levels(tree.parent)
+    level = levels(parent)
     for depth in range(int(level.max()), 0, -1):
         here = np.flatnonzero(level == depth)
-        np.maximum.at(times, tree.parent[here], times[here])
+        np.maximum.at(times, parent[here], times[here])
     result: Numbers = np.maximum(times, 1)
     return result
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from stagespan.pages.amounts import in_words
 from stagespan.pages.figures import Count, Figures, Internal, Ns
 from stagespan.pages.result import StructResult, Table, Unavailable, share, shortened
-from stagespan.trace.analyses.layers import class_of_module
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.idle_causes import GRAPH_LAUNCHES
+from stagespan.trace.derived.modules import class_of_module
 from stagespan.trace.derived.step_ranges import FRAMEWORK, PROFILER_STEP
-from stagespan.trace.derived.threads import names_with, threads
+from stagespan.trace.derived.threads import names_with, outermost, threads
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
@@ -98,7 +98,8 @@ def _repeated(trace: Trace, base: BaseWindow) -> list[RepeatedCall]:
     if len(rows) == 0:
         return []
     device = device_work(trace).rows
-    device = device[(events.begin_ns[device] >= base.begin_ns) & inside[device]]
+    device = device[base.contains(trace, device)]
+    all_ns = int(events.dur_ns[device].sum())
     calls = launch_of(trace, device)
     device, calls = device[calls >= 0], calls[calls >= 0]
     _, thread = threads(trace, np.concatenate((calls, rows)))
@@ -108,7 +109,6 @@ def _repeated(trace: Trace, base: BaseWindow) -> list[RepeatedCall]:
     device, calls = device[on_main], calls[on_main]
     mine = thread[len(calls) + int((~on_main).sum()) :] == main
     rows, codes = rows[mine], codes[mine]
-    all_ns = int(events.dur_ns[device_work(trace).rows][_within(trace, base)].sum())
     whole = all_ns or base.whole_ns
     steps = base.steps
     found = []
@@ -116,7 +116,7 @@ def _repeated(trace: Trace, base: BaseWindow) -> list[RepeatedCall]:
     order = sorted(range(len(names)), key=lambda at: -int(events.dur_ns[rows[groups[at]]].sum()))
     for at in order[:_MOST_NAMES]:
         some = rows[groups[at]]
-        some = _outer(trace, some) if len(some) > 1 else some
+        some = outermost(trace, some)
         if len(some) < 2 or (steps and len(some) < 2 * steps):
             continue
         length, total = _times(trace, some, device, calls) if all_ns else _on_host(trace, some)
@@ -134,12 +134,6 @@ def _repeated(trace: Trace, base: BaseWindow) -> list[RepeatedCall]:
         )
     # Of calls with the same work, the outer ones are fewer.
     return sorted(found, key=lambda each: (-round(each.percent), each.calls))[:_SHOWN]
-
-
-def _within(trace: Trace, base: BaseWindow) -> Mask:
-    begin = trace.events.begin_ns[device_work(trace).rows]
-    found: Mask = (begin >= base.begin_ns) & (begin < base.end_ns)
-    return found
 
 
 def _candidates(trace: Trace, inside: Mask) -> tuple[Rows, NDArray[np.int64], list[str]]:
@@ -164,15 +158,6 @@ def _candidates(trace: Trace, inside: Mask) -> tuple[Rows, NDArray[np.int64], li
         word = class_of_module(name) or (_DIGITS.sub("#", name) if is_mark else name)
         number_of[at] = numbers.setdefault(word, len(numbers))
     return rows, number_of[of_kind.reshape(-1)], list(numbers)
-
-
-def _outer(trace: Trace, rows: Rows) -> Rows:
-    """Return the calls that are not within an earlier one, by begin."""
-    events = trace.events
-    rows = rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
-    reach = np.maximum.accumulate(events.end_ns[rows])
-    outer: Rows = rows[np.concatenate(([True], events.begin_ns[rows][1:] >= reach[:-1]))]
-    return outer
 
 
 def _times(trace: Trace, rows: Rows, device: Rows, calls: Rows) -> tuple[Numbers, int]:

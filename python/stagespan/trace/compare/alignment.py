@@ -26,6 +26,7 @@ from stagespan.trace.compare.reasons import Overlap
 from stagespan.trace.derived.call_site import call_sites
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, device_work
 from stagespan.trace.derived.launch_sources import launch_sources, stage_marks
+from stagespan.trace.derived.modules import class_of_module
 from stagespan.trace.derived.step_ranges import FRAMEWORK, PROFILER_STEP
 from stagespan.trace.derived.windows import Windows, steps_of, whole
 from stagespan.trace.read.intervals import Cover, Numbers, Rows
@@ -101,7 +102,6 @@ def _place(cell: CostCell, cells: Cells) -> object:
 # --- Whether two traces show the same program ---
 
 
-_MODULE = re.compile(r"^nn\.Module: (.+?)(?:_\d+)?$")
 _DIGITS = re.compile(r"\d+")
 # The least fractions of common work, weighted by calls. One model in two sizes, or two models of
 # one size, have kernels or weights in common, but not their input shapes.
@@ -198,8 +198,8 @@ def _parts(trace: Trace) -> set[str]:
     """Return the user's stages, without numbers, and the classes of modules."""
     stages = {trace.names[code] for code, _ in _counts(trace.events.name[stage_marks(trace)])}
     own = {_DIGITS.sub("#", name) for name in stages if FRAMEWORK.match(name) is None}
-    modules = {found[1] for name in trace.names if (found := _MODULE.match(name)) is not None}
-    return own | modules
+    classes = map(class_of_module, trace.names)
+    return own | {name for name in classes if name is not None}
 
 
 def _counts(codes: Numbers | NDArray[np.int32]) -> list[tuple[int, int]]:

@@ -35,12 +35,14 @@ from stagespan.trace.derived.launch_sources import (
     stages_around,
     values_at,
 )
+from stagespan.trace.derived.modules import MODULE, module_calls
 from stagespan.trace.derived.step_ranges import step_begins, step_ranges
-from stagespan.trace.derived.threads import ThreadIndex, named, threads
-from stagespan.trace.derived.trees import Nesting, Paths, first_around
+from stagespan.trace.derived.threads import named, threads
+from stagespan.trace.derived.trees import Paths, first_around
 from stagespan.trace.derived.windows import Windows
 from stagespan.trace.rates.collectives import argument_of
-from stagespan.trace.read.intervals import Cover, Numbers, Rows, exclusive
+from stagespan.trace.read.groups import distinct, sums
+from stagespan.trace.read.intervals import Cover, Numbers, Rows, exclusive, minus
 from stagespan.trace.read.model import Trace
 
 DONE = "device_done"
@@ -80,31 +82,14 @@ def attribute(trace: Trace, windows: Windows) -> Attribution:
         begin, end = events.begin_ns[rows[mine]], events.end_ns[rows[mine]]
         reach = np.concatenate((begin[:1], np.maximum.accumulate(end)[:-1]))
         time[mine] = free.within(np.maximum(begin, reach), end)
-        free = _less(free, Cover(begin, end))
+        taken = Cover(begin, end)
+        free = Cover(*minus((free.begin, free.end), (taken.begin, taken.end)))
     inside = Cover(windows.begin_ns, windows.end_ns).within(
         events.begin_ns[rows], events.begin_ns[rows] + 1
     )
     return Attribution(
         rows, launch_of(trace, rows), kind, time, inside > 0, _idle(trace, windows, free)
     )
-
-
-def _less(cover: Cover, other: Cover) -> Cover:
-    """Return the parts of `cover` that are not in `other`."""
-    if len(cover.begin) == 0 or len(other.begin) == 0:
-        return cover
-    # The result is the intersection of `cover` with the gaps between the intervals of `other`.
-    low = min(int(cover.begin[0]), int(other.begin[0])) - 1
-    high = max(int(cover.end[-1]), int(other.end[-1])) + 1
-    begin = np.concatenate(([low], other.end))
-    end = np.concatenate((other.begin, [high]))
-    edges = np.unique(np.concatenate((cover.begin, cover.end, begin, end)))
-    middle_begin, middle_end = edges[:-1], edges[1:]
-    hole = Cover(begin, end)
-    kept = (cover.within(middle_begin, middle_end) > 0) & (
-        hole.within(middle_begin, middle_end) > 0
-    )
-    return Cover(middle_begin[kept], middle_end[kept])
 
 
 def _idle(trace: Trace, windows: Windows, free: Cover) -> dict[str, int]:
@@ -177,7 +162,6 @@ def apportioned(parts: Numbers, numerator: int, denominator: int) -> Numbers:
 # --- The structure of the program ---
 
 
-_MODULE = "nn.Module: "
 _BETWEEN = " / "
 # `hcom_allReduce__586_0_1` is number 0 of group 586. The group's number differs in each run.
 _ASCEND_COLLECTIVE = re.compile(r"^(hcom_[A-Za-z]+)__\d+_\d+_\d+$")
@@ -226,21 +210,12 @@ class Structure:
 
     def layers(self, calls: Rows) -> Labels:
         """The modules around each call, if the trace has Python stacks."""
-        trace = self.trace
-        is_module = np.array([name.startswith(_MODULE) for name in trace.names] + [False])
-        rows = np.flatnonzero(is_module[trace.events.name] & trace.rows_of(["python_function"]))
-        names = [name.removeprefix(_MODULE) for name in trace.names]
-        return self._paths(rows, calls, names)
-
-    def launching(self, rows: Rows) -> Rows:
-        """The innermost operator that launched each device event, or -1."""
-        found = launch_sources(self.trace, rows)
-        return np.full(len(rows), -1) if found is None else found.operator
-
-    def origins(self, found: Attribution) -> Rows:
-        """The host event whose stage counts for each device event, or -1."""
-        sources = launch_sources(self.trace, found.rows)
-        return found.calls if sources is None else sources.origin
+        modules = module_calls(self.trace)
+        if modules is None:
+            return Labels([""], np.zeros(len(calls), dtype=np.int64))
+        names = [name.removeprefix(MODULE) for name in self.trace.names]
+        texts, node = self._spelled(modules.rows, modules.tree.parent, names)
+        return Labels(texts, values_at(node, modules.around(calls)) + 1)
 
     def shapes(self, operators: Rows) -> Labels:
         """The shapes of the inputs of operators (-1 for none), as in the trace."""
@@ -253,19 +228,6 @@ class Structure:
         names = [_ASCEND_COLLECTIVE.sub(r"\1", name) for name in self.trace.names]
         codes = np.where(rows >= 0, self.trace.events.name[rows], len(names))
         return Labels([*names, ""], codes.astype(np.int64))
-
-    def _paths(self, rows: Rows, calls: Rows, names: list[str]) -> Labels:
-        """The names of those of `rows` around each call, from the outermost to the innermost."""
-        trace, codes = self.trace, np.zeros(len(calls), dtype=np.int64)
-        known = np.flatnonzero(calls >= 0)
-        index = ThreadIndex(trace, rows, calls[known])
-        if len(rows) == 0 or len(known) == 0 or not index.fits:
-            return Labels([""], codes)
-        nesting = Nesting.of(trace, index.axis, rows, index.of[0])
-        found = nesting.at(index.axis.place(index.of[1], trace.events.begin_ns[calls[known]]))
-        texts, node = self._spelled(nesting.rows, nesting.parent, names)
-        codes[known] = values_at(node, found) + 1
-        return Labels(texts, codes)
 
     def _spelled(self, rows: Rows, parent: Rows, names: list[str]) -> tuple[list[str], Rows]:
         """The paths of names in a tree of `rows`, preceded by "", and the path of each row."""
@@ -329,10 +291,11 @@ def device_cells(
     """
     found = attribute(trace, windows)
     structure = Structure(trace)
-    operators = structure.launching(found.rows)
+    sources = launch_sources(trace, found.rows)
+    operators = np.full(len(found.rows), -1) if sources is None else sources.operator
     columns = [
         Labels([], found.kind.astype(np.int64)),
-        structure.stages(structure.origins(found), written),
+        structure.stages(found.calls if sources is None else sources.origin, written),
         structure.layers(found.calls),
         structure.names_of(operators),
         structure.names_of(found.rows),
@@ -398,26 +361,16 @@ def _grouped(
     cell_of: Callable[[int, list[str]], CostCell],
 ) -> tuple[dict[CostCell, int], dict[CostCell, int]]:
     """Times and counts of `rows` by cell; the first column's codes are kinds."""
-    if len(rows) == 0:
-        return {}, {}
-    code = columns[0].codes[rows]
-    for column in columns[1:]:
-        # Codes are made dense each time, so that their product fits 64 bits.
-        _, code = np.unique(code * len(column.texts) + column.codes[rows], return_inverse=True)
-        code = code.reshape(-1).astype(np.int64)
-    _, first = np.unique(code, return_index=True)
-    order = np.argsort(code, kind="stable")
-    starts = np.searchsorted(code[order], np.arange(len(first)))
-    sums = np.add.reduceat(time_ns[rows][order], starts)
-    counts = np.add.reduceat(counted[rows][order].astype(np.int64), starts)
+    keys, group = distinct(*(column.codes[rows] for column in columns))
+    sums_ns = sums(group, time_ns[rows], len(keys)).tolist()
+    counts = sums(group, counted[rows].astype(np.int64), len(keys)).tolist()
     times: dict[CostCell, int] = {}
     numbers: dict[CostCell, int] = {}
-    for number, at in enumerate(first.tolist()):
-        row = rows[at]
-        texts = [column.texts[int(column.codes[row])] for column in columns[1:]]
-        cell = cell_of(int(columns[0].codes[row]), texts)
-        times[cell] = times.get(cell, 0) + int(sums[number])
-        numbers[cell] = numbers.get(cell, 0) + int(counts[number])
+    for (kind, *codes), time, number in zip(keys.tolist(), sums_ns, counts, strict=True):
+        texts = [column.texts[code] for column, code in zip(columns[1:], codes, strict=True)]
+        cell = cell_of(kind, texts)
+        times[cell] = times.get(cell, 0) + time
+        numbers[cell] = numbers.get(cell, 0) + number
     return times, numbers
 
 

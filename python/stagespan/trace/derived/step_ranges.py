@@ -20,7 +20,7 @@ from stagespan.trace.derived.chains import passes_nothing_on
 from stagespan.trace.derived.device import COMPUTE, device_work, launch_of, launches, streams
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
-from stagespan.trace.derived.threads import named, threads
+from stagespan.trace.derived.threads import named, outermost, threads
 from stagespan.trace.derived.trees import tree_of
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
@@ -361,7 +361,7 @@ def _of_operators(trace: Trace) -> StepRanges | None:
     rows = _main_operators(trace)
     if len(rows) == 0:
         return None
-    outer = _outermost(trace, rows)
+    outer = outermost(trace, rows)
     repeat = longest_repeat(events.name[outer].astype(np.int64), _LEAST, _LEAST_BLOCK)
     if repeat is None:
         return None
@@ -389,20 +389,13 @@ def _of_calls(trace: Trace) -> StepRanges | None:
     rows = _main_operators(trace)
     if len(rows) == 0 or len(device_work(trace).rows):
         return None
-    outer = _outermost(trace, rows)
+    outer = outermost(trace, rows)
     repeat = longest_repeat(trace.events.name[outer].astype(np.int64), _LEAST)
     if repeat is None or repeat.length * repeat.times < len(outer):
         return None
     if not passes_nothing_on(trace, outer[: repeat.length]):
         return None
     return _repetitions(trace, outer, repeat)
-
-
-def _outermost(trace: Trace, rows: Rows) -> Rows:
-    """Return those of a thread's operators, by begin, that are not inside another one."""
-    reach = np.maximum.accumulate(trace.events.end_ns[rows])
-    outer: Rows = rows[np.concatenate(([True], trace.events.begin_ns[rows][1:] >= reach[:-1]))]
-    return outer
 
 
 def _repetitions(trace: Trace, outer: Rows, repeat: Repeat) -> StepRanges:

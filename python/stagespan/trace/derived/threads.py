@@ -97,6 +97,15 @@ class TimeIndex:
         return np.sort(rows[found]).astype(np.intp)
 
 
+def outermost(trace: Trace, rows: Rows) -> Rows:
+    """Return those of a thread's events that are not within an earlier one, by begin."""
+    events = trace.events
+    rows = rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
+    reach = np.maximum.accumulate(events.end_ns[rows])
+    outer: Rows = rows[np.append(-FARTHEST, reach)[: len(rows)] <= events.begin_ns[rows]]
+    return outer
+
+
 def named(trace: Trace, pattern: Pattern[str], rows: Rows | None = None) -> Mask:
     """Return which rows, by default all events, have a name that contains the pattern."""
     name = trace.events.name if rows is None else trace.events.name[rows]
