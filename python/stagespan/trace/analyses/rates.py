@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,9 +39,11 @@ from stagespan.trace.derived.missing import (
     needs_operators,
     unrecorded_device,
 )
-from stagespan.trace.derived.threads import ThreadIndex, named
+from stagespan.trace.derived.modules import class_of_module, module_calls
+from stagespan.trace.derived.threads import ThreadIndex
 from stagespan.trace.derived.trees import Nesting, with_those_below
 from stagespan.trace.derived.windows import BaseWindow, base_window, steps_of
+from stagespan.trace.derived.work_table import Column, WorkTable
 from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.calls import Call, Cost, call_of, inputs_in_words
 from stagespan.trace.rates.costs import Unknown, cost_of, formula_of
@@ -67,12 +68,12 @@ from stagespan.trace.read.view import once
 
 _SHOWN = 15
 _WRITTEN = 50
-_MODULE = re.compile(r"^nn\.Module: ")
-_INSTANCE = re.compile(r"_\d+$")
 _DRAWN = 100
 # Percent of all work: with less in products that have no rate, the sum is almost complete.
 _MUCH_UNRATED = 5.0
-_MAY_BE_PRODUCTS = (MATMUL, CONVOLUTION, ATTENTION, MOE, TRITON)
+_MAY_BE_PRODUCTS = [
+    KIND_OF_CODE.index(kind) for kind in (MATMUL, CONVOLUTION, ATTENTION, MOE, TRITON)
+]
 _ARGUMENTS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 NO_SHAPES, GRAPH, NO_OPERATOR = "no_shapes", "device_graph", "no_operator"
 NO_FORMULA, UNKNOWN, COMMUNICATES, WRAPS = "no_formula", "unknown", "communication", "wrapper"
@@ -349,25 +350,25 @@ class _Kind:
     shape: str
 
 
+class _PartTime(Figures, frozen=True):
+    """The time of the calls of one kind in a part of the trace."""
+
+    part: str | None
+    kind: int
+    time_ns: Ns
+    calls: Count | None
+
+
 class _Found:
     """The calls of a trace: their times, their costs, and what is left out."""
 
     def __init__(self, trace: Trace, kernels: KernelRows, base: BaseWindow) -> None:
         self._trace, self._base = trace, base
         self._hosts = kernels.hosts
-        events = trace.events
-        begin = events.begin_ns[kernels.rows]
-        inside = np.flatnonzero((begin >= base.begin_ns) & (begin < base.end_ns))
-        self._on_device = kernels.on_device
-        self._rows, self._time = kernels.rows[inside], kernels.time_ns[inside]
-        self._name, self._stage = kernels.name[inside], kernels.stage[inside]
-        self._operator = kernels.operator[inside]
-        self._communicates = kernels.kind[inside] == KIND_OF_CODE.index(COMMUNICATION)
-        self._may_be_product = np.isin(
-            kernels.kind[inside], [KIND_OF_CODE.index(each) for each in _MAY_BE_PRODUCTS]
-        )
-        self._of_graph = kernels.without_shapes[inside]
-        self._call: Rows = np.where(self._of_graph, -1, kernels.call[inside])
+        self._kernels = work = kernels.of(base.contains(trace, kernels.rows))
+        self._on_device = work.on_device
+        self._rows, self._time = work.rows, work.time_ns
+        self._call: Rows = np.where(work.without_shapes, -1, work.call)
         self._kinds: list[_Kind] = []
         self._kind_of_call: dict[int, int] = {}
         self._find()
@@ -427,7 +428,7 @@ class _Found:
         of_kind = kind[np.searchsorted(called, call[known])]
         size = len(self._trace.names)
         found: dict[int, list[str]] = defaultdict(list)
-        for group in grouped(of_kind * size + self._name[known], self._time[known]):
+        for group in grouped(of_kind * size + self._kernels.name[known], self._time[known]):
             found[group.code // size].append(self._trace.names[group.code % size])
         return found
 
@@ -475,7 +476,12 @@ class _Found:
         self._of_row = of_row
         self._is_rated = rated[of_row] & ~np.isin(self._call, self._wraps)
         self._total = int(self._time.sum())
-        work = self._work(np.zeros(len(of_row), dtype=np.int64)).get(0, [])
+        # Each call belongs to the part of its first row.
+        rows = np.flatnonzero(self._is_rated)
+        _, first = np.unique(self._call[rows], return_index=True)
+        self._first_call = np.full(len(of_row), -1, dtype=np.intp)
+        self._first_call[rows[first]] = self._call[rows[first]]
+        work = [each for _, each in self._work()]
         devices = self._devices()
         whole = self._base.whole_ns * max(len(devices), 1)
         ideal = ideal_ns(work)
@@ -491,7 +497,7 @@ class _Found:
             by_kernel=self._parts(
                 (each.call.kernels[0], each) for each in work if each.call.kernels
             ),
-            by_stage=self._by_code(self._stage, self._trace.names),
+            by_stage=self._by(Column(self._kernels.stage, self._trace.names)),
             by_layer=self._by_layer(),
             by_step=self._by_step(),
             left_out=self._left_out(),
@@ -518,69 +524,39 @@ class _Found:
         )
 
     def _unrated_products_ns(self) -> int:
-        unrated = self._may_be_product & ~self._is_rated & ~np.isin(self._call, self._wraps)
+        may_be = np.isin(self._kernels.kind, _MAY_BE_PRODUCTS)
+        unrated = may_be & ~self._is_rated & ~np.isin(self._call, self._wraps)
         return int(self._time[unrated].sum())
 
-    def _work(self, part: Numbers) -> dict[int, list[Work]]:
-        """Return the work of each part by kind, the longest first; `part` has a code per row."""
-        rows = np.flatnonzero(self._is_rated)
-        if len(rows) == 0:
-            return {}
-        size = len(self._kinds)
-        code = part[rows] * size + self._of_row[rows]
-        # A call belongs to the part of its first row.
-        _, first = np.unique(self._call[rows], return_index=True)
-        counts = dict(zip(*np.unique(code[first], return_counts=True), strict=True))
-        peaks, found = self._peaks(), defaultdict(list)
-        for group in grouped(code, self._time[rows]):
-            at, number = divmod(group.code, size)
-            kind = self._kinds[number]
-            assert isinstance(kind.cost, Cost)
-            found[at].append(
-                Work(
-                    kind=number,
-                    call=kind.call,
-                    cost=kind.cost,
-                    time_ns=group.time_ns,
-                    calls=int(counts.get(group.code, 0)),
-                    peaks=peaks,
-                )
-            )
+    def _work(self, part: Column | None = None) -> list[tuple[str | None, Work]]:
+        """Return the work of each part by kind, with the part's name, the longest first."""
+        kind = Column(self._of_row)
+        table = WorkTable(self._time, self._first_call, {"part": part or kind, "kind": kind})
+        columns = ("kind",) if part is None else ("part", "kind")
+        peaks, found = self._peaks(), []
+        for row in table.by(_PartTime, *columns, where=self._is_rated):
+            made = self._kinds[row.kind]
+            assert isinstance(made.cost, Cost)
+            work = Work(row.kind, made.call, made.cost, row.time_ns, row.calls or 0, peaks)
+            found.append((row.part, work))
         return found
 
-    def _by_code(self, part: Numbers, names: list[str]) -> list[PartRate] | None:
-        if not (part >= 0).any():
-            return None
-        work = self._work(part + 1)
-        return self._parts(
-            (names[code - 1] if code else None, each)
-            for code, parts in work.items()
-            for each in parts
-        )
+    def _by(self, part: Column) -> list[PartRate] | None:
+        return self._parts(self._work(part)) if (part.codes >= 0).any() else None
 
     def _by_layer(self) -> list[PartRate] | None:
-        trace, called = self._hosts, self._events(self._called)
-        modules = np.flatnonzero(named(trace, _MODULE) & trace.rows_of(["python_function"]))
-        index = ThreadIndex(trace, modules, called)
-        if len(modules) == 0 or len(called) == 0 or not index.fits:
+        trace, modules = self._hosts, module_calls(self._hosts)
+        if modules is None:
             return None
-        forest = Nesting.of(trace, index.axis, modules, index.of[0])
-        at = forest.at(index.axis.place(index.of[1], trace.events.begin_ns[called]))
-        inside = at >= 0
-        own = trace.events.name[forest.rows[at]]
-        above = forest.parent[at]
-        around = np.where(above >= 0, trace.events.name[forest.rows[above]], np.int64(-1))
-        keys, of = pairs(around[inside], own[inside].astype(np.int64))
+        at = modules.around(np.where(self._call >= 0, self._events(self._call), -1))
+        above = modules.tree.parent[at]
+        around = np.where(above >= 0, trace.events.name[modules.rows[above]], np.int64(-1))
+        keys, layer = pairs(around, trace.events.name[modules.rows[at]].astype(np.int64))
         names = [
-            " > ".join(_class_of(trace.names[code]) for code in key if code >= 0)
+            " > ".join(str(class_of_module(trace.names[code])) for code in key if code >= 0)
             for key in keys.tolist()
         ]
-        layer = np.full(len(called), -1, dtype=np.int64)
-        layer[inside] = of
-        of_row = np.full(len(self._call), -1, dtype=np.int64)
-        known = self._call >= 0
-        of_row[known] = layer[np.searchsorted(self._called, self._call[known])]
-        return self._by_code(of_row, names)
+        return self._by(Column(np.where(at >= 0, layer, -1), names))
 
     def _by_step(self) -> list[PartRate] | None:
         steps = steps_of(self._trace)
@@ -589,7 +565,7 @@ class _Found:
         begin = self._trace.events.begin_ns[self._rows]
         at = np.searchsorted(steps.begin_ns, begin, side="right") - 1
         inside = (at >= 0) & (begin < steps.end_ns[at])
-        found = self._by_code(np.where(inside, at, -1), steps.names)
+        found = self._by(Column(np.where(inside, at, -1), steps.names))
         order = {name: number for number, name in enumerate(steps.names)}
         return sorted(found or [], key=lambda each: order.get(each.name or "", len(order)))
 
@@ -692,31 +668,20 @@ class _Found:
         whys = [_why(each) for each in self._kinds]
         others = (NO_OPERATOR, COMMUNICATES, GRAPH, WRAPS)
         whys += [(each, _WHY_LEFT_OUT[each]) for each in others]
-        count = len(self._kinds)
+        count, kernels = len(self._kinds), self._kernels
         why = np.where(self._of_row >= 0, self._of_row, count)
         why = np.where(np.isin(self._call, self._wraps), count + 3, why)
-        why = np.where(self._of_graph, count + 2, why)
-        why = np.where(self._communicates, count + 1, why)
+        why = np.where(kernels.without_shapes, count + 2, why)
+        why = np.where(kernels.kind == KIND_OF_CODE.index(COMMUNICATION), count + 1, why)
         distinct = {each: number for number, each in enumerate(dict.fromkeys(whys))}
         number = np.array([distinct[each] for each in whys])[why]
-        left = ~self._is_rated
-        code = (self._operator[left] + 1) * len(distinct) + number[left]
-        names = list(distinct)
-        found = []
-        for group in grouped(code, self._time[left]):
-            operator, at = divmod(group.code, len(distinct))
-            reason, detail = names[at]
-            found.append(
-                LeftOut(
-                    reason=reason,
-                    detail=detail,
-                    operator=self._trace.names[operator - 1] if operator else None,
-                    time_ns=group.time_ns,
-                    percent=share(group.time_ns, self._total),
-                    count=group.count,
-                )
-            )
-        return found
+        columns = {
+            "operator": Column(kernels.operator, self._trace.names),
+            "reason": Column(number, [reason for reason, _ in distinct]),
+            "detail": Column(number, [detail for _, detail in distinct]),
+        }
+        table = WorkTable(self._time, self._call, columns)
+        return table.by(LeftOut, "operator", "reason", "detail", where=~self._is_rated)
 
 
 class _Column:
@@ -732,11 +697,6 @@ class _Column:
 
     def text(self, code: int) -> str:
         return self._texts[code] if code >= 0 else ""
-
-
-def _class_of(module: str) -> str:
-    """Return the class in the name of a module's event: "nn.Module: Linear_3" is "Linear"."""
-    return _INSTANCE.sub("", _MODULE.sub("", module))
 
 
 def _point(rate: ShapeRate) -> tuple[str, float, float, float, list[str]]:
