@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stagespan.pages.result import Finding, Line, Result, Table, Unavailable
+from stagespan.pages.result import Block, Finding, Line, Result, Table, Unavailable, in_notebook
 from stagespan.pages.timeline import TimelineRow
+
+_NOTEBOOK_FINDINGS = 3
 
 
 class Words(NamedTuple):
@@ -87,6 +89,15 @@ class Page:
     def missing(self) -> list[str]:
         """Return a sentence about missing data and how to record it; [] if nothing is missing."""
         return []
+
+    def _repr_html_(self) -> str:
+        """Return the page for a notebook: its first screen and its first findings."""
+        head: list[Block] = [Line(f"{self.name()}: {self.summary()}", "strong")]
+        if (caveat := self.caveat()) is not None:
+            head.append(Line(caveat, "warning"))
+        head += [block for result in self.results.values() for block in result.head()]
+        findings = self.findings()[:_NOTEBOOK_FINDINGS]
+        return in_notebook([*head, *(Line(f"{each.severity}: {each.text}") for each in findings)])
 
     def window_ns(self) -> int:
         """Return the length of the timeline."""

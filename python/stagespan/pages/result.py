@@ -11,6 +11,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -391,6 +392,12 @@ class Result:
         """Return the figures as a dict for JSON, with times in microseconds."""
         return self.figures().to_dict()
 
+    def _repr_html_(self) -> str:
+        """Return the result for a notebook: its title, its first screen, or else its tables."""
+        title = self.title()
+        lines = [] if title is None else [Line(f"{title[0]}: {title[1]}", "strong")]
+        return in_notebook([*lines, *(self.head() or self.tables())])
+
 
 class StructResult(Figures, Result, frozen=True):
     """A result whose fields are its figures; fields that are `Internal` serve only its pages."""
@@ -563,3 +570,56 @@ def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[li
 def share(part: float, whole: float) -> float:
     """Return a part of a whole in percent; 0 if the whole is 0."""
     return 100.0 * part / whole if whole else 0.0
+
+
+_NOTEBOOK_ROWS = 12
+_NOTEBOOK_COLOURS = {
+    "computing": "#2f9e63",
+    "communicating": "#a44cc4",
+    "copying": "#2f7fd6",
+    "idle": "#e2674a",
+}
+_OTHER_COLOUR = "#9aa4b1"
+_BAR_WIDTH, _BAR_HEIGHT = 600, 18
+
+
+def in_notebook(blocks: Iterable[Block]) -> str:
+    """Return blocks as HTML for a notebook, in the colours of its own light or dark scheme."""
+    return "".join(map(_block_html, blocks))
+
+
+def _block_html(block: Block) -> str:
+    if isinstance(block, Line):
+        tag = "b" if block.style in ("strong", "warning") else "span"
+        return f"<p><{tag}>{escape(one_line(block.text))}</{tag}></p>"
+    if isinstance(block, Bar):
+        return _bar_html(block)
+    if isinstance(block, Changes):
+        columns = ((block.heading, ""), ("before", "ns"), ("after", "ns"))
+        block = Table("", columns, block.rows)
+    heads, rows = texts_of(block.selected(_NOTEBOOK_ROWS))
+    title = f"<caption>{escape(one_line(block.title))}</caption>" if block.title else ""
+    cells = ["".join(f"<th>{escape(head)}</th>" for head in heads)]
+    cells += ["".join(f"<td>{escape(one_line(cell))}</td>" for cell in row) for row in rows]
+    left_out = len(block.rows) - len(rows)
+    more = f"<p>and {left_out:,} more rows</p>" if left_out > 0 else ""
+    return f"<table>{title}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>{more}"
+
+
+def _bar_html(bar: Bar) -> str:
+    drawn, words, at = [], [], 0.0
+    for part in bar.parts:
+        width = part.time_ns / (bar.whole_ns or 1) * _BAR_WIDTH
+        colour = _NOTEBOOK_COLOURS.get(
+            part.colour, "#e2674a" if part.colour == "idle" else "#9aa4b1"
+        )
+        drawn.append(
+            f'<rect x="{at:.1f}" width="{width:.1f}" height="{_BAR_HEIGHT}" fill="{colour}"/>'
+        )
+        words.append(f"{part.name} {share(part.time_ns, bar.whole_ns):.1f} %")
+        at += width
+    label = escape(f"{bar.name}: {', '.join(words)}")
+    return (
+        f'<svg width="{_BAR_WIDTH}" height="{_BAR_HEIGHT}" role="img" aria-label="{label}">'
+        f"{''.join(drawn)}</svg><p>{label}</p>"
+    )
