@@ -20,19 +20,19 @@ from stagespan import _core, recording
 from stagespan.export.figures import (
     BOUNDS_NS,
     OTHER,
-    Figures,
+    Counts,
     Histogram,
     Names,
     figures_of,
     groups_of,
 )
 from stagespan.export.requests import Part, Taker
-from stagespan.export.totals import Process, Totals, resource_of
-from stagespan.export.traces import Requests, Rules
+from stagespan.export.totals import ReadProcess, Totals, resource_of
+from stagespan.export.traces import Pending, Rules
 from stagespan.recording import Recording
 
 
-def read(copy: Recording, ns_per_tick: float | None = None) -> Figures:
+def read(copy: Recording, ns_per_tick: float | None = None) -> Counts:
     rate = copy.snapshot().ns_per_tick if ns_per_tick is None else ns_per_tick
     return figures_of(copy, rate, Names(200), Names(100))
 
@@ -51,7 +51,7 @@ def test_readings_of_a_busy_process_never_exceed_what_it_has_recorded(folder: Pa
     )
     ready(process)
     assert process.stdin is not None
-    seen, rate = Figures({}, {}), None
+    seen, rate = Counts({}, {}), None
     for burst in range(1, 4):
         process.stdin.write("go\n")
         process.stdin.flush()
@@ -90,20 +90,20 @@ histograms = st.lists(
     st.integers(0, 10), min_size=len(BOUNDS_NS) + 1, max_size=len(BOUNDS_NS) + 1
 ).map(lambda counts: Histogram(list(accumulate(counts)), sum(counts)))
 parts = st.dictionaries(st.sampled_from("abc"), histograms).map(
-    lambda stages: Figures({"stage": stages}, {"work": {s: {"n": 1.5} for s in stages}})
+    lambda stages: Counts({"stage": stages}, {"work": {s: {"n": 1.5} for s in stages}})
 )
 
 
 @given(parts, parts)
-def test_what_is_added_is_what_remains_without_the_earlier_part(a: Figures, b: Figures) -> None:
-    both = Figures({}, {})
+def test_what_is_added_is_what_remains_without_the_earlier_part(a: Counts, b: Counts) -> None:
+    both = Counts({}, {})
     both.add(a)
     both.add(b)
     rest = both.without(a)
     for family, stage, histogram in b.histograms():
         assert rest.durations[family][stage] == histogram
     # THEN the higher of a part and the whole is the whole
-    a_then_both = Figures({}, {})
+    a_then_both = Counts({}, {})
     a_then_both.raise_to(a)
     a_then_both.raise_to(both)
     assert dict(a_then_both.durations.get("stage", {})) == dict(both.durations.get("stage", {}))
@@ -230,7 +230,7 @@ def test_a_recording_is_copied_again_when_something_was_recorded(folder: Path) -
     (path,) = folder.glob("*.stagespan")
     totals = Totals()
     with path.open("rb") as file:
-        of_process = Process(Recording(str(path), everything=False), file.fileno())
+        of_process = ReadProcess(Recording(str(path), everything=False), file.fileno())
 
         def read() -> Recording:
             copy = of_process.read(spans=False)
@@ -311,7 +311,7 @@ def test_a_process_with_more_requests_is_read_sooner(folder: Path) -> None:
     (path,) = folder.glob("*.stagespan")
     totals = Totals()
     with path.open("rb") as file:
-        of_process = Process(Recording(str(path), everything=False), file.fileno())
+        of_process = ReadProcess(Recording(str(path), everything=False), file.fileno())
 
         def pause_s(number: int) -> float:
             run(number)
@@ -359,7 +359,7 @@ def test_parts_wait_for_a_request_that_goes_on_for_long(folder: Path) -> None:
             found += Taker().parts(copy, resource_of(copy), ended)
         return found
 
-    requests = Requests(Rules(one_in=0, failed=True))
+    requests = Pending(Rules(one_in=0, failed=True))
     (of_worker,) = parts()
     trace = of_worker.segment["trace_id"]
     assert trace is not None
@@ -370,7 +370,7 @@ def test_parts_wait_for_a_request_that_goes_on_for_long(folder: Path) -> None:
     requests.add([one for one in both if one.is_root])
     ((*chosen,),) = requests.complete(set(), time.time_ns())
     assert [one.segment["status"] for one in chosen] == ["ok", "error"]
-    requests = Requests(Rules())
+    requests = Pending(Rules())
     requests.add([of_worker])
     assert requests.complete(set(), of_worker.end_ns + 5 * 10**9) == []
     assert requests.complete(set(), of_worker.end_ns + 15 * 10**9) == [[of_worker]]

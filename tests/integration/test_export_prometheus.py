@@ -35,7 +35,7 @@ from recorded_process import end, ready, start
 
 from stagespan import recording
 from stagespan.export.node import Node
-from stagespan.export.totals import Process, Totals
+from stagespan.export.totals import ReadProcess, Totals
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
@@ -507,7 +507,7 @@ def test_figures_that_cannot_be_added_spoil_no_others(
         ready(process)
     update = Totals.update
 
-    def failing(self: Totals, process: Process, *arguments: Any, **options: Any) -> None:
+    def failing(self: Totals, process: ReadProcess, *arguments: Any, **options: Any) -> None:
         if process.group.service == "bad":
             raise OverflowError("too large")
         update(self, process, *arguments, **options)

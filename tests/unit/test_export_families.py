@@ -17,7 +17,7 @@ from stagespan.export.families import (
     LABEL_SEPARATOR,
     Family,
 )
-from stagespan.export.figures import Figures
+from stagespan.export.figures import Counts
 from stagespan.export.totals import Gauges, Group
 
 IN_NO_PANEL = {"device", "unnamed"}
@@ -31,9 +31,9 @@ IN_NO_RULE = {
 GROUP = Group("svc", "default", "0")
 
 
-def everything() -> tuple[dict[Group, Figures], dict[str, int], Gauges]:
+def everything() -> tuple[dict[Group, Counts], dict[str, int], Gauges]:
     """Return totals, losses and gauges with a value in each family."""
-    figures = Figures({}, {})
+    figures = Counts({}, {})
     for family in HISTOGRAMS:
         figures.observe(family.key, LABEL_SEPARATOR.join(family.labels), 1000)
     for family in COUNTERS:

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from changed_json import VALUES, places, put
 from stagespan.errors import StagespanError
 from stagespan.export import state
-from stagespan.export.figures import Figures
+from stagespan.export.figures import Counts
 from stagespan.export.totals import Group
 
 GROUPS = [Group("svc", "default", ""), Group("train", "wan", "3")]
 
 
-def figures(of: int) -> Figures:
+def figures(of: int) -> Counts:
     """Return figures of a service."""
-    found = Figures({}, {})
+    found = Counts({}, {})
     for duration_ns in (1500, 2_000_000, 1 << 50):
         found.observe("stage", "decode", duration_ns * of)
     found.observe("handoff", "default\0tasks", 700)
@@ -37,7 +37,7 @@ def figures(of: int) -> Figures:
 def example() -> state.State:
     """Return the state of an exporter with two services and a live process."""
     process = state.SavedProcess(
-        "1-2-3", GROUPS[0], 1.0, 0, figures(3), Figures({}, {}), [1, 2, -9], [2]
+        "1-2-3", GROUPS[0], 1.0, 0, figures(3), Counts({}, {}), [1, 2, -9], [2]
     )
     return state.State(
         ["decode"],
@@ -254,10 +254,10 @@ def test_no_value_keeps_the_exporter_from_its_figures(data: st.DataObject) -> No
         assert found is not None
         totals = Totals()
         for group, one in found.retained:
-            totals.retained.setdefault(group, Figures({}, {})).add(one)
+            totals.retained.setdefault(group, Counts({}, {})).add(one)
             totals.retained[group].add(figures(1))
         for process in found.processes:
-            totals.retained.setdefault(process.group, Figures({}, {})).add(
+            totals.retained.setdefault(process.group, Counts({}, {})).add(
                 process.figures.without(process.given)
             )
         shown = prometheus.families(totals.sums([]), found.lost, totals.gauges([]), {})

@@ -14,7 +14,7 @@ class Family(NamedTuple):
     """A row of the table."""
 
     key: str
-    """Its name in `Figures` and in the file of totals, which must not change."""
+    """Its name in `Counts` and in the file of totals, which must not change."""
     otlp: str | None
     """Its name in OTLP; None if it is not sent."""
     help: str
@@ -43,7 +43,7 @@ class Family(NamedTuple):
         return self.key not in ("up", "unnamed")
 
     def values(self, text: str) -> list[str]:
-        """Return the values of the labels from the text that stands for them in `Figures`."""
+        """Return the values of the labels from the text that stands for them in `Counts`."""
         return text.split(LABEL_SEPARATOR) if len(self.labels) > 1 else [text]
 
 

@@ -57,7 +57,7 @@ class Histogram(msgspec.Struct, array_like=True):
         return Histogram(list(map(how, self.below, other.below)), how(self.sum_ns, other.sum_ns))
 
 
-class Figures(msgspec.Struct):
+class Counts(msgspec.Struct):
     """Sums of a process, or of several. All of them only rise."""
 
     durations: dict[str, dict[str, Histogram]] = {}
@@ -65,11 +65,11 @@ class Figures(msgspec.Struct):
     amounts: dict[str, dict[str, dict[str, float]]] = {}
     """By family, by stage or cause, and by unit."""
 
-    def add(self, other: Figures) -> None:
+    def add(self, other: Counts) -> None:
         """Add the figures of another process."""
         self._combine(other, _sum, lambda a, b: within_range(a + b))
 
-    def raise_to(self, later: Figures) -> None:
+    def raise_to(self, later: Counts) -> None:
         """Take the higher one of each pair of numbers.
 
         A reading of a process that runs may lack its latest spans, which an earlier one had.
@@ -78,7 +78,7 @@ class Figures(msgspec.Struct):
 
     def _combine(
         self,
-        other: Figures,
+        other: Counts,
         of_counts: Callable[[int, int], int],
         of_amounts: Callable[[float, float], float],
     ) -> None:
@@ -98,9 +98,9 @@ class Figures(msgspec.Struct):
         below = known.below[:first] + [number + 1 for number in known.below[first:]]
         mine[label] = Histogram(below, _sum(known.sum_ns, max(duration_ns, 0)))
 
-    def without(self, earlier: Figures) -> Figures:
+    def without(self, earlier: Counts) -> Counts:
         """Return what was added since an earlier state of the same figures."""
-        rest = Figures({}, {})
+        rest = Counts({}, {})
         for family, stage, histogram in self.histograms():
             before = earlier.durations.get(family, {}).get(stage)
             now = histogram.combined(before, operator.sub) if before else histogram
@@ -162,13 +162,13 @@ def groups_of(ns_per_tick: float) -> bytes:
     return bytes(bisect.bisect_right(BOUNDS_NS, middle) for middle in middles)
 
 
-def figures_of(recording: Recording, ns_per_tick: float, stages: Names, units: Names) -> Figures:
+def figures_of(recording: Recording, ns_per_tick: float, stages: Names, units: Names) -> Counts:
     """Return the figures of a recording.
 
     ``ns_per_tick`` must be the same for all readings of a process, because a bucket near a bound
     would otherwise move to the other side.
     """
-    found = Figures({}, {})
+    found = Counts({}, {})
     snapshot = recording.snapshot()
 
     def add(family: str, name: str, of: _core.Summary | _core.StageSummary, groups: bytes) -> None:

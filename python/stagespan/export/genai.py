@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from stagespan.export.families import HISTOGRAMS
-from stagespan.export.figures import Figures, Histogram
+from stagespan.export.figures import Counts, Histogram
 from stagespan.export.requests import Part
 from stagespan.export.totals import Group
 
@@ -55,7 +55,7 @@ def attributes_of(parts: Sequence[Part], operation: str) -> dict[str, str | int 
     return found
 
 
-def durations(figures: Figures, group: Group, operation: str) -> Iterator[Durations]:
+def durations(figures: Counts, group: Group, operation: str) -> Iterator[Durations]:
     """Yield the distributions of a group of processes."""
     for name, family in _METRICS.items():
         by_error: dict[str, Histogram] = {}

@@ -402,7 +402,7 @@ def recordings_of(parts: Iterable[_KeptPart]) -> list[RequestSource]:
     return [KeptRecording(list(of.values())) for of in groups.values()]
 
 
-class Kept(NamedTuple):
+class KeptRequests(NamedTuple):
     """The requests in folders."""
 
     recordings: list[RequestSource]
@@ -418,7 +418,7 @@ def is_kept(path: Path) -> bool:
 
 def read(
     places: Mapping[str, Path], slowest: int, id_: str | None = None, status: str | None = None
-) -> Kept:
+) -> KeptRequests:
     """Return the requests that exporters of any machines have kept in folders or single files.
 
     ``places`` are their paths, each with the name that the user gave it.
@@ -443,7 +443,7 @@ def read(
         lines += [(name, path) for path in of_lines]
         tables += [(name, path) for path in of_tables]
     if not tables:
-        return Kept(_recordings_in(", ".join(places), _parts_in(lines)), None)
+        return KeptRequests(_recordings_in(", ".join(places), _parts_in(lines)), None)
     if lines:
         raise StagespanError(
             f"There are requests as JSON lines in {lines[0][0]}, and as Parquet in "
@@ -453,7 +453,7 @@ def read(
     found = kept_parquet.select(first, [path for _, path in tables], slowest, id_, status)
     decoder = msgspec.json.Decoder(_KeptPart)
     parts = (decoder.decode(part) for part in found.parts)
-    return Kept(_recordings_in(", ".join(places), parts), found.total)
+    return KeptRequests(_recordings_in(", ".join(places), parts), found.total)
 
 
 def _recordings_in(place: str, parts: Iterable[_KeptPart]) -> list[RequestSource]:

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from stagespan import _core, settings
 from stagespan.errors import ShortageError, StagespanError
 from stagespan.export import descriptors, state
-from stagespan.export.figures import Figures, Names
+from stagespan.export.figures import Counts, Names
 from stagespan.export.requests import OBSERVED, UNREAD, Taker
-from stagespan.export.totals import MOST_STAGES, MOST_UNITS, Group, Process, Source, Totals
-from stagespan.export.traces import Requests, Rules
+from stagespan.export.totals import MOST_STAGES, MOST_UNITS, Exported, Group, ReadProcess, Totals
+from stagespan.export.traces import Pending, Rules
 from stagespan.process.files import is_shortage
 from stagespan.recording.finding import EXPORTER_FILE, recording_folders, recording_paths
 from stagespan.recording.reading import Recording, open_file
@@ -50,7 +50,7 @@ class _Leftover(NamedTuple):
     is_crash: bool
 
 
-class Node(Source):
+class Node(Exported):
     """The processes that record on this machine, and the totals of those that have ended.
 
     While this object exists, it holds a lock in each folder of recordings. Processes that end then
@@ -73,7 +73,7 @@ class Node(Source):
         Raises StagespanError if another exporter reads the same recordings, or if the folder of
         recordings cannot be read.
         """
-        super().__init__(Totals(None if rules is None else Requests(rules, awaited)))
+        super().__init__(Totals(None if rules is None else Pending(rules, awaited)))
         self._is_over = is_over
         self._locks: dict[str, int] = {}
         self._marks: dict[str, _Marks] = {}
@@ -217,7 +217,7 @@ class Node(Source):
         # A file in a folder can be opened again, because its process leaves it to the exporter.
         held = sum(one.handle >= 0 for one in self._processes.values())
         must_stay_open = path.startswith("/proc/") or held < self._most_open
-        process = Process(first, handle if must_stay_open else -1)
+        process = ReadProcess(first, handle if must_stay_open else -1)
         process.inode = inode
         self._totals.roles.learn(first)
         process.group = self._totals.admitted(process.group)
@@ -242,7 +242,7 @@ class Node(Source):
         _LOGGER.warning("%s", f"{first} {number} cannot be read either." if others else first)
         self._unwarned, self._warned_at = [], now
 
-    def _resume(self, process: Process) -> Process:
+    def _resume(self, process: ReadProcess) -> ReadProcess:
         saved = self._resumed.get(process.identity)
         if saved is not None:
             process.ns_per_tick, process.resets = saved.ns_per_tick, saved.resets
@@ -253,13 +253,13 @@ class Node(Source):
             for cause in UNREAD:
                 if cause in lost:
                     process.taker.missed[cause] = int(lost[cause].get("", 0))
-            process.observed = Figures(
+            process.observed = Counts(
                 {key: process.figures.durations.get(key, {}) for key in OBSERVED}, {}
             )
             del self._resumed[process.identity]
         return process
 
-    def _fold(self, process: Process) -> None:
+    def _fold(self, process: ReadProcess) -> None:
         """Add the figures of a process that has ended to the totals."""
         leftover = _leftover(process.latest, process.inode)
         self._totals.fold(process)
@@ -311,7 +311,7 @@ class Node(Source):
                 process.end()
         self._fold_ended()
 
-    def _give_up(self, process: Process, why: str, cause: str = "unreadable") -> None:
+    def _give_up(self, process: ReadProcess, why: str, cause: str = "unreadable") -> None:
         """Read a process no more, because its recording is damaged or gone."""
         self._lost[cause] += 1
         self._unwarned.append(why)
@@ -369,7 +369,7 @@ class Node(Source):
             return
         for saved in tuple(self._resumed.values()):
             rest = saved.figures.without(saved.given)
-            self._totals.retained.setdefault(saved.group, Figures({}, {})).add(rest)
+            self._totals.retained.setdefault(saved.group, Counts({}, {})).add(rest)
             del self._resumed[saved.identity]
             self._lost["recording"] += 1
 
@@ -422,7 +422,7 @@ class Node(Source):
         self._totals.stages = Names(MOST_STAGES, found.stages)
         self._totals.units = Names(MOST_UNITS, found.units)
         for group, figures in found.retained:
-            self._totals.retained.setdefault(group, Figures({}, {})).add(figures)
+            self._totals.retained.setdefault(group, Counts({}, {})).add(figures)
         self._totals.groups = dict.fromkeys(group for group, _ in found.retained)
         self._totals.groups.update(dict.fromkeys(one.group for one in found.processes))
         self._resumed = {one.identity: one for one in found.processes}
@@ -468,13 +468,13 @@ class Node(Source):
 
     # --- what is shown ----------------------------------------------------------------------------
 
-    def totals(self) -> dict[Group, Figures]:
+    def totals(self) -> dict[Group, Counts]:
         """Return the figures by group, of all processes that this exporter or others have read."""
         with self._lock:
             found = super().totals()
             for saved in self._resumed.values():
                 rest = saved.figures.without(saved.given)
-                found.setdefault(saved.group, Figures({}, {})).add(rest)
+                found.setdefault(saved.group, Counts({}, {})).add(rest)
             return found
 
     def lost(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ from stagespan.device.environment import version
 from stagespan.errors import StagespanError
 from stagespan.export import genai, otlp_deltas
 from stagespan.export.families import FAMILIES, Family
-from stagespan.export.figures import BOUNDS_NS, Figures, Histogram
+from stagespan.export.figures import BOUNDS_NS, Counts, Histogram
 from stagespan.export.otlp_sending import (
     CAUSES,
     LONGEST_END_S,
@@ -32,7 +32,7 @@ from stagespan.export.otlp_sending import (
 )
 from stagespan.export.own import Own
 from stagespan.export.requests import AWAITED_OTLP, Batch, Part, Resource
-from stagespan.export.totals import Gauges, Group, Series, Source
+from stagespan.export.totals import Exported, Gauges, Group, Series
 from stagespan.export.traces import Rules
 from stagespan.process import forks, termination
 from stagespan.recording.spans import Span
@@ -250,7 +250,7 @@ _BOUNDS_S = tuple(bound / 1e9 for bound in BOUNDS_NS)
 
 
 def metrics_of(
-    totals: dict[Group, Figures],
+    totals: dict[Group, Counts],
     lost: dict[str, int],
     gauges: Gauges,
     begin_ns: int,
@@ -268,7 +268,7 @@ def metrics_of(
     found = []
     open_groups = {group for group, _ in (*gauges.running, *gauges.waiting)} | {*gauges.oldest_ns}
     for group in dict.fromkeys((*totals, *sorted(open_groups))):
-        figures = totals.get(group) or Figures({}, {})
+        figures = totals.get(group) or Counts({}, {})
         attributes: dict[str, Any] = {
             "service.name": group.service,
             "host.name": host,  # several machines can have the same service
@@ -305,7 +305,7 @@ def _resource_metrics(
 
 
 def _metrics_of_group(
-    figures: Figures, gauges: dict[str, Series], group: Group, begin_ns: int, now_ns: int
+    figures: Counts, gauges: dict[str, Series], group: Group, begin_ns: int, now_ns: int
 ) -> list[points.Metric]:
     rows: dict[str, list[Any]] = {key: [] for key in FAMILIES}
     for key, label, histogram in figures.histograms():
@@ -398,7 +398,7 @@ class Otlp:
             self._traces.close(0)  # whose thread would wait for ever
             raise
 
-    def begin(self, source: Source) -> None:
+    def begin(self, source: Exported) -> None:
         """Take what a source already has as delivered, if differences are sent.
 
         An earlier exporter has sent it.
@@ -425,7 +425,7 @@ class Otlp:
         rows = list(batch[-1].resource_metrics)
         return len(batch) if deliver(export, rows, self._of_metrics) else 0
 
-    def step(self, source: Source, *, at_end: bool = False) -> None:
+    def step(self, source: Exported, *, at_end: bool = False) -> None:
         """Send the figures of a source that was just read, once a minute."""
         now = time.monotonic()
         if at_end or now - self._figures_at >= self._interval_s:

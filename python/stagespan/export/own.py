@@ -6,12 +6,12 @@ import os
 
 from stagespan import _core
 from stagespan.errors import StagespanError
-from stagespan.export.totals import Process, Source, Totals
-from stagespan.export.traces import Requests, Rules
+from stagespan.export.totals import Exported, ReadProcess, Totals
+from stagespan.export.traces import Pending, Rules
 from stagespan.recording.finding import open_recording
 
 
-class Own(Source):
+class Own(Exported):
     """The recording of this process, which is read like that of another one."""
 
     def __init__(self, rules: Rules | None = None) -> None:
@@ -30,7 +30,7 @@ class Own(Source):
     def _begin(self) -> None:
         self._pid = os.getpid()
         # A lock that another thread held during a fork would stay locked in the child.
-        super().__init__(Totals(None if self._rules is None else Requests(self._rules)))
+        super().__init__(Totals(None if self._rules is None else Pending(self._rules)))
 
     def read(self, *, at_end: bool = False) -> None:
         """Read the recording again; with ``at_end`` for the last time."""
@@ -44,7 +44,7 @@ class Own(Source):
             return
         with self._lock:
             if not self._processes:
-                self._processes[copy.identity] = Process(copy)
+                self._processes[copy.identity] = ReadProcess(copy)
             self._totals.roles.learn(copy)
             for process in self._processes.values():
                 self._totals.update(process, copy, at_end=at_end)

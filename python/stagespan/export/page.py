@@ -15,7 +15,7 @@ from typing import Any
 
 from stagespan.errors import StagespanError
 from stagespan.export.families import HISTOGRAMS
-from stagespan.export.figures import BOUNDS_NS, Figures, Histogram
+from stagespan.export.figures import BOUNDS_NS, Counts, Histogram
 from stagespan.export.node import Node
 from stagespan.export.serving import Answer, HttpServer, text
 from stagespan.live.span_kinds import RUNS
@@ -84,7 +84,7 @@ class Live:
         stages = []
         empty = Histogram([0] * (len(BOUNDS_NS) + 1), 0)
         for group, figures in totals.items():
-            recent = figures.without(earlier.get(group, Figures({}, {})))
+            recent = figures.without(earlier.get(group, Counts({}, {})))
             errors = recent.amounts.get("errors", {})
             for gauge, families in _ROWS.items():
                 known = _together(recent.durations.get(family, {}) for family in families)

@@ -8,7 +8,7 @@ from email.message import Message
 
 from stagespan.errors import StagespanError
 from stagespan.export.families import COUNTERS, FAMILIES, GAUGES, HISTOGRAMS, Family
-from stagespan.export.figures import BOUNDS_NS, Figures
+from stagespan.export.figures import BOUNDS_NS, Counts
 from stagespan.export.node import Node
 from stagespan.export.own import Own
 from stagespan.export.serving import Answer, HttpServer
@@ -75,7 +75,7 @@ def register(registry: CollectorRegistry = REGISTRY) -> RecordingCollector:
 
 
 def families(
-    totals: dict[Group, Figures], lost: dict[str, int], gauges: Gauges, exemplars: Exemplars
+    totals: dict[Group, Counts], lost: dict[str, int], gauges: Gauges, exemplars: Exemplars
 ) -> Iterator[Metric]:
     """Yield figures as metrics. Exemplars are shown where OpenMetrics is asked for."""
     for family in HISTOGRAMS:

@@ -22,7 +22,7 @@ from stagespan.export.families import COUNTERS, FAMILIES, HISTOGRAMS
 from stagespan.export.figures import (
     BOUNDS_NS,
     MOST_COUNTED,
-    Figures,
+    Counts,
     Histogram,
     within_range,
 )
@@ -53,8 +53,8 @@ class SavedProcess(msgspec.Struct):
     group: Group
     ns_per_tick: Annotated[float, msgspec.Meta(gt=0)]
     resets: _Count
-    figures: Figures
-    given: Figures
+    figures: Counts
+    given: Counts
     taken: list[_Key]
     unsent: list[_Key] = []
 
@@ -64,7 +64,7 @@ class State(msgspec.Struct):
 
     stages: list[str] = []
     units: list[str] = []
-    retained: list[tuple[Group, Figures]] = []
+    retained: list[tuple[Group, Counts]] = []
     processes: list[SavedProcess] = []
     folded: list[str] | None = None
     """Identities of ended processes whose figures are in ``retained``, and whose file exists; None
@@ -110,7 +110,7 @@ def write(path: Path, state: State) -> None:
     write_whole(path, msgspec.json.encode(page), private=True)
 
 
-def _saved(figures: Figures) -> dict[str, Any]:
+def _saved(figures: Counts) -> dict[str, Any]:
     rows = []
     for family, stage, histogram in figures.histograms():
         steps = [0, histogram.below[0]]
@@ -268,7 +268,7 @@ class _Reader:
             except ValueError as error:
                 self._note(str(error))
 
-    def _group(self, value: Any) -> tuple[Group, Figures] | None:
+    def _group(self, value: Any) -> tuple[Group, Counts] | None:
         for group, figures in self._converted([value], tuple[Group, dict[str, Any]]):
             if self._is_possible(group):
                 return group, self._figures(figures)
@@ -297,8 +297,8 @@ class _Reader:
             self._note(f"{_shown(group.rank)} is not a rank")
         return is_possible
 
-    def _figures(self, value: Any) -> Figures:
-        restored = Figures({}, {})
+    def _figures(self, value: Any) -> Counts:
+        restored = Counts({}, {})
         page = dict(self._items(value, "figures"))
         for saved in self._converted(self._list(page, "histograms"), _SavedHistogram):
             histogram = _restored(saved)

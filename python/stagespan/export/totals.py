@@ -16,7 +16,7 @@ import msgspec
 from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.export.families import HISTOGRAMS, LABEL_SEPARATOR
-from stagespan.export.figures import BOUNDS_NS, OTHER, Figures, Names, figures_of
+from stagespan.export.figures import BOUNDS_NS, OTHER, Counts, Names, figures_of
 from stagespan.export.requests import (
     QUIET_NS,
     UNREAD,
@@ -26,7 +26,7 @@ from stagespan.export.requests import (
     Taker,
     durations,
 )
-from stagespan.export.traces import Requests
+from stagespan.export.traces import Pending
 from stagespan.live.span_kinds import RUNS
 from stagespan.recording.reading import Recording, Segment, open_file
 
@@ -84,7 +84,7 @@ class Gauges(msgspec.Struct):
         }
 
 
-class Process:
+class ReadProcess:
     """A process whose recording is read again and again."""
 
     def __init__(self, first: Recording, handle: int = -1) -> None:
@@ -98,9 +98,9 @@ class Process:
         self.ns_per_tick = float(f"{first.snapshot().ns_per_tick:.4g}")
         self.resets = first.snapshot().resets
         self.group = group_of(first)
-        self.figures = Figures({}, {})
+        self.figures = Counts({}, {})
         """Since the process began, or since its figures were last set to zero."""
-        self.given = Figures({}, {})
+        self.given = Counts({}, {})
         """The part of them that is already in the totals of another group."""
         self.latest = first
         self.used: Recording | None = None
@@ -110,7 +110,7 @@ class Process:
         """Whether a part of its figures is not in its file."""
         self.has_ended = False
         """Whether it was read for the last time. It stays until its requests are sent."""
-        self.observed = Figures({}, {})
+        self.observed = Counts({}, {})
         """The part of the figures that was counted here, from requests that have ended."""
         self.open_traces: set[str] = set()
         """The traces of requests that have not ended, or were not taken yet."""
@@ -151,7 +151,7 @@ class Process:
             os.close(self.handle)
             self.handle = -1
 
-    def rest(self) -> Figures:
+    def rest(self) -> Counts:
         """Return the figures that belong to the present group."""
         return self.figures.without(self.given)
 
@@ -193,18 +193,18 @@ def _pause_s(before: Recording | None, copy: Recording) -> float:
 class Totals:
     """The figures of processes that are read again and again, and of those that have ended."""
 
-    def __init__(self, requests: Requests | None = None) -> None:
+    def __init__(self, requests: Pending | None = None) -> None:
         """With ``requests``, the recordings must be read with their spans, which are put there."""
         self.requests = requests
         self.roles = Roles()
         self.stages, self.units = Names(MOST_STAGES), Names(MOST_UNITS)
-        self.retained: dict[Group, Figures] = {}
+        self.retained: dict[Group, Counts] = {}
         """The figures of processes that have ended, or that had other labels before."""
         self.groups: dict[Group, None] = {}
         self.exemplars: Exemplars = {}
         """The latest ones."""
 
-    def update(self, process: Process, copy: Recording, *, at_end: bool = False) -> None:
+    def update(self, process: ReadProcess, copy: Recording, *, at_end: bool = False) -> None:
         """Take a new copy of a process's recording; with ``at_end`` the last one.
 
         `roles` must know the segments of all processes.
@@ -225,24 +225,24 @@ class Totals:
             and one["number"] not in process.taker.taken
         }
 
-    def _take(self, process: Process, copy: Recording, at_end: bool) -> None:
+    def _take(self, process: ReadProcess, copy: Recording, at_end: bool) -> None:
         resets = copy.snapshot().resets
         if resets != process.resets:
             self.fold(process)
-            process.figures, process.given = Figures({}, {}), Figures({}, {})
-            process.observed = Figures({}, {})
+            process.figures, process.given = Counts({}, {}), Counts({}, {})
+            process.observed = Counts({}, {})
             process.resets = resets
         group = self.admitted(group_of(copy))
         if group != process.group:
             self.fold(process)
-            process.given = Figures({}, {})
+            process.given = Counts({}, {})
             process.given.add(process.figures)
             process.group = group
         self._take_requests(process, copy, at_end)
         process.figures.raise_to(figures_of(copy, process.ns_per_tick, self.stages, self.units))
         process.figures.raise_to(process.observed)
 
-    def _take_requests(self, process: Process, copy: Recording, at_end: bool) -> None:
+    def _take_requests(self, process: ReadProcess, copy: Recording, at_end: bool) -> None:
         ended = process.taker.ended(copy, at_end=at_end)
         for family, labels, duration_ns in durations(ended, self.roles, copy.pipeline):
             if family == "handoff":
@@ -296,12 +296,12 @@ class Totals:
         self.groups[group] = None
         return group
 
-    def fold(self, process: Process) -> None:
+    def fold(self, process: ReadProcess) -> None:
         """Add the figures of a process that ends, or changes its labels, for good."""
-        self.retained.setdefault(process.group, Figures({}, {})).add(process.rest())
+        self.retained.setdefault(process.group, Counts({}, {})).add(process.rest())
 
     def complete(
-        self, processes: Iterable[Process], now_ns: int, *, at_end: bool = False
+        self, processes: Iterable[ReadProcess], now_ns: int, *, at_end: bool = False
     ) -> list[list[Part]]:
         """Return the requests that are complete now, and that are to be exported."""
         if self.requests is None:
@@ -313,16 +313,16 @@ class Totals:
                 self._note_part(part)
         return found
 
-    def sums(self, processes: Iterable[Process]) -> dict[Group, Figures]:
+    def sums(self, processes: Iterable[ReadProcess]) -> dict[Group, Counts]:
         """Return all figures by group."""
-        found: dict[Group, Figures] = {}
+        found: dict[Group, Counts] = {}
         for group, figures in self.retained.items():
-            found.setdefault(group, Figures({}, {})).add(figures)
+            found.setdefault(group, Counts({}, {})).add(figures)
         for process in processes:
-            found.setdefault(process.group, Figures({}, {})).add(process.rest())
+            found.setdefault(process.group, Counts({}, {})).add(process.rest())
         return found
 
-    def gauges(self, processes: Iterable[Process]) -> Gauges:
+    def gauges(self, processes: Iterable[ReadProcess]) -> Gauges:
         """Return what is going on in live processes, as they were last read."""
         found = Gauges(Counter(), Counter(), {}, Counter(), self.stages.others)
         for group, figures in self.retained.items():
@@ -335,7 +335,7 @@ class Totals:
                 self._add_gauges(process, found)
         return found
 
-    def _add_gauges(self, process: Process, found: Gauges) -> None:
+    def _add_gauges(self, process: ReadProcess, found: Gauges) -> None:
         copy, group = process.latest, process.group
         for span in copy.open_spans():
             counts = found.waiting if span["kind"] == "queue" else found.running
@@ -349,13 +349,13 @@ class Totals:
                 found.oldest_ns[group] = max(found.oldest_ns.get(group, 0), age_ns)
 
 
-class Source:
+class Exported:
     """Processes whose figures and requests are exported."""
 
     def __init__(self, totals: Totals) -> None:
         self._lock = threading.RLock()
         self._totals = totals
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, ReadProcess] = {}
         """By identity."""
         self.losses: list[Callable[[], dict[str, int]]] = []
         """Functions that return what others have lost, by cause."""
@@ -368,7 +368,7 @@ class Source:
         with self._lock:
             return self._totals.complete(self._processes.values(), time.time_ns(), at_end=at_end)
 
-    def totals(self) -> dict[Group, Figures]:
+    def totals(self) -> dict[Group, Counts]:
         """Return the figures by group, of all processes that were read."""
         with self._lock:
             return self._totals.sums(self._processes.values())
@@ -391,7 +391,7 @@ class Source:
             return self._totals.gauges(self._processes.values())
 
 
-def _add_idle(group: Group, figures: Figures, found: Gauges) -> None:
+def _add_idle(group: Group, figures: Counts, found: Gauges) -> None:
     """Add the stages and queues that have figures, with 0 if nothing is open."""
     for family in HISTOGRAMS:
         if family.kind in (*RUNS, "queue") or family.key == "handoff":

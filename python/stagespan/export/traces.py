@@ -37,7 +37,7 @@ class Rules(NamedTuple):
     """Choose all requests that did not end as ok."""
 
 
-class Requests:
+class Pending:
     """Parts that wait for the other parts of their request."""
 
     def __init__(self, rules: Rules, awaited: Iterable[str] = ()) -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from stagespan.errors import HarnessError
-from stagespan.harness.config import Answer, HarnessConfig
+from stagespan.harness.config import Fit, HarnessConfig
 from stagespan.harness.loop_source import shown_loop, step_calls, usual_loop
 from stagespan.harness.standalone.steps import CallStep, function_of
 
@@ -43,10 +43,10 @@ class StepAdapter(ABC):
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
         """Whether this adapter knows how to run one iteration of the stage on such inputs."""
 
-    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
+    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Fit:
         """Return `matches` with a reason, for ``stagespan bench --explain``."""
         fits = self.matches(stage, inputs)
-        return Answer(self.name, fits, "it matches" if fits else "it does not match")
+        return Fit(self.name, fits, "it matches" if fits else "it does not match")
 
     @abstractmethod
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
@@ -72,19 +72,19 @@ class LoopAdapter(StepAdapter):
         """Whether the stage can be called and may contain such a loop."""
         return self.answer(stage, inputs, HarnessConfig()).fits
 
-    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
+    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Fit:
         """Return `matches` with a reason; False if the whole call is wanted."""
         from stagespan.harness.standalone import own_loop
 
         if config.step == WHOLE:
-            return Answer(self.name, False, "the whole call was asked for")
+            return Fit(self.name, False, "the whole call was asked for")
         function = function_of(stage)
         if function is None:
-            return Answer(self.name, False, "the stage cannot be called")
+            return Fit(self.name, False, "the stage cannot be called")
         watched = own_loop.SchedulerReturns(stage, function)
         if not watched:
-            return Answer(self.name, False, "the stage has no scheduler with a step method")
-        return Answer(self.name, True, f"the stage may call {watched.title}")
+            return Fit(self.name, False, "the stage has no scheduler with a step method")
+        return Fit(self.name, True, f"the stage may call {watched.title}")
 
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
         """Return a callable that runs the stage up to the end of the wanted step."""
@@ -107,21 +107,21 @@ class GenerateAdapter(LoopAdapter):
 
     name = "generate"
 
-    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
+    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Fit:
         """Return `matches` with a reason; methods with other names match if a step is wanted."""
         from stagespan.harness.standalone import own_loop
 
         if config.step == WHOLE:
-            return Answer(self.name, False, "the whole call was asked for")
+            return Fit(self.name, False, "the whole call was asked for")
         function = function_of(stage)
         if "generate" not in str(getattr(function, "__name__", "")) and config.step is None:
-            return Answer(self.name, False, "the called method is not named generate")
+            return Fit(self.name, False, "the called method is not named generate")
         if function is None or (function is stage and hasattr(stage, "_modules")):
-            return Answer(self.name, False, "the stage is the forward of a model")
+            return Fit(self.name, False, "the stage is the forward of a model")
         watched = own_loop.ForwardReturns(stage, function)
         if not watched:
-            return Answer(self.name, False, "the stage has no torch module")
-        return Answer(self.name, True, f"the stage may call {watched.title} in a loop")
+            return Fit(self.name, False, "the stage has no torch module")
+        return Fit(self.name, True, f"the stage may call {watched.title} in a loop")
 
 
 class DenoiseAdapter(StepAdapter):
@@ -132,16 +132,16 @@ class DenoiseAdapter(StepAdapter):
 
     name = "denoise"
 
-    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
+    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Fit:
         """Return `matches` with a reason; False if the stage can be called, which is better."""
         if config.step is not None:
-            return Answer(self.name, False, "only the stage's own loop has steps to choose from")
+            return Fit(self.name, False, "only the stage's own loop has steps to choose from")
         if function_of(stage) is not None:
-            return Answer(self.name, False, "the stage can be called, so nothing is guessed")
+            return Fit(self.name, False, "the stage can be called, so nothing is guessed")
         if not self.matches(stage, inputs):
             reason = "the stage has no model with a scheduler, or the inputs contain no latents"
-            return Answer(self.name, False, reason)
-        return Answer(self.name, True, "model and scheduler without a loop: arguments are guessed")
+            return Fit(self.name, False, reason)
+        return Fit(self.name, True, "model and scheduler without a loop: arguments are guessed")
 
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
         """Whether there are a model, a scheduler and latents; for a method, also loop arguments."""
@@ -192,15 +192,15 @@ class CallAdapter(StepAdapter):
         """Whether the stage can be called."""
         return function_of(stage) is not None
 
-    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
+    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Fit:
         """Return `matches` with a reason; False if a step of a loop is wanted."""
         if config.step not in (None, WHOLE):
-            return Answer(self.name, False, f"step {config.step} of a loop was asked for")
+            return Fit(self.name, False, f"step {config.step} of a loop was asked for")
         if not self.matches(stage, inputs):
-            return Answer(
+            return Fit(
                 self.name, False, "the stage has no process or forward, and cannot be called"
             )
-        return Answer(self.name, True, "the stage can be called")
+        return Fit(self.name, True, "the stage can be called")
 
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
         """Return a callable that calls the whole stage."""
@@ -230,16 +230,16 @@ def unregister_adapter(adapter: StepAdapter) -> None:
 
 def ask_adapters(
     stage: Any, inputs: Mapping[str, Any], config: HarnessConfig, refused: Mapping[str, str]
-) -> tuple[StepAdapter | None, list[Answer]]:
+) -> tuple[StepAdapter | None, list[Fit]]:
     """Return the adapter that matches, and the answers of the adapters up to it.
 
     ``refused`` contains the reasons of adapters that matched but then found nothing to run, by
     name.
     """
-    answers: list[Answer] = []
+    answers: list[Fit] = []
     for adapter in _adapters:
         if adapter.name in refused:
-            answers.append(Answer(adapter.name, False, refused[adapter.name]))
+            answers.append(Fit(adapter.name, False, refused[adapter.name]))
             continue
         answer = adapter.answer(stage, inputs, config)
         answers.append(answer)

@@ -25,7 +25,7 @@ from stagespan.harness.adapters import Step, StepAdapter, adapter_for, ask_adapt
 from stagespan.harness.config import (
     FILES,
     LARGEST_TRACE,
-    Answer,
+    Fit,
     HarnessConfig,
     HarnessResult,
 )
@@ -331,7 +331,7 @@ class StageBenchHarness:
         finally:
             timer.cancel()
 
-    def _answers(self) -> list[Answer]:
+    def _answers(self) -> list[Fit]:
         """Return the answers of the adapters, for `--explain`."""
         if self._adapter is None or self._replay is None:
             return []

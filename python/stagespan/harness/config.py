@@ -27,7 +27,7 @@ FILES = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class Fit:
     """The answer of an adapter to the question whether it can run a stage."""
 
     adapter: str
@@ -165,7 +165,7 @@ class HarnessResult(Mapping[str, Any]):
     registered adapter, or ``step_fn``."""
     iteration: str
     """A description of one iteration."""
-    answers: list[Answer]
+    answers: list[Fit]
     """The answers of the adapters, up to the one that matched."""
     step: dict[str, Any] | None
     """The step of a loop: ``number``, ``of`` (the number of steps, None if not known),

@@ -277,7 +277,7 @@ def _variants_source(variants: Mapping[str, StageSignature], overrides: Mapping[
         indent = 8 if at < len(variants) - 1 else 4
         if indent == 8:
             lines.append(f"    if variant == {source.quoted(key)}:")
-        made = source.render(source.Group("{", inputs, "}"), indent, indent + 7)
+        made = source.render(source.Brackets("{", inputs, "}"), indent, indent + 7)
         lines.append(f"{' ' * indent}return {made}")
     return "\n".join(lines)
 

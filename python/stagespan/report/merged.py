@@ -19,7 +19,7 @@ of two of them differs by a small fraction."""
 
 
 @dataclass(frozen=True)
-class StageFigures:
+class MergedStage:
     """The figures of one stage, as `_core.StageSummary` has them for one process."""
 
     name: str
@@ -41,19 +41,19 @@ class StageFigures:
         return getattr(self.host, figure)
 
 
-Stages = Mapping[str, "_core.StageSummary | StageFigures"]
+Stages = Mapping[str, "_core.StageSummary | MergedStage"]
 
 
-def merged(processes: Iterable[Stages]) -> dict[str, StageFigures]:
+def merged(processes: Iterable[Stages]) -> dict[str, MergedStage]:
     """Return the stages of several processes by name: counts, times and histograms add up."""
-    by_name: dict[str, list[_core.StageSummary | StageFigures]] = {}
+    by_name: dict[str, list[_core.StageSummary | MergedStage]] = {}
     for stages in processes:
         for name, stage in stages.items():
             by_name.setdefault(name, []).append(stage)
     return {name: _merged_stage(name, parts) for name, parts in by_name.items()}
 
 
-def _merged_stage(name: str, parts: Sequence[_core.StageSummary | StageFigures]) -> StageFigures:
+def _merged_stage(name: str, parts: Sequence[_core.StageSummary | MergedStage]) -> MergedStage:
     work: Counter[str] = Counter()
     parents: dict[str | None, tuple[int, int]] = {}
     for part in parts:
@@ -65,7 +65,7 @@ def _merged_stage(name: str, parts: Sequence[_core.StageSummary | StageFigures])
         [figure for part in parts if (figure := getattr(part, key)) is not None]
         for key in DEVICE_FIGURES
     )
-    return StageFigures(
+    return MergedStage(
         name,
         _together([getattr(part, "host", part) for part in parts]),
         sum(part.errors for part in parts),
@@ -105,7 +105,7 @@ def encoded(stages: Stages) -> str:
     )
 
 
-def decoded(text: str | bytes) -> dict[str, StageFigures]:
+def decoded(text: str | bytes) -> dict[str, MergedStage]:
     """Return the stages that `encoded` wrote. Raises ValueError if the text is something else."""
     try:
         stages = [_from_json(fields) for fields in json.loads(text)]
@@ -121,10 +121,10 @@ def _listed(durations: Any) -> list[Any] | None:
     return [*figures, durations.buckets_ns()]
 
 
-def _from_json(fields: dict[str, Any]) -> StageFigures:
+def _from_json(fields: dict[str, Any]) -> MergedStage:
     parents = {parent: (count, ns) for parent, count, ns in fields.pop("parents")}
     listed = {
         key: None if fields[key] is None else Distribution(*fields[key])
         for key in ("host", *DEVICE_FIGURES)
     }
-    return StageFigures(**{**fields, **listed, "parents": parents})
+    return MergedStage(**{**fields, **listed, "parents": parents})

@@ -11,7 +11,7 @@ from stagespan.report.entries import StageEntry
 
 if TYPE_CHECKING:
     from stagespan._core import StageSummary
-    from stagespan.report.merged import StageFigures, Stages
+    from stagespan.report.merged import MergedStage, Stages
 
 _MS = 1e6
 SEVERAL = "(several)"
@@ -52,7 +52,7 @@ def stage_entries(
 
 
 def _entry(
-    stage: StageSummary | StageFigures,
+    stage: StageSummary | MergedStage,
     percentage: float | None,
     memory: dict[str, Any] | None,
     signatures: list[dict[str, Any]],

@@ -15,7 +15,7 @@ _ESCAPE = re.compile(r"\\(.)")
 
 
 @dataclass(frozen=True)
-class Group:
+class Brackets:
     """Brackets with items, each of which can have a prefix such as ``"key": `` or ``name=``."""
 
     opening: str
@@ -29,7 +29,7 @@ class Group:
         return self.opening[:1].isidentifier()
 
 
-Source = str | Group
+Source = str | Brackets
 
 
 def flat(source: Source) -> str:
@@ -77,9 +77,9 @@ def literal(value: Any) -> Source:
     if isinstance(value, (list, tuple)):
         if is_long(value):
             return numbers(value)
-        return Group("[", [("", literal(item)) for item in value], "]")
+        return Brackets("[", [("", literal(item)) for item in value], "]")
     if isinstance(value, dict):
-        return Group("{", [(f"{quoted(str(k))}: ", literal(v)) for k, v in value.items()], "}")
+        return Brackets("{", [(f"{quoted(str(k))}: ", literal(v)) for k, v in value.items()], "}")
     if isinstance(value, float) and repr(value) in ("inf", "-inf", "nan"):
         return f'float("{value}")'
     return repr(value)
@@ -90,12 +90,12 @@ def is_long(values: Sequence[Any]) -> bool:
     return len(values) > MOST_NUMBERS and all(type(value) in (int, float) for value in values)
 
 
-def numbers(values: Sequence[float]) -> Group:
+def numbers(values: Sequence[float]) -> Brackets:
     """Return a call that makes a list of numbers from texts of several numbers each."""
     return call("numbers", *map(quoted, textwrap.wrap(" ".join(map(repr, values)), 64)))
 
 
-def call(function: str, *arguments: Source, **named: Source) -> Group:
+def call(function: str, *arguments: Source, **named: Source) -> Brackets:
     """Return a call of a function."""
     items = [("", argument) for argument in arguments]
-    return Group(f"{function}(", items + [(f"{k}=", v) for k, v in named.items()], ")")
+    return Brackets(f"{function}(", items + [(f"{k}=", v) for k, v in named.items()], ")")

@@ -16,7 +16,7 @@ from stagespan.harness.standalone.loaded import main_name
 from stagespan.pages.escaping import one_line
 from stagespan.process import imports
 from stagespan.signature.model import TYPE, UNREPLAYABLE, is_tensor
-from stagespan.signature.source import Group, Source, call, is_long, literal, numbers, quoted
+from stagespan.signature.source import Brackets, Source, call, is_long, literal, numbers, quoted
 
 Node = dict[str, Any]
 
@@ -276,7 +276,7 @@ class _Source:
 
     def fields(self, nodes: dict[str, Any], path: str) -> Source:
         pairs = [(f"{quoted(k)}: ", self.node(v, f"{path}.{k}")) for k, v in nodes.items()]
-        return Group("{", pairs, "}")
+        return Brackets("{", pairs, "}")
 
     def missing(self, node: Node, path: str) -> Source:
         return call("Missing", quoted(str(node[UNREPLAYABLE])))
@@ -285,15 +285,15 @@ class _Source:
         return path
 
     def list(self, made: Iterable[Source]) -> Source:
-        return Group("[", [("", each) for each in made], "]")
+        return Brackets("[", [("", each) for each in made], "]")
 
     def tuple(self, made: Any) -> Source:
         if made.opening != "[":
             return call("tuple", made)
-        return Group("(", made.items, ")", one_tuple=len(made.items) == 1)
+        return Brackets("(", made.items, ")", one_tuple=len(made.items) == 1)
 
     def method(self, made: Any, name: str) -> Source:
-        return Group(made.opening, made.items, f"{made.closing}.{name}()")
+        return Brackets(made.opening, made.items, f"{made.closing}.{name}()")
 
     def check_device(self, device: str, path: str) -> None:
         pass

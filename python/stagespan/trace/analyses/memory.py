@@ -57,7 +57,7 @@ def analyze(trace: Trace) -> Memory | Unavailable:
         )
     ranges = step_ranges(trace) if len(trace.events) else None
     begin, _ = window_of(trace) or (int(found[0].time_ns[0]), 0)
-    place = Place(trace)
+    place = Locator(trace)
     devices = [_device_of(trace, events, ranges, place, begin) for events in found]
     return Memory(devices, left_out)
 
@@ -316,7 +316,7 @@ def _device(kind: int, number: int) -> str:
 _ALLOCATORS = re.compile(r"^aten::(?:empty|empty_strided|empty_like|new_empty\w*|resize_)$")
 
 
-class Place:
+class Locator:
     """Looks up the innermost operator and annotation around events of `trace.instants`."""
 
     def __init__(self, trace: Trace) -> None:
@@ -567,7 +567,11 @@ class DeviceMemoryUse(Figures, frozen=True):
 
 
 def _device_of(
-    trace: Trace, events: MemoryEvents, ranges: StepRanges | None, place: Place, begin_ns: int
+    trace: Trace,
+    events: MemoryEvents,
+    ranges: StepRanges | None,
+    place: Locator,
+    begin_ns: int,
 ) -> DeviceMemoryUse:
     peak = events.peak
     operators, stages = place.operators(events.rows), place.stages(events.rows)

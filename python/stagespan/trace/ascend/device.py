@@ -43,7 +43,7 @@ RECEIVE = re.compile(r"^hcom_receive")
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class KindIntervals:
     """Intervals of one device in ns, by kind."""
 
     of: dict[int, Intervals] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Overlap:
         return self.of.get(kind, (none, none))
 
 
-def overlap_in(trace: Trace) -> dict[str, Overlap]:
+def overlap_in(trace: Trace) -> dict[str, KindIntervals]:
     """Return the tracks that the profiler wrote, by device; empty for traces without them."""
     known = devices(trace)
     of_pid = {
@@ -64,10 +64,10 @@ def overlap_in(trace: Trace) -> dict[str, Overlap]:
     }
     codes = {code: _ROWS[name] for code, name in enumerate(trace.names) if name in _ROWS}
     events = trace.events
-    found: dict[str, Overlap] = {}
+    found: dict[str, KindIntervals] = {}
     for pid, device in of_pid.items():
         mine = np.flatnonzero(events.pid == pid)
-        tracks = found.setdefault(device, Overlap())
+        tracks = found.setdefault(device, KindIntervals())
         for code, kind in codes.items():
             rows = mine[events.name[mine] == code]
             if len(rows):
@@ -79,12 +79,12 @@ def overlap_in(trace: Trace) -> dict[str, Overlap]:
     return {device: tracks for device, tracks in found.items() if tracks.of}
 
 
-def overlap_from_events(trace: Trace, work: DeviceWork) -> dict[str, Overlap]:
+def overlap_from_events(trace: Trace, work: DeviceWork) -> dict[str, KindIntervals]:
     """Return the same tracks, computed from the operators, by device."""
     events, rows, of_pid = trace.events, work.rows, devices(trace)
     pids = {pid: of_pid.get(pid, "") for pid in np.unique(events.pid[rows]).tolist()}
     received = _received(trace)
-    found: dict[str, Overlap] = {}
+    found: dict[str, KindIntervals] = {}
     for device in sorted(set(pids.values())):
         mine = rows[np.isin(events.pid[rows], [p for p, d in pids.items() if d == device])]
         kind = work.kind[mine]
@@ -100,7 +100,7 @@ def overlap_from_events(trace: Trace, work: DeviceWork) -> dict[str, Overlap]:
 
 def overlap_of(
     computing: Intervals, communicating: Intervals, receiving: Intervals | None = None
-) -> Overlap:
+) -> KindIntervals:
     """Return the tracks of a device's work. Intervals of one kind may overlap each other."""
     busy = merged(*joined(computing, communicating))
     computing, communicating = merged(*computing), merged(*communicating)
@@ -110,7 +110,7 @@ def overlap_of(
         EXPOSED: minus(communicating, computing),
         FREE: (busy[1][:-1], busy[0][1:]),
     }
-    return Overlap(tracks if receiving is None else tracks | {RECEIVING: receiving})
+    return KindIntervals(tracks if receiving is None else tracks | {RECEIVING: receiving})
 
 
 def _received(trace: Trace) -> dict[str, Intervals]:

@@ -36,7 +36,7 @@ from stagespan.trace.ascend.device import (
     RECEIVE,
     RECEIVING,
     TRACK_KINDS,
-    Overlap,
+    KindIntervals,
     overlap_from_events,
     overlap_in,
     overlap_of,
@@ -195,7 +195,7 @@ class StepTime(Figures, frozen=True):
         return f"{step}, device {self.device}" if self.device else step
 
 
-def ascend_step_times(tracks: dict[str, Overlap], ranges: list[StepRange]) -> list[StepTime]:
+def ascend_step_times(tracks: dict[str, KindIntervals], ranges: list[StepRange]) -> list[StepTime]:
     """Sum up each device's tracks by step. Steps without work on a device are left out."""
     found = []
     for device, of_device in sorted(tracks.items()):
@@ -208,11 +208,11 @@ def ascend_step_times(tracks: dict[str, Overlap], ranges: list[StepRange]) -> li
                 parts = [
                     (begin[mine], end[mine]) for (begin, end), mine in zip(kinds, rows, strict=True)
                 ]
-                found.append(_summed(device, ranges[step], Overlap(dict(enumerate(parts)))))
+                found.append(_summed(device, ranges[step], KindIntervals(dict(enumerate(parts)))))
     return found
 
 
-def _summed(device: str, step: StepRange, tracks: Overlap) -> StepTime:
+def _summed(device: str, step: StepRange, tracks: KindIntervals) -> StepTime:
     total = {k: int((tracks[k][1] - tracks[k][0]).sum()) for k in TRACK_KINDS}
     begin = np.concatenate([tracks[kind][0] for kind in TRACK_KINDS])
     end = np.concatenate([tracks[kind][1] for kind in TRACK_KINDS])
@@ -311,7 +311,7 @@ def _kind(core: str, name: str) -> int:
     return COMMUNICATING if _COMMUNICATES.match(core) or _COLLECTIVE.match(name) else COMPUTING
 
 
-def _tracks(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Overlap:
+def _tracks(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> KindIntervals:
     begin, end, kind = rows[:, 0], rows[:, 1], rows[:, 2]
     computes, receives = kind == COMPUTING, kind == RECEIVING
     return overlap_of(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stagespan.trace.derived.threads import Axis, threads
 from stagespan.trace.read.groups import sums
-from stagespan.trace.read.intervals import Edges, Numbers, Rows, exclusive, outermost_first
+from stagespan.trace.read.intervals import Endpoints, Numbers, Rows, exclusive, outermost_first
 from stagespan.trace.read.model import Trace
 
 DEEPEST_PATH = 100
@@ -31,7 +31,7 @@ class Tree:
 
     def __init__(self, begin: Numbers, end: Numbers, thread: Numbers) -> None:
         long = np.flatnonzero(end > begin)
-        edges = Edges(begin[long], end[long], thread[long])
+        edges = Endpoints(begin[long], end[long], thread[long])
         owner, nested = edges.innermost()
         if not nested:
             owner = edges.innermost_of_crossing()

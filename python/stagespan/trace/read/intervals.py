@@ -86,7 +86,7 @@ def exclusive(begin: Numbers, end: Numbers, thread: Numbers) -> Numbers:
     rows = np.flatnonzero(end > begin)
     if len(rows) == 0:
         return own
-    edges = Edges(begin[rows], end[rows], thread[rows])
+    edges = Endpoints(begin[rows], end[rows], thread[rows])
     owner, nested = edges.innermost()
     if nested:
         own[rows] = edges.time_by(owner)
@@ -177,7 +177,7 @@ class SortedIntervals:
         return int((self._end[low:high] - self._begin[low:high])[inside].sum())
 
 
-class Edges:
+class Endpoints:
     """The begins and ends of intervals, by thread and in the order of time.
 
     `row`, `is_begin` and `time_ns` have one element for each edge; `row` is the interval's index.

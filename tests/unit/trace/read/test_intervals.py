@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from properties import examples
-from stagespan.trace.read.intervals import Edges, covered, exclusive, merged
+from stagespan.trace.read.intervals import Endpoints, covered, exclusive, merged
 
 _INTERVALS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 15), st.integers(0, 2)), max_size=12
@@ -80,7 +80,7 @@ def _nested(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 @settings(max_examples=examples(200))
 @given(_nested())
 def test_nesting_is_detected(rows: list[tuple[int, int, int]]) -> None:
-    edges = Edges(*arrays(rows))
+    edges = Endpoints(*arrays(rows))
     owner, nested = edges.innermost()
     # THEN that succeeds, with the same result as the loop
     assert nested
