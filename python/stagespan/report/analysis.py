@@ -134,15 +134,6 @@ def _stages(report: dict[str, Any]) -> Stages:
                 calls=count_of(entry) or 0,
                 host_ns=round(duration * _NS),
                 host_self_ns=round((duration if unattributed is None else unattributed) * _NS),
-                device_ns=None,
-                device_self_ns=None,
-                launched=None,
-                launched_self=None,
-                calls_made=0,
-                idle_self_ns=None,
-                steps=None,
-                step_host_ns=None,
-                step_device_ns=None,
                 longest=Evidence(name, None, None if longest is None else longest * _NS, "ns"),
             )
         )

@@ -358,7 +358,7 @@ _SHARES = Thresholds(50.0, 25.0, 10.0)
 _MOST_FINDINGS = 2
 
 
-class Stage(Figures, frozen=True):
+class Stage(Figures, frozen=True, kw_only=True):
     """All calls of a stage at one place in the tree; times in ns, on all threads."""
 
     path: Path
@@ -367,22 +367,23 @@ class Stage(Figures, frozen=True):
     host_ns: Ns
     host_self_ns: Ns
     """Less the stages within it."""
-    device_ns: Ns | None
+    # The defaults are for timing reports, which do not show this.
+    device_ns: Ns | None = None
     """Durations of the work that it launched, with overlaps counted twice; None without a
     device."""
-    device_self_ns: Ns | None
+    device_self_ns: Ns | None = None
     """Device time without nested stages."""
-    launched: Count | None = msgspec.field(name="device_events")
-    launched_self: Count | None = msgspec.field(name="device_events_self")
-    calls_made: Count = msgspec.field(name="launches_self")
+    launched: Count | None = msgspec.field(name="device_events", default=None)
+    launched_self: Count | None = msgspec.field(name="device_events_self", default=None)
+    calls_made: Count = msgspec.field(name="launches_self", default=0)
     """The number of launching calls; the launch of a graph starts many kernels."""
-    idle_self_ns: Ns | None = msgspec.field(name="device_idle_self_us")
+    idle_self_ns: Ns | None = msgspec.field(name="device_idle_self_us", default=None)
     """Idle time of all devices during its calls, without nested stages."""
-    steps: Count | None
+    steps: Count | None = None
     """The number of steps that contain it; None if the trace has no steps."""
-    step_host_ns: Ns | None = msgspec.field(name="host_us_a_step")
+    step_host_ns: Ns | None = msgspec.field(name="host_us_a_step", default=None)
     """The median of its time in these steps."""
-    step_device_ns: Ns | None = msgspec.field(name="device_us_a_step")
+    step_device_ns: Ns | None = msgspec.field(name="device_us_a_step", default=None)
     longest: Internal[Evidence]
     """Its longest call."""
 
