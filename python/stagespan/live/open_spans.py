@@ -19,8 +19,8 @@ def threads() -> list[threading.Thread]:
     return threading.enumerate() if active is None else list(active.copy().values())
 
 
-class OpenSpan(TypedDict):
-    """A span that has not ended, as `open_spans` returns it."""
+class AnyOpenSpan(TypedDict):
+    """What is known about a span that has not ended, in this process and in a recording."""
 
     stage: str
     thread: int
@@ -29,12 +29,17 @@ class OpenSpan(TypedDict):
     parent: int
     depth: int
     begin_ns: int
-    elapsed_ns: int
     request: str | None
     request_number: int | None
     trace_id: str | None
     kind: str
     detached: bool
+
+
+class OpenSpan(AnyOpenSpan):
+    """A span that has not ended, as `open_spans` returns it."""
+
+    elapsed_ns: int
 
 
 def open_spans() -> list[OpenSpan]:

@@ -18,6 +18,7 @@ from stagespan import _core
 from stagespan.contexts.requests import STATUSES
 from stagespan.errors import StagespanError, TooLargeError
 from stagespan.live import statistics
+from stagespan.live.open_spans import AnyOpenSpan
 from stagespan.live.span_kinds import KINDS
 from stagespan.process.files import cannot_open
 from stagespan.process.times import stat_folder
@@ -108,25 +109,13 @@ class Segment(Request):
     trace_flags: int
 
 
-class RecordedOpenSpan(TypedDict):
+class RecordedOpenSpan(AnyOpenSpan):
     """A span that had not ended, as `stagespan.open_spans` returns it.
 
     ``elapsed_ns`` is None if the process is not alive, because its end is unknown.
     """
 
-    stage: str
-    thread: int
-    thread_name: str | None
-    id: int
-    parent: int
-    depth: int
-    begin_ns: int
     elapsed_ns: int | None
-    request: str | None
-    request_number: int | None
-    trace_id: str | None
-    kind: str
-    detached: bool
 
 
 class Thread(TypedDict):
