@@ -117,7 +117,6 @@ def test_any_file_is_read_or_refused(content: bytes, tmp_path: Path) -> None:
 @QUIET
 @given(stages=trees, version=st.sampled_from([None, 1, 2, "1"]))
 def test_any_stages_are_read_or_refused(stages: Any, version: Any, tmp_path: Path) -> None:
-    # GIVEN an object with stages of any content
     path = tmp_path / "f.json"
     path.write_text(json.dumps({"schema_version": version, "stages": stages}))
 
@@ -163,7 +162,6 @@ def damaged(node: Any, chance: random.Random) -> Any:
 @settings(max_examples=examples(400))
 @given(chance=st.randoms(use_true_random=False))
 def test_damaged_nodes_are_replayed_or_refused(chance: random.Random) -> None:
-    # GIVEN a node that a capture wrote, damaged in one or two places
     node = chance.choice(whole_nodes())
     for _ in range(chance.randint(1, 2)):
         node = damaged(node, chance)

@@ -72,7 +72,6 @@ def test_arguments_are_what_json_says(
     chunk_bytes: int,
     instants: bool,
 ) -> None:
-    # GIVEN events with arguments of any kind
     entries = [{"ph": "i" if instants else "X", "ts": 1, "dur": 1, "args": row} for row in rows]
     data = json.dumps(entries, indent=indent, ensure_ascii=ascii_only)
     trace = read(data.encode("utf-8", "replace"), chunk_bytes)
@@ -123,7 +122,6 @@ def test_arguments_are_what_json_says(
     st.lists(st.tuples(NUMBER, NUMBER, st.booleans()), min_size=1, max_size=8), st.integers(1, 60)
 )
 def test_times_are_exact(times: list[tuple[str, str, bool]], chunk_bytes: int) -> None:
-    # GIVEN times of any number of digits, as numbers or texts
     def written(text: str, quoted: bool) -> str:
         return f'"{text}"' if quoted else text
 

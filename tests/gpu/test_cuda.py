@@ -165,7 +165,6 @@ def test_every_device(cuda: Any) -> None:
 def test_a_capture_stays_valid_and_a_replay_is_timed(cuda: Any) -> None:
     import torch
 
-    # GIVEN pending spans and a running resolver
     x = torch.zeros(1 << 20, device="cuda")
     for _ in range(50):
         with stagespan.span("pending"):

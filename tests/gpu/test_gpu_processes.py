@@ -109,7 +109,6 @@ def test_spans_call_no_function_that_waits(way: str, tmp_path: Path, figures: An
     )
     if found["why"] is not None:
         pytest.skip(found["why"])
-    # THEN none of them waits or initialises
     assert found["control"], "the hook counts nothing"
     assert found["calls"] == {}
     figures(spans=1000, synchronisations=0)

@@ -124,7 +124,6 @@ def test_a_task_outlives_the_span_that_it_was_created_in() -> None:
             await task
 
     asyncio.run(main())
-    # THEN it remains that span's child
     assert parents()["first half"] == {"creator"}
     assert parents()["second half"] == {"creator"}
     assert only("first half").end_ns > only("creator").end_ns
@@ -249,7 +248,6 @@ def test_contexts_copied_by_hand() -> None:
 
 
 def test_a_context_that_is_used_again_and_again() -> None:
-    # GIVEN a context that runs code first inside one span, then inside another
     def work(name: str) -> None:
         with span(name):
             contextvars.copy_context().run(deeper)
@@ -355,7 +353,6 @@ def test_task_groups() -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
 def test_eager_tasks() -> None:
-    # GIVEN tasks that run immediately where they are created
     async def work(name: str, delay_s: float | None) -> None:
         with span(name):
             if delay_s is not None:

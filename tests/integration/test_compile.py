@@ -195,7 +195,6 @@ def test_closures_and_generators(on: bool) -> None:
 
 @pytest.mark.parametrize("on", [False, True])
 def test_dynamic_shapes_stay_dynamic(on: bool) -> None:
-    # GIVEN a function compiled for any length
     stagespan.set_debug(on)
     compiled = Compiled(lambda x: scale(x) + x.shape[0], dynamic=True)
 
@@ -324,7 +323,6 @@ def test_contexts_inside_a_graph(function: Callable[[Any], Any], expected: float
     stagespan.set_debug(not on)
     results.append(compiled(torch.ones(1)).item())
 
-    # THEN it is compiled once, and measures nothing
     assert results == [expected, expected]
     assert compiled.count == 1
     assert set(_core.snapshot().stages()) == names
@@ -357,7 +355,6 @@ def test_a_graph_that_breaks_inside_a_context_still_works() -> None:
 
     result = torch.compile(broken, backend="eager")(torch.ones(1))
 
-    # THEN it gives the right result
     assert result.item() == 4.0
 
 

@@ -24,7 +24,6 @@ MS = 1_000_000
 
 
 def test_a_coroutine_that_sleeps_is_suspended() -> None:
-    # GIVEN a coroutine that waits, and one that reads the clock in the meantime
     waited_ns = 0
 
     @span("sleeps")
@@ -235,7 +234,6 @@ def test_a_coroutine_awaited_twice() -> None:
         assert await coroutine == 1
         with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
             await coroutine
-        # AND a second await during the first one is refused, and does no harm
         coroutine = once()
         first = asyncio.create_task(coroutine)
         await asyncio.sleep(0)

@@ -225,7 +225,6 @@ def test_dataclass(context: Callable[[str], Any]) -> None:
 
 def test_cloudpickle_by_value() -> None:
     cloudpickle = pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
-    # GIVEN functions of all kinds, which another process cannot import
     stagespan.set_debug()
     sent = {
         name: {kind: in_this_function(make(name)).of(kind) for kind in KINDS}

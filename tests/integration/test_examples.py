@@ -27,7 +27,6 @@ def run(name: str, folder: Path, python: Sequence[str] = (sys.executable,)) -> s
 
 
 def test_service_shows_percentiles_and_what_is_open(tmp_path: Path) -> None:
-    # GIVEN the example for running a service
     printed = run("service.py", tmp_path)
 
     # THEN it counted every call of both stages, and saw the open one
@@ -52,7 +51,6 @@ def test_find_slow_stage_shows_report_and_signature(tmp_path: Path) -> None:
 
 
 def test_replay_stage_writes_trace_breakdown_and_script(tmp_path: Path) -> None:
-    # GIVEN the example for optimising a stage
     pytest.importorskip("torch")
 
     printed = run("replay_stage.py", tmp_path, preloaded.python())

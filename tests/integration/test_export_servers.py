@@ -169,7 +169,6 @@ def test_the_ranks_of_torchrun_have_labels(folder: Path, tmp_path: Path) -> None
             assert of(scraped(port), COUNT, stage="reduce", **labels) == 1
             assert of(scraped(port), "stagespan_stage_work_total", **labels) == 4 * count
         assert of(scraped(port), UP, service="train-7") == 2
-        # WHEN they have ended THEN the counts stay
         stop.touch()
         assert process.wait(60) == 0
         until(lambda: of(scraped(port), UP, service="train-7") == 0)

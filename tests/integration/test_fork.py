@@ -85,7 +85,6 @@ def test_a_child_records_its_own(tmp_path: Path) -> None:
 
 
 def test_forks_here_leave_this_process_as_it_was() -> None:
-    # GIVEN open spans of every kind
     token = begin("token")
     with span("outer"), ProfilingContext("inner"):
         pid = os.fork()
@@ -263,7 +262,6 @@ def test_a_childs_end_writes_nothing_of_the_parents(tmp_path: Path) -> None:
         tmp_path,
         *FORK_WARNING,
     )
-    # THEN each line is there once, from the process that it describes
     parent = lines[0].split()[0]
     for i in range(20):
         (line,) = [line for line in lines if f"[Profile] parent's {i} cost" in line]

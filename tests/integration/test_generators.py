@@ -110,7 +110,6 @@ def test_a_generator_that_ignores_its_close_continues() -> None:
 
     with pytest.raises(RuntimeError, match="ignored GeneratorExit"):
         generator.close()
-    # THEN its span lasts until it ends
     assert [span["stage"] for span in _core.open_spans()] == ["stubborn"]
     assert list(generator) == [2, 3]
     assert not only("stubborn").failed
@@ -252,7 +251,6 @@ def test_a_suspended_generator_in_a_cycle_is_collected() -> None:
 
 
 def test_a_generator_that_is_resurrected_by_the_collector() -> None:
-    # GIVEN a suspended generator in a cycle whose finalizer resurrects all of it
     @span("comes back")
     def generate(node: _Node) -> Iterator[int]:
         yield 1
@@ -278,7 +276,6 @@ def test_a_generator_that_is_resurrected_by_the_collector() -> None:
 
 
 def test_arguments_live_no_longer_than_without_a_span() -> None:
-    # GIVEN a debug generator, whose arguments the signature reads
     stagespan.set_debug(True)
 
     class Argument:

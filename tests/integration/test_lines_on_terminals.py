@@ -108,7 +108,6 @@ def test_lines_are_seen_on_a_terminal(
     program: str, module: str, patterns: list[str], tmp_path: Path
 ) -> None:
     text = program.format(module=module, before="")
-    # WHEN nobody has configured logging, and standard error is a terminal
     shown = stderr_of(text, tmp_path, terminal=True)
     # THEN the lines are there, and only those of stages that are active
     assert are_lines(shown, patterns), shown

@@ -169,7 +169,6 @@ print(json.dumps({
 
 
 def test_spans_without_memory_are_timed_or_counted_as_lost() -> None:
-    # GIVEN a thread that opens its first span when no memory is left
     found = run(EXHAUSTED, MALLOC_ARENA_MAX="1")
 
     assert found["results"] == [3]

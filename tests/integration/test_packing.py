@@ -35,7 +35,6 @@ def test_a_packed_program_times_and_analyses(tmp_path: Path) -> None:
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 9}
     (tmp_path / "trace.json").write_text(f'{{"traceEvents": [{event}]}}'.replace("'", '"'))
 
-    # WHEN a program is packed without any option for stagespan, and runs
     packing = ["--log-level", "ERROR", "--exclude-module", "torch", "program.py"]
     packed = subprocess.run(
         [sys.executable, "-m", "PyInstaller", *packing],

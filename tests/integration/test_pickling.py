@@ -146,7 +146,6 @@ def test_other_callables_are_pickled_as_what_they_wrap(protocol: int) -> None:
     assert pickle.loads(pickle.dumps(doubler, protocol)).label == "kept"
     assert copy.deepcopy(doubler).__wrapped__ is not doubler.__wrapped__  # type: ignore[attr-defined]
 
-    # AND one that is pickled by its name is found there, also below a context
     assert pickle.loads(pickle.dumps(cached, protocol)) is cached
     assert pickle.loads(pickle.dumps(stage(abs), protocol))(-4) == 4
     with pytest.raises(pickle.PicklingError):

@@ -98,10 +98,8 @@ print("done")
         folder.mkdir()
         return python(code, folder, STAGESPAN_OUTPUT_DIR=str(folder / "out")).stdout
 
-    # WHEN the program ends, several times
     with ThreadPoolExecutor(3) as pool:
         outputs = list(pool.map(run, range(3)))
-    # THEN it ends normally, without output
     assert outputs == ["done\n"] * 3
 
 
@@ -153,7 +151,6 @@ def test_exit_codes_are_kept(how: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_a_program_as_without_stagespan(number: signal.Signals, tmp_path: Path) -> None:
-    # GIVEN a program inside spans, with the service thread running
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -218,7 +215,6 @@ def test_a_worker_of_a_pool_that_ends_by_itself_ends_cleanly(
     script = tmp_path / "program.py"
     script.write_text(WORKERS)
 
-    # WHEN the workers of a pool have ended
     done = subprocess.run(
         [sys.executable, str(script), kind], capture_output=True, text=True, timeout=60
     )
@@ -264,7 +260,6 @@ def test_a_thread_that_python_ends_in_a_callback(tmp_path: Path) -> None:
         subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) for _ in range(6)
     ]
 
-    # THEN the program ends as usual
     for program in programs:
         _, stderr = program.communicate(timeout=60)
         assert program.returncode == 0, stderr
@@ -357,7 +352,6 @@ EVERYTHING = """
     ids=" ".join,
 )
 def test_everything_under_strict_interpreters(options: tuple[str, ...], tmp_path: Path) -> None:
-    # WHEN everything is used once, with Python's memory checks and all warnings
     done = python(
         EVERYTHING,
         tmp_path,
@@ -369,7 +363,6 @@ def test_everything_under_strict_interpreters(options: tuple[str, ...], tmp_path
 
 
 def test_memory_that_is_refused(tmp_path: Path) -> None:
-    # GIVEN a process that does not get enough memory for a recorder
     lines = in_child(
         """
         import numpy, resource, sys, warnings
@@ -402,7 +395,6 @@ def test_memory_that_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_interpreter_times_nothing(tmp_path: Path) -> None:
-    # GIVEN a sub-interpreter
     lines = in_child(
         """
         import sys
@@ -432,7 +424,6 @@ def test_another_interpreter_times_nothing(tmp_path: Path) -> None:
         "-W",
         "ignore",
     )
-    # THEN it says so and what to do, and both continue
     assert lines[0].startswith("False the extension cannot be imported (")
     assert lines[0].endswith(": import it there, not in a sub-interpreter)")
     assert lines[1:] == ["None", "1"]

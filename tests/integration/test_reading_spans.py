@@ -185,7 +185,6 @@ def read_all(cursors: list[SpanCursor], pause_s: float, threads: int) -> list[li
 
 
 def test_each_span_once_while_four_threads_write() -> None:
-    # GIVEN two readers, of which one is too slow for the rings
     quick, slow = SpanCursor(), SpanCursor()
 
     (quick_ids,) = read_all([quick], 0.0005, threads=4)

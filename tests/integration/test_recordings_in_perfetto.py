@@ -63,7 +63,6 @@ def test_a_trace_for_perfetto_is_strictly_valid(folder: Path, tmp_path: Path) ->
         alive = json.loads(command("dump", str(process.pid)).stdout)
     finally:
         end(process)
-    # WHEN it is dumped while alive, and after it was killed
     found = recording.open(process.pid)
     path = tmp_path / "trace.json"
     path.write_text(dump.as_perfetto(found))
@@ -73,28 +72,23 @@ def test_a_trace_for_perfetto_is_strictly_valid(folder: Path, tmp_path: Path) ->
     assert expected["step"] == 12
     assert expected["inner"] == 40
     for trace in (alive, json.loads(path.read_text())):
-        # THEN the trace is valid, and has a slice for each span
         every = check(trace)
         slices = [event for event in every if event["cat"] == "user_annotation"]
         assert Counter(event["name"] for event in slices) == expected
         assert len({event["args"]["id"] for event in slices}) == len(slices)
         flows = {event["id"] for event in trace["traceEvents"] if event["ph"] == "s"}
         assert len(flows) == 4  # one for each request with more than one outermost span
-        # THEN each request is a slice too
         assert Counter(event["name"] for event in every if event["cat"] == "request") == {
             **{f"request {i}": 1 for i in range(4)},
             "of threads": 40,
         }
-    # THEN no time has been rounded
     begins = {event["args"]["id"]: event["ts"] for event in slices}
     base = trace["baseTimeNanoseconds"]
     for number, begin in zip(spans["id"].tolist(), spans["begin_ns"].tolist(), strict=True):
         assert base + round(begins[number] * 1000) == begin
-    # THEN readers that use the base of the times get the same spans
     read = read_trace(path)
     assert len(read.events) == sum(expected.values()) + 44
     assert set(spans["begin_ns"].tolist()) <= set(read.events.begin_ns.tolist())
-    # THEN `analyze` makes the same trace of the recording
     made = trace_of(found, str(path))
     assert shown_by(made) == shown_by(read)
 

@@ -202,7 +202,6 @@ def test_each_call_of_a_foreign_parent_is_a_request(trusted: bool) -> None:
     for n in range(3):
         with extract(carrier, trusted=trusted) as remote, span("work"):
             names.append(remote.id)
-            # WHEN one of them calls on inside of this system, and its message comes twice
             if n == 1:
                 inner = changed(inject(queue="tasks"), id=f"inner {trusted}")
     for _ in range(2):
@@ -386,7 +385,6 @@ def test_links_that_do_not_fit_are_counted() -> None:
     assert lost().get("links", 0) - before >= 3 * 8_000 - capacity
     assert len(recording.open(os.getpid()).links()) <= capacity
     assert "links overwritten" in timeline("many").causes
-    # AND a later request is complete
     with request("after many") as after, batch("many", [after]):
         pass
     assert timeline("after many").causes == []
@@ -753,7 +751,6 @@ def test_replies_come_back_to_their_own_request_of_a_trace() -> None:
 
 @pytest.mark.parametrize("header", [{}, {"traceparent": f"00-{'c' * 32}-{'d' * 16}-01"}])
 def test_replies_come_back_to_what_a_client_has_begun(header: dict[str, str]) -> None:
-    # GIVEN a call of a client, as the middleware receives it
     with (
         extract(header, trusted=False) as root,
         extract(inject(queue="replies")),

@@ -66,13 +66,11 @@ def test_a_span_that_began_later_than_the_one_around_it(tmp_path: Path) -> None:
         with stagespan.span("all_reduce"):
             until_logged()
     """
-    # THEN the line is about the inner one
     (line,) = stderr_of(code, tmp_path)
     assert line.startswith("[Profiler] 'all_reduce' in 'denoise' has been open for 1.")
 
 
 def test_names_from_outside_cannot_begin_a_line(tmp_path: Path) -> None:
-    # GIVEN a request whose id has a newline, in a thread whose name has one
     code = """
     def serve():
         with stagespan.request("r-8\\nforged"), stagespan.span("decode"):
@@ -82,7 +80,6 @@ def test_names_from_outside_cannot_begin_a_line(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     """
-    # THEN the stall still gives one line
     (line,) = stderr_of(code, tmp_path)
     assert r" for request r-8\nforged in thread worker\n1: " in line
 

@@ -234,7 +234,6 @@ def test_a_main_thread_that_never_runs_python_again(tmp_path: Path) -> None:
     program = Program(STAGE + code, tmp_path)
 
     program.send()
-    # THEN it ends nevertheless, and its files are there
     program.ended()
     assert program.counts() == {"encode": 1}
 
@@ -250,7 +249,6 @@ def test_an_interpreter_whose_lock_is_never_released(tmp_path: Path) -> None:
     """
     program = Program(STAGE + code, tmp_path)
     program.send()
-    # THEN the process still ends by the signal
     program.ended()
 
 

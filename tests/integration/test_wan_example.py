@@ -34,7 +34,6 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_staged_pipeline_makes_the_same_video_as_the_pipeline_itself(stages: Any) -> None:
-    # GIVEN a prompt and the noise of a seed
     prompt, negative = "a cat walks on the grass", "blurry"
 
     staged = stages(prompt, negative, height=64, width=64, frames=5, num_inference_steps=2, seed=7)
@@ -55,7 +54,6 @@ def test_staged_pipeline_makes_the_same_video_as_the_pipeline_itself(stages: Any
 
 
 def test_text_encoding_equals_the_pipelines(stages: Any) -> None:
-    # GIVEN a prompt shorter than the longest
     prompts = ["a dog runs in the rain"]
 
     ours = stages.text_encoding_stage.process(prompts)
@@ -87,5 +85,4 @@ def test_the_scripts_of_its_stages_can_be_read(stages: Any) -> None:
         adapter = adapter_for(owner, inputs, name, config)
         text, _ = script_of(signature, owner, adapter, config, f"profile_{name}.py")
 
-        # THEN it is short enough to be read
         assert len(text.splitlines()) <= 250

@@ -18,7 +18,6 @@ def test_links_lead_to_existing_files(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
 
-    # THEN each is a file of the project, or a URL
     missing = [
         target for target in targets if "://" not in target and not (page.parent / target).exists()
     ]

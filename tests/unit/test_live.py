@@ -24,7 +24,6 @@ def test_open_spans_carry_the_names_of_pythons_threads() -> None:
     leave.set()
     thread.join()
 
-    # THEN they are listed outermost first, with that name
     assert [span["stage"] for span in mine] == ["outer", "inner"]
     assert {span["thread_name"] for span in mine} == {"uploader of large files"}
     assert all(span["thread"] != thread.native_id for span in stagespan.open_spans())

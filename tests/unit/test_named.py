@@ -208,7 +208,6 @@ def test_the_loader_and_the_source_do_not_change(package: str) -> None:
 
 @pytest.mark.usefixtures("package")
 def test_a_frozen_module_is_loaded_as_usual() -> None:
-    # GIVEN a stage in a module of Python's own, whose loader is a class
     loader = importlib.machinery.FrozenImporter
     before = loader.exec_module
     wrapper, _ = wrapper_of("__hello__:main")

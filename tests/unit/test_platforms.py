@@ -114,7 +114,6 @@ def test_no_question_creates_a_device_context(monkeypatch: pytest.MonkeyPatch) -
 
     platform.synchronize()
     platform.empty_cache()
-    # THEN unknown values are None
     assert platform.device_type == "cuda"
     assert not platform.is_capturing()
     assert platform.device_memory() is None

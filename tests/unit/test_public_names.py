@@ -92,7 +92,6 @@ def test_the_figures_of_a_stage_show_no_losses() -> None:
 
 
 def test_a_stage_that_has_not_run_has_no_figures() -> None:
-    # GIVEN two snapshots, between which nothing ran
     with stagespan.span("before"):
         pass
     earlier = _core.snapshot()

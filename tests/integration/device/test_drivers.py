@@ -181,7 +181,6 @@ def test_a_capture_stays_valid_while_the_service_thread_polls(run: Run) -> None:
 
 
 def test_a_driver_that_shuts_down_during_a_run(run: Run) -> None:
-    # GIVEN a context whose kernel is running
     done = run(
         SET_UP.format(kind="cuda"),
         """

@@ -137,7 +137,6 @@ def test_threads_have_separate_streams(device: Standin) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    # THEN each span has the time of its own kernel
     for i in range(4):
         found = spans_of(f"thread {i}")["device_elapsed_ns"]
         assert list(found) == pytest.approx([(1 + i) * MS] * 5, rel=0.001)
@@ -164,7 +163,6 @@ def test_an_empty_span_takes_no_device_time(device: Standin) -> None:
 
 
 def test_a_sample_bounds_the_cost(device: Standin) -> None:
-    # GIVEN every fourth span of a stage is timed on the device
     stagespan.enable(device_every=4)
     records = device.counts()["records"]
     for _ in range(40):

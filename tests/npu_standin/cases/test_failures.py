@@ -20,7 +20,6 @@ def last_device_ns() -> float:
 
 
 def test_an_event_that_cannot_be_recorded(device: Standin) -> None:
-    # GIVEN a device that refuses one event
     device.fail(records=1)
     with stagespan.span("unlucky"):
         device.kernel(1)
@@ -80,7 +79,6 @@ def test_captured_work_is_not_timed(device: Standin) -> None:
 
 
 def test_a_span_that_ends_in_another_thread(device: Standin) -> None:
-    # GIVEN a token that a thread opened
     device.hold()
     tokens: list[stagespan.Token] = []
     thread = threading.Thread(target=lambda: tokens.append(stagespan.begin("handed on")))
@@ -99,7 +97,6 @@ def test_a_span_that_ends_in_another_thread(device: Standin) -> None:
 
 
 def test_many_pending_spans_in_bounded_memory(device: Standin) -> None:
-    # GIVEN a blocked device
     limit = _core.device_info()["event_pairs_limit"]
     device.hold()
     for _ in range(20_000):

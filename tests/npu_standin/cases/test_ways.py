@@ -110,7 +110,6 @@ def test_the_log_line_contains_the_later_end(
         assert not [line for line in caplog.messages if "later" in line], "before it is complete"
         device.hold(False)
         assert stagespan.flush(30)
-    # THEN S is the time until the device has finished
     (line,) = [line for line in caplog.messages if line.startswith("[Profile] later")]
     match = re.fullmatch(r"\[Profile\] later cost (\d+\.\d+) seconds", line)
     assert match

@@ -29,7 +29,6 @@ at_module_level.label = "kept"  # type: ignore[attr-defined]
 
 
 def test_calls_are_timed_and_results_pass_through(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN a function with every kind of parameter
     stage = f"all parameters {context.__name__}"
 
     def function(a: int, /, b: int, c: int = 3, *d: int, e: int, f: int = 6, **g: int) -> Any:
@@ -92,7 +91,6 @@ def test_wrong_arguments_raise_what_the_function_raises(
     with pytest.raises(TypeError) as caught:
         timed()  # type: ignore[call-arg]
 
-    # THEN the message is Python's own for the function
     with pytest.raises(TypeError) as expected:
         function()  # type: ignore[call-arg]
     assert str(caught.value) == str(expected.value)
@@ -100,7 +98,6 @@ def test_wrong_arguments_raise_what_the_function_raises(
 
 @pytest.mark.parametrize("on", [False, True])
 def test_debug_functions_stay_plain_functions(on: bool) -> None:
-    # GIVEN a decorated function, off or on
     stagespan.set_debug(on)
     function = at_module_level
 
@@ -142,7 +139,6 @@ def test_defaults_that_are_changed_later_are_used(context: Callable[[str], _core
     timed.__defaults__ = (10,)
     timed.__kwdefaults__ = {"b": 20}
 
-    # THEN they are used, whether it is on or off
     assert timed() == (10, 20)
     stagespan.set_debug(False)
     assert timed() == (10, 20)
@@ -168,7 +164,6 @@ def test_closures_are_shared(context: Callable[[str], _core.Span]) -> None:
 
 
 def test_recursion_is_timed_at_every_level(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN a function that calls itself by name
     stage = f"recursion {context.__name__}"
 
     def descend(depth: int) -> int:
@@ -237,7 +232,6 @@ def test_a_getter_is_timed_each_time(kind: Any) -> None:
 
 @pytest.mark.parametrize("stacked", [1, 3])
 def test_a_function_with_one_parameter_is_timed_by_each_way_to_call_it(stacked: int) -> None:
-    # GIVEN such a function, under one or several contexts
     def original(value: int = 5) -> int:
         return value + 1
 
@@ -256,7 +250,6 @@ def test_a_function_with_one_parameter_is_timed_by_each_way_to_call_it(stacked: 
     timed.__defaults__ = (7,)
     results.append(timed())
 
-    # THEN it returns what it would, and each call is timed once for each context
     assert results == [2, 3, 6, 4, 7, 8]
     assert runs("one parameter") == before + 6 * stacked
 
@@ -267,7 +260,6 @@ def test_a_function_with_one_parameter_is_timed_by_each_way_to_call_it(stacked: 
 
 
 def test_a_recursive_function_with_one_parameter_is_freed() -> None:
-    # GIVEN a function that refers to itself through its closure
     def made() -> weakref.ref[Any]:
         @stagespan.span("recursive")
         def count(left: int) -> int:
@@ -286,7 +278,6 @@ def test_a_recursive_function_with_one_parameter_is_freed() -> None:
 
 
 def test_methods_of_every_kind() -> None:
-    # GIVEN an object whose methods are decorated
     thing = Methods()
     stages = ["method", "mangled", "always method", "class method", "static method", "getter"]
     before = [runs(stage) for stage in stages]

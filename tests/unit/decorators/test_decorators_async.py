@@ -86,7 +86,6 @@ def test_cancelled_coroutines_are_marked(context: Callable[[str], _core.Span]) -
 
     asyncio.run(main())
 
-    # THEN it cleaned up, and its span is an error
     assert tidied == [True]
     assert (runs(stage), _core.snapshot().stages()[stage].errors) == (1, 1)
 

@@ -126,7 +126,6 @@ def test_a_generator_that_refuses_to_close(context: Callable[[str], _core.Span])
     generator = decorate(context("stubborn"), stubborn)()
     next(generator)
 
-    # WHEN / THEN Python's own error arrives
     with pytest.raises(RuntimeError, match="generator ignored GeneratorExit"):
         generator.close()
 

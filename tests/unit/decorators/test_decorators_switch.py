@@ -27,7 +27,6 @@ def test_switching_times_and_stops_timing() -> None:
 
 
 def test_off_means_the_original_code() -> None:
-    # GIVEN a function whose timing was on and off again
     def original(value: int) -> int:
         return value
 

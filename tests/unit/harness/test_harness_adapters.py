@@ -127,7 +127,6 @@ def test_a_stage_without_a_step_is_reported_in_one_sentence() -> None:
 
 
 def test_adapters_for_other_stages_can_be_registered() -> None:
-    # GIVEN a user-defined adapter
     class Custom(StepAdapter):
         name = "custom"
 

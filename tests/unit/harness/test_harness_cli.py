@@ -147,7 +147,6 @@ def test_a_signature_in_a_folder_that_cannot_be_written(folder: Path) -> None:
     with open("signatures.json") as file:
         path = f"/proc/self/fd/{file.fileno()}"
         harness = StageBenchHarness.from_signature_file(path, "denoise")
-        # THEN the files go to the folder of this run
         assert harness.output_dir == stagespan.get_profiler_output_dir()
 
 
@@ -185,7 +184,6 @@ def test_two_results_of_bench_are_compared(folder: Path) -> None:
 
 
 def test_results_of_different_replays_are_not_reported_as_a_change(folder: Path) -> None:
-    # GIVEN results of two signatures, and of another machine, step and type
     done = bench("--warmup", "1", "--timing-steps", "3")
     assert done.exit_code == 0, done.output
     content = json.loads(Path("out/denoise_bench.json").read_text())
@@ -300,7 +298,6 @@ def test_mistakes_are_reported_in_one_sentence(
 ) -> None:
     done = bench(*arguments, **given)
 
-    # THEN one sentence says what to do, and nothing was written
     assert done.exit_code == 2
     assert says in done.stderr
     sentence = done.stderr.partition("\n\nTo pass what is missing on the command line")[0]

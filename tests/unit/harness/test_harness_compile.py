@@ -83,7 +83,6 @@ def test_the_stage_s_own_trace_contains_no_compilation(tmp_path: Path) -> None:
 def test_a_stage_that_is_not_compiled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     bench = harness(Mlp(), signature_of(x=torch.zeros(8, 32)), tmp_path, profile_compile=True)
     results = bench.profile()
-    # THEN a message says so, and no file for it is left
     assert results.compile is None
     assert any(r.levelname == "WARNING" and "'mlp'" in r.getMessage() for r in caplog.records)
     assert not list(tmp_path.glob("*compile*"))
@@ -107,7 +106,6 @@ def test_a_failing_pre_compilation_gives_a_warning(
     with broken:
         bench = harness(Compiled(), signature_of(x=torch.zeros(4)), tmp_path, profile_compile=True)
         results = bench.profile()
-    # THEN there is one warning, and the first call is profiled nevertheless
     assert "pre-compilation" in caplog.text
     assert results["compile"]["frames"] == 2
 

@@ -88,7 +88,6 @@ def test_without_guidance_the_model_runs_once(stage: Any) -> None:
 
 
 def test_other_arguments_of_forward_are_passed_by_name(stage: Any) -> None:
-    # GIVEN an input that is a parameter of forward
     feature = torch.ones(1)
 
     DenoiseStep(stage, inputs(clip_feature=feature))()
@@ -97,7 +96,6 @@ def test_other_arguments_of_forward_are_passed_by_name(stage: Any) -> None:
 
 
 def test_reference_latents_are_joined_along_the_channels(stage: Any) -> None:
-    # GIVEN a model with twelve channels, six of them for a reference
     stage.dit.layer = torch.nn.Linear(12, 6)
 
     DenoiseStep(stage, inputs(ref_latent=torch.randn(1, 6)))()
@@ -135,7 +133,6 @@ def test_the_stages_own_prediction_is_used_if_it_has_one(stage: Any) -> None:
 
 
 def test_the_stages_scheduler_is_not_changed(stage: Any) -> None:
-    # GIVEN a scheduler in the middle of a loop
     stage.scheduler.set_timesteps(40, 3.0)
 
     DenoiseStep(stage, inputs())()

@@ -40,7 +40,6 @@ def replay_of(seen: list[Any], device: str, numel: int = 8) -> Replay:
 def test_the_cache_is_overwritten_before_each_run(
     device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a replay that records what happens
     seen: list[Any] = []
     run = replay_of(seen, "pretended:0")
     flush = replay.DeviceCache.flush
@@ -128,7 +127,6 @@ def test_a_processor_that_is_slowed_down_is_reported(
 def test_a_processor_that_was_faster_in_an_earlier_replay_is_reported() -> None:
     timing = summary([run_of(150)] * 9, fastest_fixed_ns=149, fastest_in_process_ns=100)
 
-    # THEN it is compared with the fastest of both, and the file has its own
     assert timing["slowdown"] == pytest.approx(1.5)
     assert "took 1.50 x its fastest time in this process" in timing["busy"]
     assert timing["fixed_ns"] == 149
@@ -159,5 +157,4 @@ def test_the_fixed_computation_runs_before_each_run() -> None:
 
 
 def test_scripts_know_the_devices_of_the_table() -> None:
-    # GIVEN that the modules of scripts cannot import the table
     assert torch_state.DEVICE_TYPES == table.DEVICE_TYPES

@@ -178,7 +178,6 @@ def test_the_receiver_is_found_by_binding_and_not_by_its_name(run_live: Any) -> 
 
 
 def test_the_median_of_live_runs_is_shown_with_the_replay(run_live: Any, tmp_path: Path) -> None:
-    # GIVEN three live runs of one signature and one of another
     def stage(x: Any) -> Any:
         return x @ x
 
@@ -189,7 +188,7 @@ def test_the_median_of_live_runs_is_shown_with_the_replay(run_live: Any, tmp_pat
     found = result.fidelity
     row = json.loads((tmp_path / "timing.json").read_text())["stages"]["stage"]["signatures"][0]
     assert (found["live_p50_ms"], found["live_runs"]) == (row["p50_ms"], 3)
-    # AND CPU times are compared, because other programs make wall times longer
+    # GIVEN CPU times are compared, because other programs make wall times longer
     assert found["live_cpu_p50_ms"] == row["cpu_p50_ms"]
     assert found["ratio"] == pytest.approx(result.timing_ms["cpu"]["p50"] / row["cpu_p50_ms"])
     assert "Live median CPU time" in found["line"]
@@ -203,7 +202,6 @@ def test_the_median_of_live_runs_is_shown_with_the_replay(run_live: Any, tmp_pat
 
 
 def test_the_time_of_the_whole_stage_is_computed_from_its_steps(run_live: Any) -> None:
-    # GIVEN a loop of four steps
     class Scheduler:
         def set_timesteps(self, count: int) -> None:
             self.timesteps = list(range(count))
@@ -364,7 +362,6 @@ def test_the_live_runs_know_their_cpu_time() -> None:
 def test_debug_mode_counts_the_launches_of_a_warm_run(
     run_live: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a stage whose first run does more work, and two signatures
     monkeypatch.setenv("STAGESPAN_LAUNCHES", "true")
     seen: set[int] = set()
 

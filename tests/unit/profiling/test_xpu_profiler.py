@@ -58,7 +58,6 @@ def test_the_activity_of_the_xpu_is_chosen_if_torch_can_record_it(
     with caplog.at_level(logging.INFO, "stagespan"), profile_window("denoise") as window:
         pass
 
-    # THEN those are requested, and the log names them
     assert current_platform.device is XPU
     assert window.recorded
     profiler: Any = window.profiler

@@ -381,7 +381,6 @@ def test_compressed_reports_and_pipes_can_be_compared(tmp_path: Path) -> None:
 
 
 def test_differences_do_not_control_the_terminal(tmp_path: Path) -> None:
-    # GIVEN results of two machines, with texts that clear the terminal
     texts = ("EPYC", "\x1b[2J")
     bench = [
         {"times_ms": [1.0] * 9, "adapter": text, "environment": {"cpu": text, "torch": text}}

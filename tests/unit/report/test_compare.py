@@ -187,7 +187,6 @@ def test_all_ways_to_compare_two_reports_agree(
     for stage, (change, verdict, mean_change) in verdicts.items():
         cells = found[stage]
         assert (cells[5], cells[7]) == (verdict, mean_change)
-        # THEN the medians are those of the runs, within the error of the histogram
         assert float(cells[2].removesuffix(" %")) == pytest.approx(change, abs=3)
         for shown, times in zip(cells, (before, after), strict=False):
             assert float(shown) == pytest.approx(statistics.median(times[stage]), rel=0.03)

@@ -204,7 +204,6 @@ def test_a_writer_that_has_been_killed_does_not_stop_others(tmp_path: Path) -> N
     + [[{"runs": 61, "relative": 0}, {"runs": -1, "relative": 0}]],
 )
 def test_sessions_that_do_not_fit_the_runs_are_one_session(tmp_path: Path, sessions: Any) -> None:
-    # GIVEN a baseline that another program has changed
     path = tmp_path / "baseline.json"
     stage = {"samples_ms": [1.0] * 60, "sessions": sessions}
     path.write_text(json.dumps({"kind": "stagespan baseline", "stages": {"s": stage}}))

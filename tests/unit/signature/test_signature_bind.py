@@ -50,7 +50,6 @@ def test_self_and_cls_are_left_out() -> None:
 
 
 def test_plain_defaults_count_as_passed_and_others_do_not() -> None:
-    # GIVEN defaults of several kinds
     def stage(x: Any, steps: int = 8, cache: Any = None, table: Any = ()) -> None: ...
 
     assert bind_arguments(stage, (1,), {}) == {"x": 1, "steps": 8, "cache": None}
@@ -58,7 +57,6 @@ def test_plain_defaults_count_as_passed_and_others_do_not() -> None:
 
 
 def test_star_arguments_are_kept_in_a_replayable_form() -> None:
-    # GIVEN a call with surplus arguments of both kinds
     bound = bind_arguments(Stage.process, (Stage(), 1, 2, 3, 4), {"scale": 0.5, "mode": "x"})
 
     assert bound == {"latents": 1, "steps": 2, "*extra": [3, 4], "scale": 0.5, "mode": "x"}
@@ -119,7 +117,6 @@ def test_positional_only_parameters_are_passed_by_position() -> None:
 
 
 def test_inputs_that_do_not_fit_are_reported_in_one_sentence() -> None:
-    # GIVEN inputs with one too few and one too many
     with pytest.raises(ReplayError) as caught:
         fit(plain, {"a": 1, "z": 2})
 

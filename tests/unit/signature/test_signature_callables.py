@@ -303,7 +303,6 @@ def test_functions_of_the_program_itself_are_found_in_its_module(tmp_path: Path)
     environment = {**os.environ, "STAGESPAN_OUTPUT_DIR": "out", "PYTHONPATH": "."}
     environment["STAGESPAN_DEBUG"] = "true"
 
-    # WHEN it runs, and its stage is replayed from the command line and by the script
     for arguments in (
         ["my_program.py"],
         ["-m", "stagespan", "bench", "out/timing_io_signature.json", "--stage", "stage", "--output",

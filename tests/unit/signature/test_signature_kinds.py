@@ -251,7 +251,6 @@ class Request(Sized):
 
 
 def test_objects_with_slots_are_made_again() -> None:
-    # GIVEN an object whose attributes are in slots of two classes and in a dictionary
     node = json.loads(json.dumps(capture(Request(torch.ones(2, 3)))))
 
     made = make_inputs(StageSignature("s", {"x": node, "y": capture(Sized(4))}))
@@ -432,7 +431,6 @@ def test_the_parts_of_several_tensors_are_distinguished() -> None:
     given = {f"x{at}": torch.eye(at + 2).to_sparse() for at in range(20)}
     given.update({f"y{at}": jagged() for at in range(20)})
 
-    # WHEN / THEN none of the parts is mistaken for another
     text = json.dumps(capture_arguments(given))
     assert "shared" not in text
     assert "storage" not in text

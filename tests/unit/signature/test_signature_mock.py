@@ -48,7 +48,6 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize("dtype", ELEMENT_BYTES)
 def test_every_known_dtype_can_be_created(dtype: str) -> None:
-    # GIVEN a signature of each element type
     signature = stage(x=tensor([4, 6], dtype), empty=tensor([0, 3], dtype))
 
     first, second = make_inputs(signature), make_inputs(signature)
@@ -286,7 +285,6 @@ def test_host_tensors_stay_on_the_host() -> None:
         where=capture(torch.device("cuda:0")),
     )
 
-    # WHEN inputs are created on another device ("meta", which exists on every machine)
     from stagespan.harness.standalone.values import MockInputs
 
     mock = MockInputs(device="meta", captured_device="cuda:0")

@@ -106,7 +106,6 @@ def test_the_json_of_figures_fits_their_schema() -> None:
 def test_internal_fields_are_not_written() -> None:
     # GIVEN a struct with a field of a type that JSON does not have, and one with a default
     pair = Pair(1_500, np.arange(3), (Part("p", 250),))
-    # THEN neither its JSON nor its schema has the first, and both always have the second
     assert pair.to_dict() == {"time_us": 1.5, "names": [{"name": "p", "time_us": 0.25}]}
     assert Pair(1_500, np.arange(3)).to_dict() == {"time_us": 1.5, "names": []}
     _, definitions = schema_of([Pair])

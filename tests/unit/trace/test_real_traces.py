@@ -159,7 +159,6 @@ def with_doubles(entries: list[dict[str, Any]], found: dict[str, Any]) -> dict[s
 
 
 def test_device_use_equals_the_truth_file(traces: Path) -> None:
-    # GIVEN figures that came with the traces
     truth = json.loads((traces / "truth.json").read_text())
     compared = set()
     for file, expected in truth.items():
@@ -239,7 +238,6 @@ def test_ascend(traces: Path, rank: int) -> None:
     assert trace.events.begin_ns.tolist() == [int(Decimal(e["ts"]) * 1000) for e in complete]
     assert set(trace.left_out) == {"counter", "metadata entry"}
     assert "Ascend Hardware" in trace.process_names.values()
-    # THEN computing and communication equal the profiler's own tables
     with open(folder / "step_trace_time.csv", newline="") as file:
         steps = list(csv.DictReader(file))
     use = device_use(trace)

@@ -147,7 +147,6 @@ def test_a_breakdown_without_kernels(write_trace: Write) -> None:
 
 @pytest.mark.parametrize("name", ["re", "Pi", "Sum", "λ", 'quote"', "a/b", "void f<int, 4>(T*)"])
 def test_names_are_unchanged(write_trace: Write, name: str) -> None:
-    # GIVEN a stage and a kernel with a name that other tools would interpret
     trace = read_trace(write_trace([event("kernel", name, 0, 1)]))
     table = breakdown(trace, name).to_dict()
     assert (table["name"], table["top_kernels"][0]["name"]) == (name, name)

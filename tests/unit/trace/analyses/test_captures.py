@@ -237,7 +237,6 @@ def test_without_a_capture_the_operators_are_unknown(tmp_path: Path) -> None:
 
 
 def test_the_capture_of_another_model_is_refused(tmp_path: Path) -> None:
-    # GIVEN captures of a model with other products, and of one with another number of layers
     trace = Recorded().replay(model(3)).trace(tmp_path)
     other = Recorded().capture(model(3, kernel="Cijk_C")).trace(tmp_path, "other.json")
     longer = Recorded(named=False).capture(model(4)).trace(tmp_path, "longer.json")
@@ -326,7 +325,6 @@ def test_shapes_of_an_unknown_size_stay_unknown(tmp_path: Path) -> None:
 
 
 def test_equal_graphs_are_matched_in_order(tmp_path: Path) -> None:
-    # GIVEN a model that was captured layer by layer, as vLLM does
     ops = model(3)
     parts = [ops[at : at + 4] for at in range(0, 12, 4)]
     capture, replay = Recorded(), Recorded()

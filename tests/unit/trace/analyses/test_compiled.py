@@ -141,7 +141,6 @@ def test_a_frame_that_is_called_at_a_break_does_not_count_as_a_break(tmp_path: P
             with region(program, ": 3/0"):
                 graph(program)
     found, (finding,) = of(program, tmp_path)
-    # THEN there are two per call, as torch counts them
     assert [
         (row["before"], row["after"], row["count"], row["time_us"], row["called"])
         for row in found["graph_breaks"]
@@ -219,7 +218,6 @@ def test_separate_functions_and_one_within_a_graph_are_not_breaks(tmp_path: Path
 
 @pytest.mark.parametrize("nested", [True, False], ids=["today", "torch 2.3"])
 def test_compiling_by_phase_and_recompilations(nested: bool, tmp_path: Path) -> None:
-    # GIVEN a frame that is compiled for two shapes, and called with each
     program = Program()
     for variant in (0, 1):
         compilation(program, f"0/{variant}", PARTS, nested)
@@ -338,7 +336,6 @@ def test_calls_that_ran_eagerly_because_the_limit_was_reached(tmp_path: Path) ->
             with program.within("aten::sin"):
                 program.work(20)
     found, findings = of(program, tmp_path)
-    # THEN those are counted, and reported as a finding
     assert found["eager_calls"] == 4
     (limit,) = (each for each in findings if each.code == "compiled.recompile_limit")
     assert limit.severity == "medium"

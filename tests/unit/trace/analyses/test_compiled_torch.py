@@ -116,7 +116,6 @@ def test_recompilations_in_the_window(tmp_path: Path) -> None:
 
 
 def test_the_recompile_limit(tmp_path: Path) -> None:
-    # GIVEN a function that is compiled for each number, at most three times
     function = torch.compile(lambda x, n: (x * n).relu(), backend="eager", dynamic=False)
 
     def calls() -> None:

@@ -106,7 +106,6 @@ def test_look_ups_win_no_more_than_the_idle_time_of_the_device(kernel: int, tmp_
             program.work(198)
     _, findings = of(program, tmp_path)
     (finding,) = [each for each in findings if each.code == "compiled.guards"]
-    # THEN at most the rest of the time can be won
     end = max(program.now, *program.free.values())
     assert finding.gain is not None
     assert finding.gain.time_ns == min(2_000, end - begin - kernel) * 1_000
@@ -136,7 +135,6 @@ def test_many_breaks_on_a_device_are_no_more_than_medium(tmp_path: Path) -> None
     ],
 )
 def test_findings_on_real_traces(name: str, codes: list[str], traces: Path) -> None:
-    # GIVEN a trace whose timeline was inspected
     found: list[Finding] = compiled_of(read_trace(traces / f"{name}.json.gz")).findings()
     assert [finding.code for finding in found] == codes
 

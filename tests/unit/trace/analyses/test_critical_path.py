@@ -132,7 +132,6 @@ def test_a_thread_that_begins_to_wait_for_another_one(tmp_path: Path) -> None:
 
     result = times(found(program.trace(tmp_path)))
 
-    # THEN it goes through the calls of the other thread
     assert result["call", "cudaMalloc"] == 4 * 300
 
 

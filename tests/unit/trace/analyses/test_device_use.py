@@ -157,7 +157,6 @@ def test_communication_on_a_stream_that_mostly_computes(
 def test_advice_depends_on_the_sort_and_the_stream(
     name: str, stream: int, sort: str | None, advice: str, tmp_path: Path
 ) -> None:
-    # GIVEN computing, and then communication or copies of one sort
     cat = "kernel" if sort is None else "gpu_memcpy"
     trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600), (name, cat, stream, 600, 1_000))
     use = use_of(trace)
@@ -169,7 +168,6 @@ def test_advice_depends_on_the_sort_and_the_stream(
 
 
 def test_advice_is_for_the_copies_that_take_the_most_time(tmp_path: Path) -> None:
-    # GIVEN copies of three kinds
     trace = device_only(
         tmp_path,
         ("Memcpy HtoD (Pageable -> Device)", "gpu_memcpy", 20, 0, 100),
@@ -182,7 +180,6 @@ def test_advice_is_for_the_copies_that_take_the_most_time(tmp_path: Path) -> Non
 
 
 def test_several_devices_are_distinguished(tmp_path: Path) -> None:
-    # GIVEN two devices, of which one is idle half of its time
     path = tmp_path / "two.json"
     base: dict[str, Any] = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7}
     path.write_text(
@@ -228,7 +225,6 @@ def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: P
     assert found.times_ns["device-busy"] == 1_000 * US
     (differing,) = found.differs
     assert differing.startswith("device 1: ")
-    # AND a table shows them in columns
     titles = [table.title for table in use.tables()]
     assert titles == ["Device", "Devices", "Streams"]
     assert use.tables()[1].rows[0] == ("device 0", 0, US * 1_000, 0, 0, US * 1_000, US * 1_000, 0)
@@ -337,7 +333,6 @@ def test_two_npus_in_one_trace_are_two_devices(tmp_path: Path) -> None:
         ),
     ]  # fmt: skip
     path.write_text(json.dumps(entries))
-    # WHEN the use is summed up THEN each has its own times
     assert {name: each.busy_ns for name, each in use_of(read_trace(path)).devices.items()} == {
         "0": 100 * US,
         "1": 100 * US,
@@ -364,7 +359,6 @@ def test_work_launched_before_the_window_is_counted_separately(tmp_path: Path) -
     program.launch("early", 30, known=False)
     program.launch("late", 30)
     use = use_of(program.trace(tmp_path))
-    # THEN they are distinguished, and are part of the sums
     assert use.without_launch == 2
     assert use.to_dict()["gpu_events_without_launch_us"] == 60
     assert use.to_dict()["kernel_dur_sum_us"] == 90

@@ -96,7 +96,6 @@ def test_wrappers_belong_to_the_line_that_called_them(tmp_path: Path) -> None:
 
 
 def test_the_stacks_of_old_profilers(write_trace: Callable[..., Path]) -> None:
-    # GIVEN operators with their stacks as an argument, the innermost frame first
     def operator(name: str, begin: int, dur: int, stack: str) -> dict[str, Any]:
         return {
             "ph": "X", "cat": "Operator", "name": name, "pid": 1, "tid": 1, "ts": begin,
@@ -139,7 +138,6 @@ def test_short_frames_are_summed_up_if_there_are_very_many(tmp_path: Path) -> No
     assert written["total_us"] == 1_000 + 2_000 + 3_000
     left = int(rest["name"][1:].split()[0])
     assert left + len(main["children"]) - 1 == 3_000
-    # AND the folded stacks contain all of them
     assert len(stacks(found)) == 3_000
 
 

@@ -126,7 +126,6 @@ def test_a_step_that_took_long_wins_what_it_took_beyond_the_median(tmp_path: Pat
 
 
 def test_a_finding_says_why_its_gain_is_unknown(tmp_path: Path) -> None:
-    # GIVEN one kernel that takes most of the time, and whose shapes are unknown
     program = Program()
     for _ in range(3):
         program.launch("attention_of_the_user", 10_000)
@@ -222,7 +221,6 @@ def act(program: Program, what: str, amount: int) -> None:
 def test_all_gains_together_fit_into_the_time_that_they_refer_to(
     steps: list[list[tuple[str, int]]], are_marked: bool, tmp_path: Path
 ) -> None:
-    # GIVEN a program that does any of the things that findings are about, in any order
     program = Program()
     for number, actions in enumerate(steps):
         mark = f"ProfilerStep#{number}" if are_marked else f"iteration {number}"

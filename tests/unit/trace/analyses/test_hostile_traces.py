@@ -174,7 +174,6 @@ def test_deep_annotations_close(tmp_path: Path) -> None:
     assert max(len(stage.path) for stage in found.stages) == 100
     assert found.deeper == 1_400
     assert sum(stage.calls for stage in found.stages) == 100
-    # THEN all device time and host time is in one of the rows
     assert sum(stage.device_self_ns or 0 for stage in found.stages) == 3_000 * 1_000
     assert sum(stage.host_self_ns for stage in found.stages) == found.stages[0].host_ns
     (table,) = found.tables()

@@ -201,7 +201,6 @@ def test_two_annotations_of_one_name_are_not_steps(tmp_path: Path) -> None:
         program.work(3_000)
     trace = program.trace(tmp_path)
     found = idle_of(trace)
-    # THEN no steps are assumed here either
     assert step_ranges(trace) is None
     assert found.by_cause == {
         causes.HOST_UNSEEN: (3_000 - 20 - LATENCY) * US,
@@ -487,12 +486,10 @@ def test_times_too_far_apart_for_64_bits_are_not_split(tmp_path: Path) -> None:
     program.work(idle_us)
     program.launch("late", 100)
     found = idle_of(program.trace(tmp_path))
-    # THEN the gap has no known cause
     assert found.by_cause == {causes.NOT_TRACED: (idle_us - 100 + CALL) * US}
 
 
 def test_without_device_events_there_are_no_results(tmp_path: Path) -> None:
-    # GIVEN a trace of the host alone
     program = Program()
     with program.within("aten::mm"):
         program.work(100)

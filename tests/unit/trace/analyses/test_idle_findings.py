@@ -50,13 +50,11 @@ def test_kernels_launched_before_the_trace_were_queued(tmp_path: Path) -> None:
         program.free[7] += 12
     program.launch("late", 100)
     found = idle_of(program.trace(tmp_path))
-    # THEN the time between them is queued work
     assert found.by_cause == {causes.QUEUED: 20 * 12 * US}
     assert codes(found) == ["idle.queued"]
 
 
 def test_without_launches_in_the_trace_queued_work_is_unknown(tmp_path: Path) -> None:
-    # GIVEN a trace of the device alone
     program = Program()
     for _ in range(20):
         program.launch("early", 100, known=False)
@@ -66,7 +64,6 @@ def test_without_launches_in_the_trace_queued_work_is_unknown(tmp_path: Path) ->
 
 
 def test_gaps_of_one_length_are_not_described_as_a_range(tmp_path: Path) -> None:
-    # GIVEN a trace of the device alone, in which all gaps have the same length
     program = Program()
     for _ in range(20):
         program.launch("early", 100, known=False)
@@ -96,7 +93,6 @@ def test_a_host_without_any_event_is_not_reported_to_do_other_work(tmp_path: Pat
 
 
 def test_a_call_that_contains_operators_is_not_a_long_runtime_call(tmp_path: Path) -> None:
-    # GIVEN a runtime that records a whole task of the program as one call
     program = Program()
     program.operator(us=20)
     with program.within("service::run", "cuda_runtime"):
@@ -168,7 +164,6 @@ def test_idle_time_with_many_small_causes_has_one_finding(tmp_path: Path) -> Non
         program.operator(us=1_000)
         program.wait(tail=110)
     found = idle_of(program.trace(tmp_path))
-    # THEN none of them has its own finding, but all together have one
     assert max(found.by_cause.values()) < 0.03 * found.span_ns < found.idle_ns
     assert codes(found) == ["idle.several"]
     (finding,) = found.findings()

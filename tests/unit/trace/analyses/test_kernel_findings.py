@@ -99,7 +99,6 @@ def test_changes_of_layout(tmp_path: Path) -> None:
     products(program)
     run(program, "void cudnn::ops::nchwToNhwcKernel<float>", 20, 100, "aten::cudnn_convolution")
     (finding,) = findings_of(program.trace(tmp_path))
-    # THEN they are counted, and the finding says how to avoid them
     assert finding.code == "kernels.layout"
     assert finding.numbers == {
         "time_ns": 2_000_000,

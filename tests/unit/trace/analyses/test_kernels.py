@@ -232,7 +232,6 @@ def test_a_graph_has_its_kernels_and_kernels_without_launch_are_counted(tmp_path
 
 
 def test_a_kernel_of_two_operators(tmp_path: Path) -> None:
-    # GIVEN a kernel of products that two operators launch, the second for longer
     program = Program()
     with program.within("first", "user_annotation"):
         operator(program, "aten::add", "my_gemm", 30)
@@ -301,7 +300,6 @@ def test_spans_of_stages_are_stages(tmp_path: Path) -> None:
         {"ph": "M", "name": "process_name", "pid": "stagespan", "args": {"name": "stagespan"}},
     ]
     found = json_of(program.trace(tmp_path))
-    # THEN the kernel belongs to the stage
     assert found["top"][0]["stage"] == "vae_decode"
 
 
@@ -385,7 +383,6 @@ def test_kinds(name: str, kind: str) -> None:
 
 
 def test_other_work_has_its_longest_name(tmp_path: Path) -> None:
-    # GIVEN work of no known kind
     program = Program()
     for name, us in (("mylib::one", 20), ("mylib::two", 70), ("aten::mm", 10)):
         with program.within(name):
@@ -413,7 +410,6 @@ def test_triton_kernels_of_inductor(name: str, kind: str | None) -> None:
 
 
 def test_sums_of_real_traces_are_correct(traces: Path) -> None:
-    # GIVEN traces of several backends
     for name in (
         "cuda_a100_cudagraph_triton_nccl",
         "rocm_mi300_sglang_decode",

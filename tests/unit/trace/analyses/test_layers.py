@@ -85,7 +85,6 @@ def test_modules_with_self_time_and_total_time(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_takes_longer_than_similar_ones(tmp_path: Path) -> None:
-    # GIVEN the same model, with one layer ten times as slow
     found = transformer(tmp_path, slow=500)
     block, linear = found.findings()
     assert [each.code for each in (block, linear)] == ["layers.slow_module"] * 2
@@ -127,7 +126,6 @@ def repeated_kernels(tmp_path: Path, names: str) -> Layers | Unavailable:
 
 
 def test_a_block_of_kernels_that_repeats(tmp_path: Path) -> None:
-    # GIVEN kernels of a model with eight layers, between others
     found = repeated_kernels(tmp_path, "xyz" + "abcad" * 8 + "pq")
     assert isinstance(found, Layers)
     assert found.blocks is not None

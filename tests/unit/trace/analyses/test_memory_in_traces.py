@@ -172,7 +172,6 @@ def test_each_thread_allocates_in_its_own_span(tmp_path: Path) -> None:
 
 
 def test_without_totals_figures_are_above_the_begin(tmp_path: Path) -> None:
-    # GIVEN an old profiler's trace, with neither totals nor addresses
     program = Allocating(before=500)
     program.with_totals = program.with_addresses = False
     peaks(program)
@@ -305,7 +304,6 @@ def test_an_event_without_an_address(address: object, tmp_path: Path) -> None:
     found = only(memory_of(program.trace(tmp_path)))
     assert (found.peak_bytes, found.before_bytes) == (3 * MIB, None)
     assert [holder.at_peak for holder in found.holders] == [None]
-    # THEN an event of zero bytes frees nothing
     program.events[1]["args"] |= {"Addr": 1, "Bytes": -3 * MIB}
     program.events.append(dict(program.events[1], args={"Bytes": 0, "Addr": address}))
     program.events[-1]["args"] |= {"Device Type": 1, "Device Id": 0, "Total Allocated": 2 * MIB}
@@ -313,7 +311,6 @@ def test_an_event_without_an_address(address: object, tmp_path: Path) -> None:
 
 
 def test_an_event_that_does_not_say_what_is_reserved(tmp_path: Path) -> None:
-    # GIVEN three allocations, of which the one at the peak has no reserved size
     program = Allocating()
     program.allocate(3)
     program.release(program.allocate(2))
@@ -329,7 +326,6 @@ def test_an_event_that_does_not_say_what_is_reserved(tmp_path: Path) -> None:
 
 
 def test_only_memory_events(tmp_path: Path) -> None:
-    # GIVEN a trace with nothing but two allocations
     program = Allocating()
     program.allocate(1)
     program.allocate(2)

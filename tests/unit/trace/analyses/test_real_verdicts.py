@@ -59,9 +59,7 @@ def analysis_of(name: str, traces: Path) -> tuple[Idle, Verdict]:
     ],
 )
 def test_verdicts(name: str, verdict: str, traces: Path) -> None:
-    # GIVEN a trace whose timeline was inspected
     _, found = analysis_of(name, traces)
-    # THEN the verdict is what the timeline shows
     assert found.verdict == verdict
 
 

@@ -35,7 +35,6 @@ def by_path(found: Stages) -> dict[str, Stage]:
 
 
 def test_own_and_nested_time(tmp_path: Path) -> None:
-    # GIVEN two steps of a stage that contains another one, and a kernel outside both
     program = Program()
     for number in range(2):
         with program.within(f"ProfilerStep#{number}", NOTE):
@@ -57,10 +56,8 @@ def test_own_and_nested_time(tmp_path: Path) -> None:
     assert (outer.device_ns, outer.device_self_ns) == ((80 + 210 + 14) * US, 80 * US)
     assert (inner.device_ns, inner.launched, inner.launched_self) == (224 * US, 4, 4)
     assert (outer.launched, outer.launched_self) == (6, 2)
-    # AND the median of both per step
     assert (inner.steps, inner.step_host_ns, inner.step_device_ns) == (2, 2 * one * US, 112 * US)
     assert outer.step_device_ns == 152 * US
-    # AND launches outside stages are listed separately
     assert (found.outside, found.outside_ns) == (2, 6 * US)
     assert [stage.path for stage in found.stages] == [("outer",), ("outer", "inner")]
     assert found.findings() == []
@@ -83,7 +80,6 @@ def test_idle_time_of_stages_that_cross(tmp_path: Path) -> None:
     program = Program()
     for name, begin, end in (("a", 0, 1_000), ("b", 500, 1_500), ("c", 900, 1_600)):
         program.event(name, NOTE, begin, end)
-    # GIVEN one around a pair that crosses
     for name, begin, end in (("d", 3_000, 3_100), ("e", 3_010, 3_050), ("f", 3_040, 3_070)):
         program.event(name, NOTE, begin, end)
     for at in (0, 1_200, 1_990, 3_060):
@@ -242,7 +238,6 @@ def test_backward_of_a_program_with_spans(tmp_path: Path) -> None:
     program.operator("autograd::engine::evaluate_function: MmBackward0", us=30)
     program.thread = 100
     span(program, "train", begin)
-    # GIVEN an unrelated thread at the same time
     program.now, program.thread = begin + 20, 300
     program.operator("aten::add", us=5)
     trace = program.trace(tmp_path)
@@ -342,7 +337,6 @@ def test_thousands_of_names_with_numbers_are_one_stage(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [41, 1_200])
 def test_some_of_many_equally_long_stages_are_shown(count: int, tmp_path: Path) -> None:
-    # GIVEN more stages than a page and the JSON can show, each of the same length
     program = Program()
     letters = [chr(97 + number // 26**at % 26) for number in range(count) for at in range(3)]
     for number in range(count):
@@ -370,7 +364,6 @@ def test_real_traces(traces: Path) -> None:
     said = {}
     for path in sorted([*traces.glob("*.json.gz"), *traces.rglob("trace_view.json.gz")]):
         trace = read_real(path)
-        # THEN the sums of device time are correct for each
         if not isinstance(stages.analyze(trace), Unavailable):
             said[path.name.split(".")[0]] = found = stages_of(trace)
             if found.device_ns is not None:
@@ -381,7 +374,7 @@ def test_real_traces(traces: Path) -> None:
     train = by_path(said["cuda_v100_train_ns"])
     assert train["## backward ##"].launched == 3_750
     assert (said["cuda_v100_train_ns"].outside, said["cuda_v100_train_ns"].outside_ns) == (0, 0)
-    # AND only the eager server's step is reported for small launches
+    # THEN only the eager server's step is reported for small launches
     assert [name for name, each in said.items() if each.findings()] == ["cuda_b200_vllm_eager"]
 
 

@@ -64,7 +64,6 @@ def test_launches_of_one_graph_repeat(tmp_path: Path) -> None:
 
 
 def test_a_call_once_in_a_step_does_not_repeat(tmp_path: Path) -> None:
-    # GIVEN three steps that each call a model once
     program = Program()
     for number in range(3):
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
@@ -77,12 +76,10 @@ def test_a_call_once_in_a_step_does_not_repeat(tmp_path: Path) -> None:
 
 
 def test_repeated_calls_without_a_device(tmp_path: Path) -> None:
-    # GIVEN a program on the host with two calls in which it is for most of its time
     program = Program()
     for _ in range(2):
         with program.within("encode", "user_annotation"), program.within("aten::mm"):
             program.work(400)
-    # WHEN what repeats is looked for THEN the time is that of the calls
     (call,) = calls_of(program.trace(tmp_path))
     assert (call.name, call.calls, call.call_ns, call.percent) == ("encode", 2, 400 * US, 100)
 

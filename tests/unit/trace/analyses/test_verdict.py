@@ -39,7 +39,6 @@ def test_the_verdict_is_the_activity_with_the_most_time(
 
 @pytest.mark.parametrize(("lost", "expected"), [(240, "device-busy"), (250, "communication-bound")])
 def test_a_quarter_of_lost_time_decides(lost: int, expected: str, tmp_path: Path) -> None:
-    # GIVEN a device that computes for most of its time, and communicates for the rest
     trace = device_only(
         tmp_path,
         ("gemm", "kernel", 7, 0, 1_000 - lost),

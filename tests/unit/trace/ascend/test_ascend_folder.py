@@ -161,7 +161,6 @@ def test_a_truncated_row_is_reported(tmp_path: Path) -> None:
     file.write_text(file.read_text()[:-30])
     folder = read_ascend_folder(root)
     assert folder.problems == ["kernel_details.csv ends in the middle of a row, which is skipped."]
-    # AND it then differs from the statistic, which is also reported
     found = analysed(root)
     assert found["ascend_operators"]["differences"] == [
         "Nonzero on AI_CPU is not in kernel_details.csv"

@@ -50,7 +50,6 @@ def test_level_0_shows_where_calls_began(tmp_path: Path) -> None:
     launched = (600_000, 750_000)
     it.kernel("b_Mul", 1_000_000, 1_200_000, launched=launched, tid=QUEUE, queued=queued)
     found = free_in(it, tmp_path)
-    # THEN the time of the call counts as launched
     assert found.parts == {
         "launched": 400_000,
         "framework": 300_000,

@@ -84,7 +84,6 @@ def test_a_long_call_of_the_queues_thread_is_distinguished(tmp_path: Path) -> No
     it.cann("AscendCL@aclopCompile", 1_000_000, 4_000_000, tid=QUEUE)
     launched, queued = (4_970_000, 4_980_000), (50_000, 900_000)
     it.kernel("b_Mul", 5_000_000, 5_100_000, launched=launched, tid=QUEUE, queued=queued)
-    # THEN this is the call's time, and the rest is the launch
     assert idle_in(it, tmp_path).by_cause == {"runtime_call": 3_000_000, "launch": 1_900_000}
 
 

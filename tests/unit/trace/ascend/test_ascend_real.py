@@ -75,7 +75,6 @@ def test_the_real_folder_has_the_findings_of_an_expert(traces: Path) -> None:
     assert longest["wait_us"] == pytest.approx(78_764.614, abs=0.001)
     event = next(wait for wait in waits["largest"] if wait["kind"] == "event")
     assert event["overlapped_by"] == "hcom_allReduce__586_0_1"
-    # AND the host waited for it in item, called where the loss is printed
     assert host[0]["operator"] == "aten::item"
     assert host[0]["python"] == "main.py(483): __str__"
     assert host[0]["longest_us"] == pytest.approx(91_682.16)
@@ -102,7 +101,6 @@ def test_a_device_that_waits_for_the_host_gets_one_finding(rank: int, traces: Pa
     assert len(codes) == len(set(codes))
     assert {"ascend.host_bound", "ascend.conversions"} <= set(codes)
     assert not {"idle.host_unseen", "idle.host_work", "idle.launch", "kernels.layout"} & set(codes)
-    # AND it shows the lines of the program during which the device was idle
     told = next(each for each in found["findings"] if each["code"] == "ascend.host_bound")
     assert "aten::linear, torchvision/models/alexnet.py(47): forward" in {
         each["event"] for each in told["evidence"]

@@ -131,7 +131,6 @@ def test_queued_launches_belong_to_the_step_that_requested_them(tmp_path: Path) 
     found = ascend_steps.analyze(it.trace(tmp_path))
     assert isinstance(found, AscendSteps)
     assert [step.computing_ns for step in found.steps] == [100_000, 30_000]
-    # AND the free time between the two began when the first step ended
     assert [step.free_ns for step in found.steps] == [0, 0]
 
 

@@ -75,10 +75,9 @@ def test_waits_within_a_collective_are_one_finding(tmp_path: Path) -> None:
     it.wait("EVENT_WAIT", 300_000, 1_000_000)
     it.kernel("b_Add", 1_000_000, 1_100_000)
     findings = analyze(it.trace(tmp_path)).findings()
-    # THEN one finding covers them all, with each in its evidence
     told = [f for f in findings if f.severity == "high"]
     assert [each.code for each in told] == ["ascend.exposed_communication"]
-    # AND it can win no more than the 400 µs of operators that could hide it
+    # THEN it can win no more than the 400 µs of operators that could hide it
     assert told[0].gain is not None
     assert told[0].gain.time_ns == 400_000
     figures = {each.event.partition(",")[0]: each.figure for each in reversed(told[0].evidence)}
@@ -114,7 +113,6 @@ def test_a_wait_for_other_ranks_outside_of_collectives_is_a_finding(tmp_path: Pa
     it.wait("Notify Wait", 310_000, 900_000, stream=4)
     it.kernel("b_Add", 900_000, 1_000_000)
     (finding,) = waits_in(it.trace(tmp_path)).findings()
-    # THEN the wait is reported separately
     assert (finding.code, finding.severity) == ("ascend.notify_wait", "high")
     assert finding.numbers["time_ns"] == 590_000
 
@@ -211,13 +209,11 @@ def test_a_to_without_waiting_calls_is_not_a_wait(tmp_path: Path) -> None:
 
 
 def test_an_operator_that_overlaps_one_with_a_recorded_wait(tmp_path: Path) -> None:
-    # GIVEN an item with its wait, and on the same thread one that crosses it and one that touches
-    # it
     it = SyntheticAscend()
     item(it, 0, 2_000_000)
     it.host("aten::item", 2_010_000, 3_500_000)
     it.host("aten::is_nonzero", 2_020_000, 3_920_000)
-    # AND one on another thread at that time
+    # GIVEN one on another thread at that time
     it.host("aten::item", 500_000, 1_700_000, tid=QUEUE)
     found = host_waits_in(it.trace(tmp_path))
     assert [(g.operator, g.call, g.waits, g.total_ns) for g in found.groups] == [

@@ -205,7 +205,6 @@ def test_calls_that_compiled_are_left_out(tmp_path: Path) -> None:
     for number in range(3):
         program.call(100_000_000 + number * 1_000_000)
     found = parts(tmp_path, program)
-    # THEN sums and medians are of the three
     assert (found["calls"], found["calls_that_compiled"], found["counted_calls"]) == (4, 1, 3)
     assert found["totals"]["torchair_python_us"] == 600.0
     assert found["medians"]["torchair_python_us"] == 200.0

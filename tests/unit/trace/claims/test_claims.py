@@ -97,7 +97,6 @@ ASCEND = [
 def test_no_claim_about_an_ascend_folder_is_wrong(
     name: str, traces: Path, more_traces: Path, listed: list[tuple[str, Claim]]
 ) -> None:
-    # GIVEN the page of a rank's folder
     folder = next(each / name for each in (traces, more_traces) if (each / name).is_dir())
     told = analyze_path(folder).to_dict()
     claims = claims_of(told, folder)
@@ -158,7 +157,6 @@ def test_a_wrong_page_is_noticed(real: Callable[[str], Trace], every_trace: list
     told["rates"]["by_shape"][1]["tflop_s"] *= 1.02
     told["findings"][1]["figures"]["time_us"] *= 1.1
     told["critical_path"]["steps"][0]["kinds_us"]["work"] *= 2
-    # THEN the claims about them are wrong
     code = told["findings"][1]["code"]
     assert {"device use", "rates", f"finding {code}", "critical path"} <= wrong()
 
@@ -175,6 +173,5 @@ def test_a_wrong_page_of_an_ascend_folder_is_noticed(traces: Path) -> None:
 
 
 def test_every_kind_of_finding_has_a_check() -> None:
-    # THEN the scripts for findings are among them
     assert finding_claims.findings in CHECKS.values()
     assert {RIGHT, WRONG, UNCHECKED} == {"right", "wrong", "unchecked"}

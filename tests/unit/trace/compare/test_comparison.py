@@ -55,7 +55,6 @@ def test_the_parts_explain_the_change(tmp_path: Path) -> None:
     }
     assert (second.severity, second.code) == ("better", "comparison.idle.data_loading")
     assert (third.severity, third.code) == ("medium", "comparison.compute.matmul")
-    # THEN the kernel that took the time is named
     assert [str(each) for each in third.evidence] == ["kernel_gemm, more: 40.000 µs"]
     for finding in (first, second, third):
         assert not {400 * US, 100 * US, 140 * US, 570 * US, 310 * US} & {
@@ -89,7 +88,6 @@ def test_another_number_of_steps(tmp_path: Path) -> None:
     before = training(tmp_path, "before")
     after = training(tmp_path, "after", steps=6, gemm=110, first=7)
     found = against(before, after)
-    # THEN the comparison is per step, and says so
     assert found.change_ns == 10 * US
     assert sum(part.change_ns for part in found.parts) == 10 * US
     assert (found.before.windows.steps, found.after.windows.steps) == (4, 6)
@@ -156,7 +154,6 @@ def test_a_kernel_of_another_kind_does_not_replace_the_old_one(tmp_path: Path) -
     ids=["copy", "collective"],
 )
 def test_only_computing_kernels_are_renamed(cat: str, old: str, new: str, tmp_path: Path) -> None:
-    # GIVEN other device work that an operator launches under another name
     def launched(name: str) -> Trace:
         program = Program()
         for step in range(2):
@@ -420,7 +417,6 @@ def test_windows_without_steps_and_with_different_work(tmp_path: Path) -> None:
     found = compare(launched("before", 7), launched("after", 21))
     assert isinstance(found, Unavailable)
     assert "7 launches of kernels and copies before, 21 after, 33 % of them" in found.reason
-    # THEN if the work is the same, all of it is compared, and this is reported
     same = against(launched("fast", 7), launched("slow", 7, us=30))
     assert same.per == "trace"
     assert same.change_ns == 70 * US
@@ -508,7 +504,6 @@ def test_likeness_counts_the_first_event_of_a_trace(tmp_path: Path) -> None:
 
 
 def test_likeness_is_of_pairs_of_operators_and_shapes(tmp_path: Path) -> None:
-    # GIVEN three operators, and inputs of three shapes
     operators, shapes = ("aten::mm", "aten::bmm", "aten::add"), ([2, 2], [4, 4], [8, 8])
 
     def shifted(by: int, *changed: int) -> Trace:
@@ -565,12 +560,11 @@ def test_the_known_pair(traces: Path) -> None:
     before = read_trace(traces / "old_v100_resnet_workers0.json.gz")
     after = read_trace(traces / "old_v100_resnet_workers4.json.gz")
     found = against(before, after)
-    # THEN the mean step is as known
     assert found.before_ns == pytest.approx(177_592.167 * US, abs=US)
     assert found.after_ns == 141_068 * US
     assert found.parts[0].name == LOADING
     assert found.parts[0].change_ns < -57e6
-    # AND the figures are those in docs/compare.md, to the microsecond
+    # THEN the figures are those in docs/compare.md, to the microsecond
     launching = next(part for part in found.parts if part.name == LAUNCHING)
     assert [round(each / US) for each in (found.change_ns, found.parts[0].change_ns)] == [
         -36_524,
@@ -607,7 +601,6 @@ def test_programs_that_only_share_operators_are_different(
 
 
 def test_a_changed_program_is_recognised_as_the_same(tmp_path: Path) -> None:
-    # GIVEN a program, and the same with other kernels, another size, or partly compiled
     before = training(tmp_path, "before")
     for name, after in (
         ("other kernels", training(tmp_path, "k", kernel="cutlass_gemm_128x64")),

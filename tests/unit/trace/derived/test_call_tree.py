@@ -26,7 +26,6 @@ def columns(rows: list[tuple[int, int, int, int]]) -> tuple[np.ndarray, ...]:  #
 def test_the_innermost_event_at_a_time(
     rows: list[tuple[int, int, int, int]], time: int, asked: int
 ) -> None:
-    # GIVEN intervals in threads, which may cross
     thread, begin, end, _ = columns(rows)
     tree = Tree(begin, end, thread)
     (found,) = tree.at(np.array([asked]), np.array([time]))

@@ -90,7 +90,6 @@ def test_calls_and_work_are_joined_in_order(tmp_path: Path) -> None:
 
 
 def test_operators_are_found_without_calls(tmp_path: Path) -> None:
-    # GIVEN a trace from which the calls of the runtime were left out
     trace = written(without_correlations(program(), calls=False), tmp_path)
     assert operators_of(trace) == {
         "first_part": "aten::mm",

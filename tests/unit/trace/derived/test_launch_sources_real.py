@@ -38,7 +38,6 @@ def test_operators_are_those_that_the_profiler_recorded(
     by_id = dict(zip(events.external_id[operators].tolist(), operators.tolist(), strict=True))
     found = launch_sources(trace, rows)
     assert found is not None
-    # THEN they are the same, and there is none if the profiler has none
     recorded = [by_id.get(external, -1) for external in events.external_id[rows].tolist()]
     assert found.operator.tolist() == recorded
     assert int((found.operator >= 0).sum()) == known

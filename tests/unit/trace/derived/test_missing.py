@@ -56,7 +56,6 @@ def test_a_device_without_events_is_noticed(name: str, category: str, tmp_path: 
 
 
 def test_a_file_that_is_cut_off_gets_no_advice_on_the_profiler(tmp_path: Path) -> None:
-    # GIVEN the beginning of a trace, in which the events of the device may have been at the end
     whole = Path(program_with(("cudaLaunchKernel", "cuda_runtime")).trace(tmp_path).path)
     text = whole.read_bytes()
     whole.write_bytes(text[: 9 * len(text) // 10])

@@ -30,7 +30,6 @@ def test_nested_and_crossing_events_against_every_moment() -> None:
         for moment, index in enumerate(innermost):
             is_open = (found.begin <= moment) & (moment < found.end)
             assert index == (int(np.flatnonzero(is_open).max()) if is_open.any() else -1)
-        # THEN self times sum to the moments at which any is open
         covered = {moment for b, e in zip(begins, ends, strict=True) for moment in range(b, e)}
         assert found.own_ns().sum() == len(covered)
 
@@ -51,7 +50,6 @@ def test_a_long_chain_of_crossing_events(length: int) -> None:
     begins = 10 * np.arange(count)
     axis = Axis(0, 1_000_000, 1)
     found = Nesting(axis, np.arange(count), begins, begins + length)
-    # WHEN the innermost event is determined at many moments, and the enclosing one of each
     places = begins + 3
     inside = found.at(places)
     behind = found.at(places + begins[-1] + length)

@@ -138,7 +138,6 @@ def test_from_one_end_of_the_optimizer_to_the_next(tmp_path: Path) -> None:
         with program.within("Optimizer.step#SGD.step", NOTE):
             program.operator("aten::add_")
         ends.append(program.now * US)
-    # THEN the first one, whose begin is unknown, is left out
     found = ranges_of(program, tmp_path)
     assert (found.source, found.inferred) == ("optimizer", True)
     assert found.begin_ns.tolist() == ends[:-1]
@@ -173,7 +172,6 @@ def test_operators_that_repeat_with_a_wait_in_each(tmp_path: Path) -> None:
     # THEN a token is a step, and the result says how they were identified
     found = ranges_of(program, tmp_path)
     assert (found.source, found.inferred, len(found)) == ("operators", True, 5)
-    # AND each begins with the operator that is named
     assert step_operators(program, found) == ["aten::embedding"] * 5
     assert "aten::embedding" in found.how
     assert "15" in found.how
@@ -311,7 +309,6 @@ def test_marks_that_overlap_and_marks_of_two_threads(tmp_path: Path) -> None:
         program.thread = 101
         program.event(f"ProfilerStep#{number}", NOTE, begin, program.now)
         program.thread = 100
-    # WHEN steps are found THEN each counts once
     assert ranges_of(program, tmp_path).names == [f"ProfilerStep#{n}" for n in range(3)]
 
 

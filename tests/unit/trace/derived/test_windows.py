@@ -237,7 +237,6 @@ def test_the_advice_on_copies_fits_their_kind(tmp_path: Path) -> None:
 
 
 def test_every_finding_has_a_code_and_evidence(every_trace: list[Path]) -> None:
-    # GIVEN all real traces
     names = ("device_use", "kernels", "compiled", "steps", "layers")
     codes = set()
     for path in every_trace:
@@ -269,7 +268,6 @@ def test_the_first_step_of_real_traces(
     assert written["steps"][0]["step_us"] == pytest.approx(first_us, abs=1)
     if second_us is not None:
         assert written["steps"][1]["step_us"] == pytest.approx(second_us, abs=1)
-    # AND a comparison uses the same steps
     windows = steps_of(trace)
     assert windows is not None
     assert [int(each) / 1000 for each in windows.dur_ns] == [
@@ -318,7 +316,6 @@ def test_sums_of_all_real_verdicts_are_correct(every_trace: list[Path]) -> None:
             judged(trace)
             use = device_use.analyze(trace)
             assert isinstance(use, Use)
-            # THEN the table about the device has the same figures, with the same shares
             rows = {row[0]: row[1:] for row in use.tables()[0].rows}
             computing = found.times_ns.get("device-busy", 0)
             percent = 100 * computing / found.whole_ns

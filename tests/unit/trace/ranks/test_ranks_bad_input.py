@@ -41,11 +41,9 @@ def test_ranks_from_names(name: str, tmp_path: Path) -> None:
 
 
 def test_the_content_of_a_trace_has_priority_over_its_name(tmp_path: Path) -> None:
-    # GIVEN files whose names are wrong
     write_rank(tmp_path, 0, CALLS, world=2, name="rank1.json")
     write_rank(tmp_path, 1, CALLS, world=2, name="rank0.json")
     found = ranks_in(tmp_path)
-    # THEN distributedInfo has priority
     assert [Path(each.path).name for each in found.summaries] == ["rank1.json", "rank0.json"]
 
 
@@ -209,7 +207,6 @@ def test_several_files_of_a_rank(tmp_path: Path) -> None:
     write_rank(tmp_path, 0, CALLS, world=2, name="rank0_b.json", clock=4e9)
     write_rank(tmp_path, 1, CALLS, world=2, clock=4e9)
     found = ranks_in(tmp_path)
-    # THEN the one from the same time is used, and a remark says so
     assert [Path(path).name for path in found.duplicated[0]] == ["rank0_a.json"]
     assert Path(found.summaries[0].path).name == "rank0_b.json"
     (remark,) = found.remarks
@@ -247,7 +244,6 @@ def test_files_that_are_not_traces(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no trace")
     (tmp_path / "other.json.gz").write_bytes(b"\x1f\x8bnot gzip")
     found = ranks_in(tmp_path)
-    # THEN the traces are used, and the others are listed
     assert found.numbers == [0, 1, 2]
     assert [Path(each.path).name for each in found.unreadable] == [
         "breakdown.json",
@@ -346,6 +342,5 @@ def test_clocks_that_are_an_hour_off(tmp_path: Path) -> None:
     for rank, calls in enumerate(together(arrivals)):
         write_rank(tmp_path, rank, calls, world=2, clock=3.6e9 * rank)
     found = ranks_in(tmp_path)
-    # THEN the difference is found from their collectives
     assert found.clocks.offset_ns[1] - found.clocks.offset_ns[0] == 3_600_000_000 * US
     assert found.waits.last.tolist() == [0, 6]

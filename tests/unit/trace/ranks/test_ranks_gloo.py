@@ -56,14 +56,12 @@ def test_the_sleeping_rank_is_the_straggler(recorded: Path) -> None:
 def test_the_communication_of_the_waiting_rank_is_exposed(recorded: Path) -> None:
     trace = read_trace(recorded / "rank0_trace.json")
     findings = analyze(trace, ["host"]).findings()
-    # THEN the result says that it did nothing but communicate
     (finding,) = [each for each in findings if each.code == "host.communication"]
     assert all("all_reduce" in each.event for each in finding.evidence)
 
 
 @pytest.mark.slow
 def test_the_real_timelines_are_merged(recorded: Path, tmp_path: Path) -> None:
-    # GIVEN both traces
     merge(ranks_in(recorded), tmp_path / "merged.json.gz")
     whole = read_trace(tmp_path / "merged.json.gz")
     parts = [read_trace(recorded / f"rank{rank}_trace.json") for rank in range(2)]

@@ -62,7 +62,6 @@ def test_the_world_size_has_priority_over_groups(tmp_path: Path) -> None:
     # GIVEN a job of three ranks, with a group in which a hostile trace names a thousandth
     for rank in range(3):
         write_rank(tmp_path, rank, CALLS, world=3, about={"pg_config": [{"ranks": [999]}]})
-    # WHEN the ranks are analysed together THEN none is missing
     found = ranks_in(tmp_path)
     assert (found.world_size, found.world_size_from, found.missing) == (3, "metadata", [])
 

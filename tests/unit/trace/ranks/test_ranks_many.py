@@ -59,7 +59,6 @@ def test_worker_processes_give_the_same(folder: Path) -> None:
 
 
 def test_the_backend_of_joblib_is_used(folder: Path) -> None:
-    # GIVEN a backend chosen by the caller
     joblib = pytest.importorskip("joblib")
     from joblib import parallel
 

@@ -38,12 +38,11 @@ def test_every_event_on_one_clock(tmp_path: Path) -> None:
     found = ranks_in(tmp_path)
     merge(found, tmp_path / "out" / "merged.json.gz")
     trace = read_trace(tmp_path / "out" / "merged.json.gz")
-    # THEN each event of each rank is there, at the same time as on the others
     kernels = trace.rows_of(["kernel"])
     begins = Counter((trace.events.begin_ns[kernels] - BASE_NS).tolist())
     assert begins == Counter({int(at * US): 3 for at in (100, 1_100, 2_100, 200.5)})
     assert sorted(set(trace.events.dur_ns[kernels].tolist())) == [10 * US, 100_125]
-    # AND each kernel still belongs to the call that launched it, in its own rank
+    # THEN each kernel still belongs to the call that launched it, in its own rank
     gemm = trace.events.name == trace.names.index("gemm")
     launched = launch_of(trace, np.flatnonzero(gemm))
     assert len(set(launched.tolist())) == 3
@@ -183,10 +182,9 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         write_rank(tmp_path, rank, calls, world=2)
     found = ranks_in(tmp_path)
     (tmp_path / "file").write_text("")
-    # THEN a sentence says so, and no file is left
     with pytest.raises(StagespanError, match="cannot be written"):
         merge(found, tmp_path / "file" / "merged.json.gz")
-    # AND if a trace has disappeared in the meantime, no file is left either
+    # THEN if a trace has disappeared in the meantime, no file is left either
     (tmp_path / "rank1.json.gz").unlink()
     with pytest.raises(StagespanError, match="There is no file"):
         merge(found, tmp_path / "merged.json.gz")

@@ -131,7 +131,6 @@ def test_a_transit_longer_than_the_collective_leaves_no_time(tmp_path: Path) -> 
         calls = [(name, 1_000.0 * n, 1_000.0 * n + 900, 950.0)
                  for n, name in enumerate(names(3), 1)]  # fmt: skip
         write_tables(tmp_path, rank, (300.0, 2_700.0, 0.0), calls)
-    # THEN data moved all the time
     assert [each.still_ns for each in ranks_in(tmp_path).waits.instances] == [0, 0, 0]
 
 
@@ -168,7 +167,6 @@ def test_tables_cannot_be_merged(tmp_path: Path) -> None:
 
 
 def test_four_real_ranks_without_a_trace(more_traces: Path) -> None:
-    # GIVEN the tables of four ranks in two stages of a pipeline
     found = ranks_in(more_traces / "ascend_st_level2")
     assert (found.numbers, found.world_size, found.missing) == ([0, 1, 2, 3], 4, [])
     assert found.matched.count == 28

@@ -91,7 +91,6 @@ def test_experts_without_their_weights_are_unknown() -> None:
     # GIVEN tokens and the router's values, as vLLM's operator has them
     why = unknown("vllm::moe_forward", [[888, 2880], [888, 128]])
     assert why == "the weights of the experts are not among its arguments"
-    # AND weights of another size than the tokens
     assert "do not fit" in unknown("aiter::fused_moe_", [[6, 4], [3, 10, 8], [3, 4, 5], [6, 2]])
 
 
@@ -257,7 +256,6 @@ def test_lists_count_all_tensors() -> None:
     found = cost(
         "aten::_foreach_add_", lists, ["TensorList", "TensorList", "Scalar"], None, None, kernels
     )
-    # THEN both lists are read and the first is written
     assert found.bytes == 3 * 35 * 4
     copied = ("CatArrayBatchedCopy<OpaqueType<2u>, unsigned int>",)
     found = cost("aten::cat", [[[4, 8], [4, 2]], []], ["TensorList", ""], kernels=copied)

@@ -30,7 +30,6 @@ def call(name: str, at: float, on_device: list[tuple[str, float, float]]) -> lis
 
 
 def test_operators_and_their_device_times_are_read(write_trace: Write) -> None:
-    # GIVEN operators of the old profiler, of which one contains others on the device
     events: list[dict[str, Any]] = []
     for at in range(50):
         begin = 100 + at * 40

@@ -56,12 +56,10 @@ def said(analysis: Analysis) -> str:
 
 
 def test_a_trace_without_faults_is_not_changed(tmp_path: Path) -> None:
-    # GIVEN a trace in which nothing is wrong
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": steps()}))
     trace = read_trace(path)
     analysis = analyze(trace)
-    # THEN the events are those of the file, and nothing is said
     assert analysis.trace.events is trace.events
     assert (ignored(analysis.trace), busy_us(analysis)) == ([], 1_500)
 
@@ -79,13 +77,11 @@ def test_a_kernel_that_covers_later_ones_is_cut(longer: tuple[int, ...], tmp_pat
     (cause,) = facts["adjusted"]
     assert facts["adjusted"][cause] == len(longer)
     assert 1_000 * len(longer) < facts["ignored_us"][cause] < 1_600 * len(longer)
-    # AND no step seems to be unusual
     assert analysis.to_dict()["steps"]["outliers"] == []
     assert f"{cause} ({len(longer)}, " in said(analysis)
 
 
 def test_the_public_functions_do_the_same(tmp_path: Path) -> None:
-    # GIVEN a trace with a kernel that covers later ones
     events = steps(20)
     kernels(events)[4]["dur"] = 1_600
     path = tmp_path / "trace.json"
@@ -93,7 +89,6 @@ def test_the_public_functions_do_the_same(tmp_path: Path) -> None:
     trace = read_trace(path)
     # THEN neither contains the wrong time
     assert device_use(trace).busy_ns == breakdown(trace, "step").total_ns < 3_300_000
-    # AND the trace itself is as it was read
     assert max(trace.events.dur_ns) == 1_600_000
 
 
@@ -206,7 +201,6 @@ def test_a_trace_that_begins_at_zero_is_whole(tmp_path: Path) -> None:
 def test_a_kernel_without_a_valid_duration_is_left_out(
     at: int, wrong: object, tmp_path: Path
 ) -> None:
-    # GIVEN a kernel whose duration is infinite, negative or absent
     events = steps()
     was = kernels(events)[at]["dur"]
     kernels(events)[at]["dur"] = wrong
@@ -237,7 +231,6 @@ def test_durations_of_a_century_do_not_overflow(base: int | None, tmp_path: Path
     events += [place | {"cat": "kernel", "ts": 20 * at, "tid": 7} for at in range(9)]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": events, "baseTimeNanoseconds": base}))
-    # WHEN the trace is analysed THEN it is as long as its times are apart
     analysis = analyze(read_trace(path))
     assert analysis.to_dict()["trace"]["window_us"] == 160
     assert "duration that ends far outside of all events, cut (9, " in said(analysis)

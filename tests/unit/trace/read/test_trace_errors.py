@@ -289,7 +289,6 @@ def test_damage_after_corrected_names(write_trace: Write) -> None:
 
 
 def test_a_second_trace_among_the_events(write_trace: Write) -> None:
-    # GIVEN a file into which two ranks wrote
     events = b", ".join(entries(40))
     first = b'{"distributedInfo": {"rank": 0}, "traceEvents": [' + events + b"]}"
     second = first.replace(b'"rank": 0', b'"rank": 1')

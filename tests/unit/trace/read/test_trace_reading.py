@@ -76,7 +76,6 @@ def test_an_event_becomes_a_row_with_every_column(write_trace: Write) -> None:
 def test_times_keep_their_nanoseconds(
     write_trace: Write, written: str, nanoseconds: int, quoted: bool, neighbour: str
 ) -> None:
-    # GIVEN a time as text or number, and times of other forms
     ts = f'"{written}"' if quoted else written
     events = b",".join(
         b'{"ph":"X","name":"n","ts":%s,"dur":1}' % value.encode() for value in (ts, neighbour, ts)
@@ -92,7 +91,6 @@ def test_the_base_time_makes_unix_time(write_trace: Write) -> None:
         baseTimeNanoseconds=1767189312000000000,
     )
     trace = read_trace(path)
-    # THEN every table is in Unix nanoseconds
     assert trace.base_ns == 1767189312000000000
     assert trace.events.begin_ns[0] == 1767189312000001500
     assert trace.instants.begin_ns[0] == 1767189312000002000
@@ -102,7 +100,6 @@ def test_the_base_time_makes_unix_time(write_trace: Write) -> None:
 @pytest.mark.parametrize("base", ["soon", -1, 1.5, True, 2**70])
 def test_an_invalid_base_time_is_counted(write_trace: Write, base: Any) -> None:
     trace = read_trace(write_trace([complete(ts=1)], baseTimeNanoseconds=base))
-    # THEN times are unchanged, and this is reported
     assert trace.base_ns is None
     assert trace.events.begin_ns[0] == 1000
     assert trace.adjusted == {"baseTimeNanoseconds that is not a time": 1}
@@ -199,7 +196,6 @@ def test_phases_are_stored_in_their_tables(write_trace: Write) -> None:
 
 
 def test_begin_and_end_become_one_event(write_trace: Write) -> None:
-    # GIVEN nested begins and ends on two threads, with one unmatched of each
     def half(ph: str, ts: float, tid: int, name: str = "") -> dict[str, Any]:
         return {"ph": ph, "ts": ts, "tid": tid, "pid": 1, "name": name}
 
@@ -239,7 +235,6 @@ def test_fields_of_the_wrong_type_do_not_lose_the_event(write_trace: Write) -> N
         complete(args={"stream": "7", "correlation": 3.0}), complete(tid=True),
     ]  # fmt: skip
     trace = read_trace(write_trace([complete("a", ts=5), *odd, complete("b", ts="1.001")]))
-    # THEN all are rows, and the corrections are counted
     assert len(trace.events) == len(odd) + 2
     assert trace.names[trace.events.name[1]] == "17"
     assert trace.events.pid[4] == 1
@@ -268,7 +263,6 @@ def test_known_faults_of_writers_are_corrected(write_trace: Write, broken: bytes
 
 
 def test_only_a_malformed_entry_is_lost(write_trace: Write) -> None:
-    # GIVEN an entry that cannot be corrected
     usual = json.dumps(complete("usual")).encode()
     path = write_trace(b"[" + usual + b', {"ph":"X" "name":1}, oops, ' + usual + b"]")
     trace = read_trace(path)
@@ -324,7 +318,6 @@ def test_a_second_list_of_events_is_counted(write_trace: Write) -> None:
 
 
 def test_an_empty_list_of_events_is_a_trace(write_trace: Write) -> None:
-    # GIVEN a trace in which nothing happened
     trace = read_trace(write_trace([]))
     assert (trace.total, len(trace.events), trace.incomplete) == (0, 0, None)
 
@@ -332,7 +325,6 @@ def test_an_empty_list_of_events_is_a_trace(write_trace: Write) -> None:
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 13, 100, 1000, 1 << 20])
 @pytest.mark.parametrize("packed", [False, True])
 def test_chunks_do_not_matter(write_trace: Write, chunk_bytes: int, packed: bool) -> None:
-    # GIVEN events whose names contain every character that could be a boundary
     names = ['a"}, {"b', "c]}", "d\\", '\\\\"', "e}\n,{", "", "[{", "é漢", "re", "Pi"]
     entries = [
         complete(name, ts=i, args={"deep": [{"x": [{}, {}]}, {}]}) for i, name in enumerate(names)
@@ -357,7 +349,6 @@ def test_gzip_of_several_members_and_padding(write_trace: Write) -> None:
 def test_columns_of_absent_arguments(write_trace: Write) -> None:
     entries = [complete(ts=i, args={"stream": i} if i % 40 < 20 else {}) for i in range(200)]
     trace = read_trace(write_trace(entries), chunk_bytes=600)
-    # THEN the rows of the column are right
     expected = [i if i % 40 < 20 else MISSING for i in range(200)]
     assert trace.events.stream.tolist() == expected
     assert np.all(trace.events.device == MISSING)

@@ -118,7 +118,6 @@ def test_columns_hold_what_was_written(
         path = Path(folder, "trace")
         path.write_bytes(gzip.compress(data) if packed else data)
         trace = read_trace(path, chunk_bytes=chunk_bytes)
-    # THEN the columns contain exactly that
     columns = trace.events
     assert [trace.names[code] for code in columns.name] == [event["name"] for event in events]
     assert [trace.categories[code] for code in columns.category] == [e["cat"] for e in events]

@@ -69,7 +69,6 @@ def test_the_page_fits_the_screen(height: int, width: int, planted: Path) -> Non
 def test_pages_share_what_the_analyses_derived(planted: Path, tmp_path: Path) -> None:
     for path in (planted, synthetic(tmp_path)):
         trace = analyze_path(path).trace
-        # WHEN pages ask for facts about the trace
         assert device_work(trace) is device_work(trace)
 
 
@@ -95,7 +94,6 @@ def test_json_contains_everything(planted: Path, tmp_path: Path) -> None:
 
 
 def test_json_fits_its_schema(planted: Path, tmp_path: Path) -> None:
-    # GIVEN the schema that the command prints
     status, text, _ = run("--json-schema")
     assert status == 0
     schema = json.loads(text)

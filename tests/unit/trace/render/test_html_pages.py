@@ -144,7 +144,6 @@ def test_missing_parts_are_listed_with_how_to_record_them(tmp_path: Path) -> Non
 
 
 def test_singular_and_plural(tmp_path: Path) -> None:
-    # GIVEN one more finding than fit on a screen
     findings = [Finding("low", f"Finding {n}.", (Evidence("e", None, 1, "steps"),)) for n in "ab"]
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=80, height=5, no_color=True)

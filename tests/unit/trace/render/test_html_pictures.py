@@ -114,7 +114,6 @@ def test_a_browser_draws_each(browser: Browser, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("peaks", ["H100 80GB HBM3", "Mystery 9"])
 def test_a_browser_draws_a_roofline(peaks: str, browser: Browser, tmp_path: Path) -> None:
-    # GIVEN the page of products of a known device, and of an unknown one
     program = Program()
     bf16 = {"Input type": ["c10::BFloat16"] * 2}
     for size in (64, 1024):
@@ -155,7 +154,6 @@ def test_real_traces_are_drawn_without_errors(
 
 
 def test_analyses_that_are_added_appear_by_themselves(tmp_path: Path) -> None:
-    # GIVEN an analysis that is unknown to the page
     known = analyze(Program().trace(tmp_path))
     other = analyze_path(a_trace(tmp_path)).results["kernels"]
     analysis = Analysis(known.trace, {"something_new": other})

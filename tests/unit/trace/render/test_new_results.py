@@ -134,7 +134,6 @@ def test_a_new_result_is_on_all_pages() -> None:
 
 
 def test_a_result_with_a_page_of_its_own_is_shown_alone() -> None:
-    # GIVEN such a result beside one of the trace
     own = OwnPage(REQUESTS, 1_000, 3_000)
     other = msgspec.structs.replace(own, sentence="Something else.")
     analysis = Analysis(without_events("server.json"), {"own": own, "other": other})
@@ -210,7 +209,6 @@ class Wide(Tokens, frozen=True):
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 def test_figures_are_never_cut(width: int) -> None:
-    # GIVEN a table that is too wide for the screen
     analysis = Analysis(without_events("t.json"), {"wide": Wide(REQUESTS, 1, 1)})
     lines = printed(analysis, width, height=80)
     # THEN each row has its name and whole figures, and the columns without space are left out
@@ -221,7 +219,6 @@ def test_figures_are_never_cut(width: int) -> None:
 
 
 def test_a_table_that_does_not_fit_leaves_the_line_above_it() -> None:
-    # GIVEN a table with more rows than the screen
     analysis = Analysis(without_events("t.json"), {"wide": Wide(REQUESTS, 1, 1)})
     lines = printed(analysis, 100, height=24)
     # THEN the table is left out, and nothing else
@@ -230,7 +227,6 @@ def test_a_table_that_does_not_fit_leaves_the_line_above_it() -> None:
 
 
 def test_every_analysis_of_a_trace_may_be_without_a_result(tmp_path: Path) -> None:
-    # GIVEN a trace that contains nothing
     analysis = analyze(without_events(str(tmp_path)))
     # THEN its page has the reason at the top, and how to record what is missing
     lines = printed(analysis)

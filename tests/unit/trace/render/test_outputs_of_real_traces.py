@@ -65,7 +65,6 @@ def test_every_finding_has_a_code_and_states_its_figures(
 
 def test_markdown_is_complete_and_well_formed(results: list[tuple[str, Analysis]]) -> None:
     for name, analysis in results:
-        # GIVEN a trace WHEN its page is written
         page = markdown(analysis)
         for finding in analysis.findings():
             assert escaped(finding.sentence) in page, name
