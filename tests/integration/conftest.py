@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from recorded_process import copy_sparse, ready, start
+from recorded_process import copy_sparse, ending, ready, start
 
 import stagespan
+from running import ran
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 
 # CLOCK_MONOTONIC is set back by an hour when the program calls set_clock_back(), as after a process
@@ -59,6 +59,13 @@ def fresh() -> Iterator[None]:
     assert left == [], "a test left spans open"
 
 
+@pytest.fixture(autouse=True)
+def programs() -> Iterator[None]:
+    """End the programs that a test has started, also if it fails."""
+    with ending():
+        yield
+
+
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return a folder on a tmpfs in which this process also looks for recordings."""
@@ -87,13 +94,7 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C compiler (cc) on PATH")
     folder = tmp_path_factory.mktemp("clock")
     (folder / "clock.c").write_text(CLOCK)
-    done = subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", "clock.so", "clock.c", "-ldl"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    ran([compiler, "-shared", "-fPIC", "-o", "clock.so", "clock.c", "-ldl"], cwd=folder, status=0)
     return folder / "clock.so"
 
 

@@ -178,12 +178,12 @@ def innermost(pid: int) -> int:
 
 
 @contextmanager
-def exporter(
-    *options: str, port: int = 0, prefix: tuple[str, ...] = (), **variables: str
-) -> Iterator[tuple[Any, int]]:
-    """Run `stagespan export` until the block ends; yield its process and its port."""
+def exporting(
+    *options: str, prefix: tuple[str, ...] = (), **variables: str
+) -> Iterator[tuple[Any, str]]:
+    """Run `stagespan export` until the block ends; yield its process and the line it prints."""
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-m", "stagespan", "export", "--prometheus", str(port), *options],
+        [*prefix, sys.executable, "-m", "stagespan", "export", *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -191,9 +191,7 @@ def exporter(
         env={**os.environ, **variables},
     )
     try:
-        found = re.search(r":(\d+)/metrics", ready(process))
-        assert found is not None
-        yield process, int(found[1])
+        yield process, ready(process)
     finally:
         if process.poll() is None:
             os.kill(innermost(process.pid), signal.SIGTERM)
@@ -204,25 +202,23 @@ def exporter(
 
 
 @contextmanager
+def exporter(
+    *options: str, port: int = 0, prefix: tuple[str, ...] = (), **variables: str
+) -> Iterator[tuple[Any, int]]:
+    """Run an exporter with metrics for Prometheus; yield its process and its port."""
+    with exporting("--prometheus", str(port), *options, prefix=prefix, **variables) as one:
+        process, line = one
+        found = re.search(r":(\d+)/metrics", line)
+        assert found is not None
+        yield process, int(found[1])
+
+
+@contextmanager
 def otlp_exporter(url: str, *options: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `stagespan export --otlp` without metrics until the block ends; yield its process."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stagespan", "export", "--otlp", url, *options],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OTEL_METRIC_EXPORT_INTERVAL": "1000", **variables},
-    )
-    try:
-        ready(process)
+    """Run an exporter to a collector; yield its process."""
+    variables = {"OTEL_METRIC_EXPORT_INTERVAL": "1000", **variables}
+    with exporting("--otlp", url, *options, **variables) as (process, _):
         yield process
-    finally:
-        process.terminate()
-        try:
-            process.communicate(timeout=20)
-        finally:
-            process.kill()
 
 
 def free_port() -> int:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -134,13 +133,6 @@ def python(
 def in_child(code: str, tmp_path: Path, *options: str) -> list[str]:
     """Run a program; return what it prints, line by line."""
     return python(textwrap.dedent(code), tmp_path, *options).stdout.splitlines()
-
-
-def in_thread(call: Callable[[], object]) -> None:
-    """Run in another thread, and wait for it."""
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
 
 
 def printed(done: subprocess.CompletedProcess[str]) -> list[Any]:

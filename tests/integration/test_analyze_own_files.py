@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_process import command_here, end, ready, start
+from recorded_process import command_here, end, ready, start, started
 
 PROGRAM = """
     import os, sys, time
@@ -48,20 +48,16 @@ def shares_of(found: dict[str, Any]) -> dict[str, int]:
 
 def test_one_process_in_every_form(tmp_path: Path) -> None:
     # GIVEN a running process with spans, its recording, a dump of it, and its timing report
-    process = start(PROGRAM, str(tmp_path / "timing.json"))
-    try:
-        ready(process)
-        pid = str(process.pid)
-        assert command_here("dump", pid, "-o", str(tmp_path / "dump.json.gz")).returncode == 0
-        found = [
-            analyzed(pid),
-            analyzed(str(tmp_path / "dump.json.gz")),
-            analyzed(str(tmp_path / "timing.json")),
-            analyzed(str(tmp_path)),  # the only traces in the folder are those of the dump
-        ]
-    finally:
-        end(process)
-    # THEN the spans are stages there, with their own times
+    process = started(PROGRAM, str(tmp_path / "timing.json"))
+    pid = str(process.pid)
+    assert command_here("dump", pid, "-o", str(tmp_path / "dump.json.gz")).returncode == 0
+    found = [
+        analyzed(pid),
+        analyzed(str(tmp_path / "dump.json.gz")),
+        analyzed(str(tmp_path / "timing.json")),
+        analyzed(str(tmp_path)),  # the only traces in the folder are those of the dump
+    ]
+    end(process)
     for each in found:
         assert shares_of(each) == {"step": 4, "augment": 4, "forward": 4}
         assert each["verdict"]["verdict"] == "in stages"
@@ -70,26 +66,19 @@ def test_one_process_in_every_form(tmp_path: Path) -> None:
 
 def test_a_folder_of_recordings_of_ranks(folder: Path, tmp_path: Path) -> None:
     processes = [
-        start(PROGRAM, str(tmp_path / "t.json"), RANK=str(rank), WORLD_SIZE="2", SLEEP=sleep)
+        started(PROGRAM, str(tmp_path / "t.json"), RANK=str(rank), WORLD_SIZE="2", SLEEP=sleep)
         for rank, sleep in enumerate(("0.2", "0.005"))
     ]
-    try:
-        for process in processes:
-            ready(process)
-        found = analyzed(str(folder))
-        # THEN the slow rank is named
-        (finding,) = [each for each in found["findings"] if "in `augment`" in each["sentence"]]
-        assert finding["sentence"].startswith("Rank 0 spent ")
-        assert found["ranks"]["verdict"]["verdict"] == "in stages"
-        other = start(PROGRAM, str(tmp_path / "t.json"))
-        processes.append(other)
-        ready(other)
-        done = command_here("analyze", str(folder))
-        assert done.returncode != 0
-        assert "not one for each rank" in done.stderr
-    finally:
-        for process in processes:
-            end(process)
+    found = analyzed(str(folder))
+    (finding,) = [each for each in found["findings"] if "in `augment`" in each["sentence"]]
+    assert finding["sentence"].startswith("Rank 0 spent ")
+    assert found["ranks"]["verdict"]["verdict"] == "in stages"
+    other = start(PROGRAM, str(tmp_path / "t.json"))
+    processes.append(other)
+    ready(other)
+    done = command_here("analyze", str(folder))
+    assert done.returncode != 0
+    assert "not one for each rank" in done.stderr
 
 
 @pytest.mark.parametrize("slow", [0, 1])
@@ -98,20 +87,17 @@ def test_a_folder_of_ranks(slow: int, tmp_path: Path) -> None:
     reports.mkdir()
     dumps.mkdir()
     for rank in range(3):
-        process = start(
+        process = started(
             PROGRAM,
             str(reports / f"timing_rank{rank}.json"),
             RANK=str(rank),
             WORLD_SIZE="3",
             SLEEP="0.2" if rank == slow else "0.005",
         )
-        try:
-            ready(process)
-            # The dump contains the rank, so the name of its file need not.
-            path = dumps / f"{'abc'[rank]}.json.gz"
-            assert command_here("dump", str(process.pid), "-o", str(path)).returncode == 0
-        finally:
-            end(process)
+        # The dump contains the rank, so the name of its file need not.
+        path = dumps / f"{'abc'[rank]}.json.gz"
+        assert command_here("dump", str(process.pid), "-o", str(path)).returncode == 0
+        end(process)
     for folder in (reports, dumps):
         found = analyzed(str(folder))
         # THEN one finding names the slow rank and its stage (a busy machine may slow others too)

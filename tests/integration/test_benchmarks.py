@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import preloaded
+from running import ran
 
 pytestmark = pytest.mark.full
 
@@ -24,12 +24,8 @@ def test_the_quick_benchmark_prints_a_row_for_every_budget_and_loses_no_span(
     target = tmp_path / "figures.json"
 
     # WHEN it runs for a few seconds (its figures are not checked)
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--quick", "--json", target],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
+    done = ran(
+        [sys.executable, "-m", "benchmarks", "--quick", "--json", target], cwd=ROOT, timeout_s=280
     )
 
     # THEN it has printed all rows, and stats() counted each span (otherwise it fails)
@@ -65,13 +61,7 @@ def test_the_quick_benchmark_prints_a_row_for_every_budget_and_loses_no_span(
 def test_the_benchmark_of_recordings_loses_no_span(tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
     arguments = ["--turns", "3", "--minutes", "0.015", "--json", target]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.recordings", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    done = ran([sys.executable, "-m", "benchmarks.recordings", *arguments], cwd=ROOT, timeout_s=280)
     if "The writer of spans is missing" in done.stderr:
         pytest.skip(done.stderr.strip())
     # THEN the statistics had every span (otherwise it fails), and each watched one is in a bucket
@@ -85,14 +75,12 @@ def test_the_benchmark_of_recordings_loses_no_span(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_benchmark_of_profilers_prints_each_case() -> None:
     pytest.importorskip("torch")
-    done = subprocess.run(
+    done = ran(
         [*preloaded.python(), "-m", "benchmarks.profiler", "--rounds", "1", "--calls", "20"],
         cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
+        timeout_s=280,
+        status=0,
     )
-    assert done.returncode == 0, done.stderr
     rows = [line.split(" µs")[0].rsplit(maxsplit=1) for line in done.stdout.splitlines()]
     figures = {case: float(figure) for case, figure in rows}
     assert {"span, named for annotate", "model under the profiler with shapes"} <= figures.keys()
@@ -108,13 +96,7 @@ def test_the_benchmark_of_a_service_loses_no_record(
     pytest.importorskip("zmq", reason="pyzmq is not installed")
     target = tmp_path / "figures.json"
     arguments = ["--turns", "1", "--requests", "16", "--json", target, *options]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.service", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    done = ran([sys.executable, "-m", "benchmarks.service", *arguments], cwd=ROOT, timeout_s=280)
     # THEN the recordings had every request and chunk (otherwise it fails)
     assert done.returncode == 0, done.stderr
     found = json.loads(target.read_text())
@@ -131,12 +113,8 @@ def test_the_benchmark_of_a_service_loses_no_record(
 def test_the_benchmark_of_kept_requests_gets_equal_answers(tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
     arguments = ["--requests", "300", "--rounds", "1", "--json", target]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.kept_requests", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
+    done = ran(
+        [sys.executable, "-m", "benchmarks.kept_requests", *arguments], cwd=ROOT, timeout_s=280
     )
     # THEN all engines that are installed have the same answer (otherwise it fails)
     assert done.returncode == 0, done.stderr
@@ -152,13 +130,7 @@ def test_gains_are_predicted_for_programs_with_known_problems(tmp_path: Path) ->
     target = tmp_path / "gains.json"
     command = [sys.executable, "-m", "benchmarks.gains", "--turns", "1", "--steps", "3"]
 
-    done = subprocess.run(
-        [*command, "--json", target, "float64", "recompilation"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    done = ran([*command, "--json", target, "float64", "recompilation"], cwd=ROOT, timeout_s=280)
 
     # THEN the findings have a gain (whether it is close depends on the machine's load)
     assert done.returncode in (0, 1), done.stderr
@@ -171,14 +143,12 @@ def test_gains_are_predicted_for_programs_with_known_problems(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_benchmark_of_an_idle_exporter_measures_each_reading() -> None:
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "benchmarks.idle_exporter", "--processes", "2", "--readings", "2"],
         cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
+        timeout_s=280,
+        status=0,
     )
-    assert done.returncode == 0, done.stderr
     _, figures, requests = done.stdout.splitlines()
     for line, name in ((figures, "figures"), (requests, "figures and requests")):
         assert line.split(maxsplit=1)[1].startswith(name)

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recording import assert_closed, in_child, in_thread, lost, only, parents, recorded
+from recording import assert_closed, in_child, lost, only, parents, recorded
 
 import stagespan
+from running import in_threads
 from stagespan import BoundExecutor, bind, current_request, propagate_to_threads, request, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -53,8 +54,8 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def test_a_bound_function_runs_where_it_was_bound(pool: ThreadPoolExecutor) -> None:
     with request("r") as current, span("caller"):
         assert pool.submit(bind(work), "in a pool").result() is current
-        in_thread(lambda: work("not bound"))
-        in_thread(bind(lambda: work("in a thread")))
+        in_threads(lambda: work("not bound"))
+        in_threads(bind(lambda: work("in a thread")))
 
     expect("in a pool", "caller", current.number)
     expect("in a thread", "caller", current.number)
@@ -112,11 +113,7 @@ def test_several_threads_at_once() -> None:
     with request("r") as current, span("caller"):
         bound = bind(together)
 
-    threads = [threading.Thread(target=bound) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[bound] * 8)
 
     assert parents()["together"] == {"caller"}
     assert {one.request for one in recorded("inner")} == {current.number}
@@ -139,11 +136,11 @@ def test_bound_calls_in_each_other(pool: ThreadPoolExecutor) -> None:
 def test_a_bound_function_passes_on_its_own_span(pool: ThreadPoolExecutor) -> None:
     def hands_on() -> None:
         with span("hands on"):
-            in_thread(bind(lambda: work("bound in it")))
+            in_threads(bind(lambda: work("bound in it")))
             copied = contextvars.copy_context()
-            in_thread(lambda: copied.run(work, "copied in it"))
+            in_threads(lambda: copied.run(work, "copied in it"))
         copied = contextvars.copy_context()
-        in_thread(lambda: copied.run(work, "copied below it"))
+        in_threads(lambda: copied.run(work, "copied below it"))
 
     with request("r") as current, span("caller"):
         pool.submit(bind(hands_on)).result()
@@ -412,7 +409,7 @@ def test_switching_the_rule_on_and_off_again() -> None:
     propagate_to_threads(False)
     assert {key: vars(key[0]).get(key[1]) for key in ORIGINALS} == ORIGINALS
     with request("r"):
-        in_thread(lambda: work("off"))
+        in_threads(lambda: work("off"))
     expect("off", None, 0)
 
 
@@ -428,9 +425,9 @@ def test_another_librarys_replacement_is_kept(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(threading.Thread, "start", theirs)
     propagate_to_threads(False)
     with request("r") as current, span("starts"):
-        in_thread(lambda: work("off"))
+        in_threads(lambda: work("off"))
         propagate_to_threads()
-        in_thread(lambda: work("on"))
+        in_threads(lambda: work("on"))
     # THEN their replacement is called each time, and stagespan's follows the switch
     assert len(started) == 2
     expect("off", None, 0)
@@ -450,7 +447,7 @@ def test_a_rule_that_cannot_be_installed_stays_off(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ImportError):
         propagate_to_threads()
     with request("r"), span("starts"):
-        in_thread(lambda: work("still off"))
+        in_threads(lambda: work("still off"))
     expect("still off", None, 0)
     monkeypatch.undo()
     propagate_to_threads()
@@ -497,7 +494,7 @@ def test_a_copied_context_carries_the_innermost_span(pool: ThreadPoolExecutor) -
         with span("in request"):
             assert pool.submit(contextvars.copy_context().run, work, "copied").result() is current
         copied = contextvars.copy_context()
-        in_thread(lambda: copied.run(work, "later"))
+        in_threads(lambda: copied.run(work, "later"))
 
     expect("no request", "inner", 0)
     expect("copied", "in request", current.number)
@@ -506,7 +503,6 @@ def test_a_copied_context_carries_the_innermost_span(pool: ThreadPoolExecutor) -
 
 
 def test_a_copied_context_never_gets_into_another_request() -> None:
-    # GIVEN a copy of the context of a request that is over, while its thread is in the next one
     numbers = []
 
     def serve() -> None:
@@ -515,9 +511,9 @@ def test_a_copied_context_never_gets_into_another_request() -> None:
                 copied = contextvars.copy_context()
             numbers.append(first.number)
             with request("second"), span("second"):
-                in_thread(lambda: copied.run(work, "late"))
+                in_threads(lambda: copied.run(work, "late"))
 
-    in_thread(serve)
+    in_threads(serve)
 
     expect("late", "around", numbers[0])
 
@@ -551,7 +547,7 @@ def test_an_empty_context_belongs_to_who_enters_it() -> None:
     with span("main"):
         contextvars.Context().run(work, "in main")
     asyncio.run(main())
-    in_thread(lambda: span("outer")(lambda: contextvars.Context().run(work, "in a thread"))())
+    in_threads(lambda: span("outer")(lambda: contextvars.Context().run(work, "in a thread"))())
 
     expect("in main", "main", 0)
     expect("in a task", "task", 0)
@@ -649,7 +645,7 @@ def test_tasks_of_a_thread_without_its_own_context_are_separate() -> None:
             for context, job in jobs:
                 context.run(next, job, None)
 
-    in_thread(schedule)
+    in_threads(schedule)
 
     for name in "ab":
         assert parents()[f"step {name}"] == {f"job {name}"}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import stagespan
+from running import ran
 from stagespan import _core
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ C_LIBRARY = re.compile(
 def tool(*command: str) -> str:
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} (binutils) is not installed")
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return ran(command, status=0).stdout
 
 
 def test_extension_links_to_nothing_but_the_c_library() -> None:
@@ -85,13 +86,7 @@ def test_every_public_header_compiles_on_its_own(tmp_path: Path) -> None:
         source = tmp_path / "one.cpp"
         source.write_text(f'#include "{header.relative_to(folder)}"\n')
         command = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
-        done = subprocess.run(
-            [*command, f"-I{folder}", f"-isystem{python}", str(source)],
-            capture_output=True,
-            text=True,
-        )
-
-        assert done.returncode == 0, done.stderr
+        ran([*command, f"-I{folder}", f"-isystem{python}", str(source)], status=0)
 
 
 def sysconfig_include() -> str:
@@ -103,9 +98,7 @@ def sysconfig_include() -> str:
 def test_import_is_light() -> None:
     program = "import sys, stagespan, stagespan._core; print(' '.join(sorted(sys.modules)))"
 
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    )
+    done = ran([sys.executable, "-c", program], status=0)
 
     # THEN none of the heavy libraries was imported with it
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
@@ -187,14 +180,12 @@ def configure(
         "Python_EXECUTABLE": sys.executable,
         "pybind11_DIR": pybind11.get_cmake_dir(),
     }
-    return subprocess.run(
+    return ran(
         [
             *("cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(folder)),
             *(f"-D{name}={value}" for name, value in definitions.items()),
         ],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
+        **environment,
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from recording import assert_closed, count, counts, lost, only, parents, recorded
 
+from running import in_threads
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -92,7 +93,6 @@ def test_one_object_is_reentrant(make: Make) -> None:
 
 
 def test_recursion(make: Make) -> None:
-    # GIVEN a recursive function with one object
     context = make("recursion")
 
     def down(levels: int) -> int:
@@ -108,7 +108,6 @@ def test_recursion(make: Make) -> None:
 
 
 def test_one_object_in_many_threads(make: Make) -> None:
-    # GIVEN one object that several threads have entered at the same time
     context = make("shared")
     inside = threading.Barrier(8)
 
@@ -119,11 +118,7 @@ def test_one_object_in_many_threads(make: Make) -> None:
                 with context:
                     pass
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[work] * 8)
     assert count("shared") == 8 * 51
     spans = {span.id: span for span in recorded("shared")}
     assert all(span.thread == spans[span.parent].thread for span in spans.values() if span.parent)
@@ -132,7 +127,6 @@ def test_one_object_in_many_threads(make: Make) -> None:
 
 
 def test_more_open_spans_than_frames() -> None:
-    # GIVEN more levels than a thread can show
     levels, context = 20_000, span("too deep")
     with contextlib.ExitStack() as stack:
         for _ in range(levels):

@@ -10,6 +10,7 @@ import pytest
 from recording import assert_closed, count, counts, eventually, lost, only, parents, recorded
 
 import stagespan
+from running import in_threads
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -21,7 +22,6 @@ Make = Callable[[str], _core.Span]
 
 
 def test_disabled_in_the_middle(make: Make) -> None:
-    # WHEN the recorder is switched off inside one block, and on again inside another
     with make("begun on"):
         stagespan.disable()
         with make("begun off"):
@@ -36,7 +36,6 @@ def test_disabled_in_the_middle(make: Make) -> None:
 
 
 def test_one_object_across_switches(make: Make) -> None:
-    # GIVEN one object that is entered on, off, on
     context = make("one object")
 
     with context:
@@ -69,7 +68,6 @@ def test_debug_mode_switched_in_the_middle() -> None:
 
 
 def test_left_out_of_order_across_switches() -> None:
-    # GIVEN nested contexts, some of them off
     first, second, third = span("first"), span("second"), span("third")
     first.__enter__()
     stagespan.disable()
@@ -165,17 +163,10 @@ def test_entered_and_dropped(make: Make) -> None:
 # --- across threads -------------------------------------------------------------------------------
 
 
-def in_thread(work: Callable[[], object]) -> None:
-    """Run in another thread, and wait for it."""
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-
 def test_entered_in_one_thread_and_left_in_another(make: Make) -> None:
     context = make("handed over")
     context.__enter__()
-    in_thread(lambda: context.__exit__(None, None, None))
+    in_threads(lambda: context.__exit__(None, None, None))
     assert _core.open_spans() == []
     with make("next"):
         pass
@@ -190,7 +181,7 @@ def test_left_in_another_thread_and_then_here_as_well(make: Make, inner: bool) -
     contexts[0].__enter__()
     if inner:
         within.__enter__()
-    in_thread(lambda: contexts[0].__exit__(None, None, None))
+    in_threads(lambda: contexts[0].__exit__(None, None, None))
     entered, leave = threading.Event(), threading.Event()
 
     def enter_again() -> None:
@@ -223,7 +214,7 @@ def test_dropped_in_another_thread() -> None:
     contexts = [span("elsewhere")]
     contexts[0].__enter__()
 
-    in_thread(contexts.clear)
+    in_threads(contexts.clear)
     with span("elsewhere"):
         pass
     # THEN a new object, which may have the old one's address, is not confused with it
@@ -234,7 +225,7 @@ def test_dropped_in_another_thread() -> None:
 
 def test_a_thread_that_ends_inside_of_a_span() -> None:
     context = span("thread ended")
-    in_thread(context.__enter__)
+    in_threads(context.__enter__)
     assert eventually(lambda: _core.open_spans() == [])
     assert lost() == {"abandoned": 1}
     assert count("thread ended") == 0

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import stagespan
+from running import ran
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cpp_extension"
 
@@ -31,10 +32,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cpp_extension")
     source = shutil.copytree(EXAMPLE, folder / "source")
     command = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps"]
-    done = subprocess.run(
-        [*command, "--target", str(folder / "site"), str(source)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    ran([*command, "--target", str(folder / "site"), str(source)], status=0)
     return folder / "site"
 
 
@@ -155,11 +153,7 @@ def test_an_older_standard_is_refused_in_one_error(standard: str, tmp_path: Path
     include = stagespan.get_include()
     python_include = sysconfig.get_paths()["include"]
     command = ["c++", f"-std={standard}", "-fsyntax-only", f"-I{include}"]
-    done = subprocess.run(
-        [*command, f"-isystem{python_include}", str(source)],
-        capture_output=True,
-        text=True,
-    )
+    done = ran([*command, f"-isystem{python_include}", str(source)])
     assert done.returncode != 0
     (error,) = (line for line in done.stderr.splitlines() if " error: " in line)
     assert "needs C++17: compile with -std=c++17 or later" in error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import stagespan
+from running import ran
 
 HEADERS = Path(stagespan.get_include()) / "stagespan"
 if not HEADERS.is_dir():  # an editable installation
@@ -89,10 +89,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source.write_text(SOURCE.replace("NAME", name))
         includes = (f"-I{folder / name}", f"-I{sysconfig.get_path('include')}")
         command = ["c++", "-std=c++17", "-fPIC", "-shared", *includes, str(source)]
-        done = subprocess.run(
-            [*command, "-o", str(folder / f"{name}.so")], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
+        ran([*command, "-o", str(folder / f"{name}.so")], status=0)
     return folder
 
 
@@ -118,8 +115,7 @@ counts = {{name: stage.count for name, stage in stagespan.stats().items()}}
 attached = {{name: module.attached for name, module in modules.items()}}
 print(json.dumps([attached, counts, [str(one.message) for one in seen]]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = ran([sys.executable, "-c", program], status=0)
     attached, counts, messages = json.loads(done.stdout)
 
     assert attached == {name: name in TIMED for name in order}

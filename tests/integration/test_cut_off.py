@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 from recording import in_child
+
+from running import ran
 
 START = """
     import asyncio, contextlib, os, signal, sys, threading
@@ -242,14 +243,7 @@ def test_other_faults_have_their_usual_effect(
     then: str, returncode: int, before: str, tmp_path: Path
 ) -> None:
     code = HANDLED.format(before=before, then=textwrap.dedent(then).replace("\n", "\n    "))
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = ran([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (returncode, "True\n"), done.stderr
     assert ("Bus error" in done.stderr) == bool(before and returncode)
 

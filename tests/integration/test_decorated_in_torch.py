@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from running import ran
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -198,7 +199,6 @@ def test_wrappers_of_decorated_functions(context: Callable[[str], Any]) -> None:
     def above(*args: Any) -> Any:
         return below(*args) + 1
 
-    # THEN torch.compile captures both
     assert compiled(above, ONES, fullgraph=True) == ([[3.0, 3.0]], 1)
 
 
@@ -247,8 +247,7 @@ EXPECTED = ["[2.0, 2.0] 1", "[2.0, 2.0] 1", "[5.0, 5.0] 1", "[5.0, 5.0] 1"]
 
 
 def outcome_of(program: str, start: list[str]) -> list[str]:
-    done = subprocess.run([*start, "-c", textwrap.dedent(program)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = ran([*start, "-c", textwrap.dedent(program)], status=0)
     return done.stdout.splitlines()
 
 
@@ -267,7 +266,6 @@ def test_decorated_after_torch_is_imported(dynamo: str) -> None:
 
 
 def test_a_torch_without_the_hooks_captures_one_graph_too() -> None:
-    # GIVEN a torch that cannot replace functions in graphs
     without = """
     import torch._dynamo
     del torch._dynamo.substitute_in_graph

@@ -7,7 +7,7 @@ import io
 import json
 from pathlib import Path
 
-from recorded_process import command_here, end, ready, start
+from recorded_process import command_here, end, started
 
 from stagespan.pages.escaping import csv_cell
 
@@ -20,7 +20,7 @@ FORMULAS = ("=", "+", "-", "@", "\uff1d")
 
 
 def test_dumps_are_safe_for_spreadsheets_and_terminals(folder: Path) -> None:
-    process = start(
+    process = started(
         """
         import json, sys, threading
         import stagespan
@@ -37,14 +37,11 @@ def test_dumps_are_safe_for_spreadsheets_and_terminals(folder: Path) -> None:
         """,
         json.dumps(NAMES),
     )
-    try:
-        ready(process)
-        table = command_here("dump", str(process.pid), "--format", "csv").stdout
-        spans = command_here("dump", str(process.pid), "--format", "json").stdout
-        trace = command_here("dump", str(process.pid)).stdout
-        page = command_here("recover", str(process.pid), "--json").stdout
-    finally:
-        end(process)
+    table = command_here("dump", str(process.pid), "--format", "csv").stdout
+    spans = command_here("dump", str(process.pid), "--format", "json").stdout
+    trace = command_here("dump", str(process.pid)).stdout
+    page = command_here("recover", str(process.pid), "--json").stdout
+    end(process)
     rows = list(csv.DictReader(io.StringIO(table)))
     assert [row["stage"] for row in rows] == [*map(csv_cell, NAMES), "open"]
     assert [row["request"] for row in rows] == [*map(csv_cell, NAMES), ""]

@@ -7,14 +7,15 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from exporting import MANY_REQUESTS, documented, exporter, innermost, of, scraped, until
-from recorded_process import end, ready, start
+from recorded_process import end, started, tell
+
+from running import ran
 
 COUNT = "stagespan_stage_duration_seconds_count"
 
@@ -28,9 +29,7 @@ def isolated(script: str) -> tuple[str, ...]:
     """
     command = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
     try:
-        tried = subprocess.run(
-            [*command, "mount -t tmpfs none /mnt"], capture_output=True, text=True
-        )
+        tried = ran([*command, "mount -t tmpfs none /mnt"])
     except FileNotFoundError:
         pytest.skip("unshare (util-linux) is not installed")
     if tried.returncode != 0:
@@ -46,28 +45,20 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert "ExecStart=/opt/svc/bin/stagespan " in text
     unit = tmp_path / "stagespan-export.service"
     unit.write_text(text.replace("/opt/svc/bin/stagespan", f"{sys.executable} -m stagespan"))
-    done = subprocess.run(
-        [program, "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
-    )
+    done = ran([program, "verify", "--man=no", str(unit)])
     about_it = [line for line in done.stderr.splitlines() if unit.name in line]
     if done.returncode != 0 and not about_it:
         pytest.skip(f"systemd-analyze cannot run here: {done.stderr.strip()[-200:]}")
     assert (done.returncode, about_it) == (0, [])
     unit.write_text(text.replace("Restart=", "Restrt="))
-    done = subprocess.run(
-        [program, "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
-    )
+    done = ran([program, "verify", "--man=no", str(unit)])
     assert "Restrt" in done.stderr
 
 
 def doctor(prefix: tuple[str, ...], **variables: str) -> str:
     """Return what doctor says of the exporter, as a command in a container says it."""
-    done = subprocess.run(
-        [*prefix, sys.executable, "-m", "stagespan", "doctor", "--json", "--no-device"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **variables},
+    done = ran(
+        [*prefix, sys.executable, "-m", "stagespan", "doctor", "--json", "--no-device"], **variables
     )
     rows = json.loads(done.stdout)["findings"]
     return next(str(row["text"]) for row in rows if row["name"] == "exporter")
@@ -97,7 +88,7 @@ def test_the_containers_of_a_pod_share_their_recordings(folder: Path, tmp_path: 
     arguments = side_car["command"]
     assert arguments[:3] == ["stagespan", "export", "--prometheus"]
     with exporter(*arguments[4:], prefix=shared, **variables(side_car)) as (_, port):
-        process = start(
+        process = started(
             """
             import os, signal, stagespan
             for n in range(10):
@@ -110,7 +101,6 @@ def test_the_containers_of_a_pod_share_their_recordings(folder: Path, tmp_path: 
             python=(*shared, sys.executable),
             **variables(service),
         )
-        ready(process)
         up = {"service": variables(service)["STAGESPAN_JOB"]}
         assert until(lambda: of(scraped(port), "stagespan_process_up", **up) == 1)
         assert until(lambda: of(scraped(port), COUNT, stage="decode", **up) == 10)
@@ -133,8 +123,7 @@ def test_a_full_disk_for_kept_requests_is_told_once_and_counted(
         f"mount -t tmpfs -o size=64k none {target} && ! head -c 1M /dev/zero > {target}/full"
     )
     with exporter("--keep", str(target), prefix=full) as (process, port):
-        recorded = start(MANY_REQUESTS, STAGESPAN_JOB="svc")
-        ready(recorded)
+        recorded = started(MANY_REQUESTS, STAGESPAN_JOB="svc")
         assert until(lambda: of(scraped(port), "stagespan_lost_total", cause="keep") == 200, 40)
         assert until(lambda: of(scraped(port), COUNT, stage="decode") == 200)
         # THEN no part of a file is left
@@ -150,7 +139,7 @@ def test_a_full_disk_for_kept_requests_is_told_once_and_counted(
 
 def test_as_many_stages_as_a_process_can_have_are_exported(folder: Path) -> None:
     # GIVEN a process with more than the 4,096 stages that a recording has room for
-    process = start(
+    started(
         """
         import stagespan
         for n in range(5000):
@@ -161,14 +150,12 @@ def test_as_many_stages_as_a_process_can_have_are_exported(folder: Path) -> None
         """,
         STAGESPAN_JOB="svc",
     )
-    ready(process)
     with exporter() as (_, port):
         samples = scraped(port)
         # THEN each run is counted, in a bounded number of series
         assert sum(samples[COUNT].values()) == 5000
         assert len(samples[COUNT]) == 201
         assert of(samples, "stagespan_stages_not_named") == pytest.approx(4096 - 200, abs=2)
-    end(process)
 
 
 @pytest.mark.full
@@ -195,15 +182,11 @@ def test_two_hundred_processes_are_exported(folder: Path) -> None:
         sys.stdin.readline()
     """
     with exporter() as (_, port):
-        process = start(program, STAGESPAN_JOB="svc")
-        ready(process)
+        process = started(program, STAGESPAN_JOB="svc")
         up = "stagespan_process_up"
         assert until(lambda: (of(scraped(port), up, service="svc") or 0) >= 200, 120)
         assert until(lambda: of(scraped(port), COUNT, stage="decode") == 2000, 120)
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        ready(process)
+        tell(process)
         assert until(lambda: (of(scraped(port), up, service="svc") or 0) <= 1, 120)
         samples = scraped(port)
         assert of(samples, COUNT, stage="decode") == 2000

@@ -14,7 +14,7 @@ import pytest
 from exporting import exporter, of, scraped, until
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_process import end, ready, start
+from recorded_process import end, ready, started, tell
 
 from stagespan import _core, recording
 from stagespan.export.figures import (
@@ -38,7 +38,7 @@ def read(copy: Recording, ns_per_tick: float | None = None) -> Counts:
 
 
 def test_readings_of_a_busy_process_never_exceed_what_it_has_recorded(folder: Path) -> None:
-    process = start(
+    process = started(
         """
         import stagespan, time
         print("ready", flush=True)
@@ -49,7 +49,6 @@ def test_readings_of_a_busy_process_never_exceed_what_it_has_recorded(folder: Pa
             print("done", flush=True)
         """
     )
-    ready(process)
     assert process.stdin is not None
     seen, rate = Counts({}, {}), None
     for burst in range(1, 4):
@@ -74,7 +73,6 @@ def test_readings_of_a_busy_process_never_exceed_what_it_has_recorded(folder: Pa
         counts = [now - before for before, now in pairwise([0, *final.below])]
         assert sorted(counts)[-2:] == [10_000 * burst, 10_000 * burst]
     process.stdin.write("end\n")
-    end(process)
 
 
 def test_bounds_are_those_of_buckets_of_a_clock_in_nanoseconds() -> None:
@@ -146,28 +144,20 @@ ANSWERED = """
 
 
 def test_requests_with_answers_are_read_once_or_counted_as_missed(folder: Path) -> None:
-    process = start(ANSWERED, STAGESPAN_REQUESTS="64")
-    ready(process)
-    assert process.stdin is not None
+    process = started(ANSWERED, STAGESPAN_REQUESTS="64")
     taker = Taker()
     found: Counter[str] = Counter()
-
-    def run(number: int) -> None:
-        assert process.stdin is not None
-        process.stdin.write(f"{number} 0\n")
-        process.stdin.flush()
-        ready(process)
 
     def take() -> None:
         ended = taker.ended(recording.open(process.pid), at_end=True)
         found.update(one["origin"] for one in ended)
 
     for _ in range(6):
-        run(20)
+        tell(process, "20 0")
         take()
         take()
     assert (found, taker.missed["requests_unread"]) == ({"root": 120, "return": 120}, 0)
-    run(100)
+    tell(process, "100 0")
     for _ in range(4):
         take()
     assert found["root"] + found["return"] == 240 + 64
@@ -179,8 +169,7 @@ def test_requests_with_answers_are_read_once_or_counted_as_missed(folder: Path) 
 def test_a_request_that_goes_on_after_its_answer_is_counted(folder: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     with exporter() as (_, port):
-        process = start(ANSWERED, STAGESPAN_JOB="svc")
-        ready(process)
+        process = started(ANSWERED, STAGESPAN_JOB="svc")
         process.communicate("1 2.5\n\n", timeout=30)
         counts = (
             "stagespan_handoff_duration_seconds_count",
@@ -224,9 +213,7 @@ IDLE = """
 
 
 def test_a_recording_is_copied_again_when_something_was_recorded(folder: Path) -> None:
-    process = start(IDLE)
-    ready(process)
-    assert process.stdin is not None
+    process = started(IDLE)
     (path,) = folder.glob("*.stagespan")
     totals = Totals()
     with path.open("rb") as file:
@@ -249,9 +236,7 @@ def test_a_recording_is_copied_again_when_something_was_recorded(folder: Path) -
             assert latest.read_ns is not None
             assert again.read_ns is not None
             assert again.read_ns > latest.read_ns
-            process.stdin.write(f"{step}\n")
-            process.stdin.flush()
-            ready(process)
+            tell(process, step)
             assert not read().shares_copy_with(latest), step
         until(lambda: read().shares_copy_with(read()))
         group = of_process.group
@@ -268,12 +253,8 @@ def test_the_senders_of_hand_offs_are_known_in_whatever_order_processes_are_read
 ) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     with exporter() as (side_car, port):
-        process = start(ANSWERED, STAGESPAN_JOB="svc", STAGESPAN_PIPELINE_NAME="chat")
-        ready(process)
-        assert process.stdin is not None
-        process.stdin.write("1 0\n")
-        process.stdin.flush()
-        ready(process)
+        process = started(ANSWERED, STAGESPAN_JOB="svc", STAGESPAN_PIPELINE_NAME="chat")
+        tell(process, "1 0")
         handoffs = "stagespan_handoff_duration_seconds_count"
         until(lambda: of(scraped(port), handoffs) == 2)
         side_car.send_signal(signal.SIGSTOP)
@@ -297,24 +278,16 @@ def test_a_process_with_more_requests_is_read_sooner(folder: Path) -> None:
                     pass
             print("done", flush=True)
     """
-    process = start(program)
-    ready(process)
-    assert process.stdin is not None
+    process = started(program)
 
-    def run(number: int) -> None:
-        assert process.stdin is not None
-        process.stdin.write(f"{number}\n")
-        process.stdin.flush()
-        ready(process)
-
-    run(1)
+    tell(process, 1)
     (path,) = folder.glob("*.stagespan")
     totals = Totals()
     with path.open("rb") as file:
         of_process = ReadProcess(Recording(str(path), everything=False), file.fileno())
 
         def pause_s(number: int) -> float:
-            run(number)
+            tell(process, number)
             totals.update(of_process, of_process.read(spans=False))
             return of_process.longest_pause_s
 
@@ -323,11 +296,10 @@ def test_a_process_with_more_requests_is_read_sooner(folder: Path) -> None:
         assert 0 < many < few < math.inf
         # THEN without requests, it is not due for their sake
         until(lambda: pause_s(0) == math.inf)
-    end(process)
 
 
 def test_parts_wait_for_a_request_that_goes_on_for_long(folder: Path) -> None:
-    process = start(
+    process = started(
         """
         import multiprocessing, sys
         import stagespan
@@ -349,7 +321,6 @@ def test_parts_wait_for_a_request_that_goes_on_for_long(folder: Path) -> None:
         """,
         STAGESPAN_RECORDING="keep",
     )
-    ready(process)
 
     def parts() -> list[Part]:
         found = []

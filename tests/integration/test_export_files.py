@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,8 +26,9 @@ from exporting import (
     scraped,
     until,
 )
-from recorded_process import command_here, end, ready, start
+from recorded_process import command_here, end, ready, start, started
 
+from running import ran
 from stagespan import recording
 from stagespan.cli import examine
 from stagespan.export import dashboard, kept
@@ -105,14 +106,12 @@ def test_requests_of_several_machines_are_joined_from_all_their_folders(
 
 def test_exemplars_are_requests_that_are_kept(folder: Path, tmp_path: Path) -> None:
     with exporter("--keep", str(tmp_path / "kept"), "--sample", "0") as (_, port):
-        process = start(PLENTY)
-        ready(process)
+        process = started(PLENTY)
 
         def traces() -> set[str]:
             text = get(f"http://127.0.0.1:{port}/metrics", "application/openmetrics-text")
             return set(re.findall(r'trace_id="(\w+)"', text))
 
-        # WHEN OpenMetrics is asked for THEN exemplars are some of them alone
         until(traces)
         segments = recording.open(process.pid).segments()
         kept_traces = {one["trace_id"] for one in segments if one["status"] == "cancelled"}
@@ -190,12 +189,8 @@ def test_parquet_without_its_libraries_is_refused_in_one_sentence(
         "pyarrow": ("export", "--keep", str(tmp_path / "kept"), "--keep-format", "parquet"),
         "duckdb": ("requests", str(tmp_path / "kept")),
     }[missing]
-    done = subprocess.run(
-        [sys.executable, "-m", "stagespan", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "blocked")},
+    done = ran(
+        [sys.executable, "-m", "stagespan", *arguments], PYTHONPATH=str(tmp_path / "blocked")
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"`pip install {missing}`" in done.stderr
@@ -208,7 +203,6 @@ def test_the_oldest_of_the_kept_requests_are_removed(tmp_path: Path) -> None:
         (tmp_path / f"{other_host}-{number}-1.jsonl.gz").touch()
         keeper.put([large_request(number)])
         keeper.write()
-    # THEN the newest of this machine remain, and those of others
     own = [one for one in tmp_path.iterdir() if "other" not in one.name]
     assert sum(one.stat().st_size for one in own) <= 100 << 10
     assert len(own) >= 9
@@ -233,7 +227,6 @@ def test_requests_that_cannot_be_written_are_counted(tmp_path: Path) -> None:
 def test_requests_are_lost_and_awaited_no_more_if_a_file_cannot_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN requests that wait for their file, and too little memory to make it
     keeper = kept.Keeper(tmp_path, 1 << 20)
     requests = [large_request(number) for number in (1, 2)]
     for parts in requests:
@@ -279,7 +272,7 @@ def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("no Prometheus on PATH: install the Debian package prometheus")
-    busy = start(
+    busy = started(
         """
         import stagespan, time
         from itertools import count
@@ -298,45 +291,38 @@ def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
         """,
         STAGESPAN_JOB="svc",
     )
-    ready(busy)
-    open_request = start(OPEN_REQUEST, STAGESPAN_JOB="svc")
-    ready(open_request)
+    started(OPEN_REQUEST, STAGESPAN_JOB="svc")
     pair = start(TWO_PROCESSES, "return", STAGESPAN_JOB="svc")
-    prometheus = None
-    try:
-        with exporter() as (_, port):
-            prometheus = Prometheus(program, tmp_path, port, free_port())
-            ready(pair)
-            # WHEN something is lost for the first time THEN the rule about losses is true
-            until(lambda: prometheus.query("stagespan_lost_total"))
-            (losses,) = (rule for rule in dashboard.RULES if rule.name == "StagespanLosses")
-            assert not prometheus.query(f"({losses.value}) {losses.condition}")
-            (folder / "999-1.stagespan").write_bytes(b"not a recording")
-            until(lambda: prometheus.query(f"({losses.value}) {losses.condition}"))
-            targets = [one for panel in dashboard.dashboard()["panels"] for one in panel["targets"]]
-            asked = [filled_in(one["expr"]) for one in targets]
-            asked += [rule.value.replace(" offset 1h", "") for rule in dashboard.RULES]
-            for expression in asked:
-                until(lambda e=expression: prometheus.query(e))
-            segments = recording.open(busy.pid).segments()
-            traces = {one["trace_id"] for one in segments}
-            with_points = [one["expr"] for one in targets if one["exemplar"]]
-            of_requests = next(one for one in with_points if "request_duration" in one)
-            found = until(lambda: prometheus.exemplars(filled_in(of_requests)))
-            assert {one["trace_id"] for one in found} & traces
-            variables = dashboard.dashboard()["templating"]["list"][1:]
-            for variable in variables:
-                metric, label = re.findall(r"label_values\((.*), (\w+)\)", variable["query"])[0]
-                query = filled_in(f"count by ({label}) ({metric})")
-                assert until(lambda q=query: prometheus.query(q)), variable["name"]
-            for one in targets:
-                query = filled_in(one["expr"], service="(svc)")
-                until(lambda q=query: prometheus.query(q))
-    finally:
-        if prometheus is not None:
-            prometheus.close()
-        for process in (busy, open_request, pair):
-            end(process)
+    with (
+        exporter() as (_, port),
+        contextlib.closing(Prometheus(program, tmp_path, port, free_port())) as prometheus,
+    ):
+        ready(pair)
+        # WHEN something is lost for the first time THEN the rule about losses is true
+        until(lambda: prometheus.query("stagespan_lost_total"))
+        (losses,) = (rule for rule in dashboard.RULES if rule.name == "StagespanLosses")
+        assert not prometheus.query(f"({losses.value}) {losses.condition}")
+        (folder / "999-1.stagespan").write_bytes(b"not a recording")
+        until(lambda: prometheus.query(f"({losses.value}) {losses.condition}"))
+        targets = [one for panel in dashboard.dashboard()["panels"] for one in panel["targets"]]
+        asked = [filled_in(one["expr"]) for one in targets]
+        asked += [rule.value.replace(" offset 1h", "") for rule in dashboard.RULES]
+        for expression in asked:
+            until(lambda e=expression: prometheus.query(e))
+        segments = recording.open(busy.pid).segments()
+        traces = {one["trace_id"] for one in segments}
+        with_points = [one["expr"] for one in targets if one["exemplar"]]
+        of_requests = next(one for one in with_points if "request_duration" in one)
+        found = until(lambda: prometheus.exemplars(filled_in(of_requests)))
+        assert {one["trace_id"] for one in found} & traces
+        variables = dashboard.dashboard()["templating"]["list"][1:]
+        for variable in variables:
+            metric, label = re.findall(r"label_values\((.*), (\w+)\)", variable["query"])[0]
+            query = filled_in(f"count by ({label}) ({metric})")
+            assert until(lambda q=query: prometheus.query(q)), variable["name"]
+        for one in targets:
+            query = filled_in(one["expr"], service="(svc)")
+            until(lambda q=query: prometheus.query(q))
 
 
 def test_each_distribution_is_in_a_panel(folder: Path) -> None:
@@ -359,7 +345,7 @@ def test_the_files_are_what_grafana_and_prometheus_read(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool on PATH: install the Debian package prometheus")
-    done = subprocess.run([promtool, "check", "rules", rules], capture_output=True, text=True)
+    done = ran([promtool, "check", "rules", rules])
     assert (done.returncode, "5 rules found" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
@@ -440,10 +426,7 @@ def test_each_rule_fires_for_what_it_is_for(tmp_path: Path, name: str) -> None:
     }
     whole = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": [test]}
     (tmp_path / "test.yml").write_text(json.dumps(whole))
-    done = subprocess.run(
-        [promtool, "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    ran([promtool, "test", "rules", "test.yml"], cwd=tmp_path, status=0)
 
 
 def test_doctor_says_whether_an_exporter_reads_the_recordings(folder: Path) -> None:
@@ -471,10 +454,7 @@ def test_doctor_says_whether_the_exporter_sees_processes(
     with exporter():
         assert row().state == "note"
         assert "where no other live process records: the service needs the same" in row().text
-        # WHEN two processes record THEN they are counted
-        processes = [start(OPEN_REQUEST), start(OPEN_REQUEST)]
-        for process in processes:
-            ready(process)
+        processes = [started(OPEN_REQUEST), started(OPEN_REQUEST)]
         assert row().state == "works"
         assert row().text.endswith(f"{folder}: 2 other live processes")
         for process in processes:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from exporting import exporter, get, until
-from recorded_process import end, ready, start
+from recorded_process import end, ready, started
 
 from stagespan import recording
 from stagespan.export.node import Node
@@ -39,8 +39,7 @@ sys.stdin.readline()
 @contextlib.contextmanager
 def serving(host: str = "127.0.0.1") -> Iterator[tuple[Any, dict[str, int]]]:
     """Run an exporter beside a service; yield its process, and the ports of its servers."""
-    service = start(SERVICE, STAGESPAN_JOB="svc")
-    ready(service)
+    service = started(SERVICE, STAGESPAN_JOB="svc")
     with exporter("--page", f"{host}:0") as (process, port):
         said = ready(process)
         ports = {"/metrics": port, "/data.json": int(said.rstrip("/").rpartition(":")[2])}
@@ -191,9 +190,7 @@ def test_the_page_takes_at_most_one_sample_a_second(folder: Path) -> None:
 
 
 def test_only_the_recordings_of_a_request_are_read_for_it(folder: Path) -> None:
-    services = [start(SERVICE) for _ in range(5)]
-    for one in services:
-        ready(one)
+    services = [started(SERVICE) for _ in range(5)]
     segments = {one.pid: recording.open(one.pid).segments() for one in services}
     node = Node()
     node.read()
@@ -208,19 +205,15 @@ def test_only_the_recordings_of_a_request_are_read_for_it(folder: Path) -> None:
             opened.append(os.path.basename(str(arguments[0])).partition("-")[0])
 
     sys.addaudithook(count)
-    try:
-        for pid, of_process in segments.items():
-            opened.clear()
-            (found,) = node.recordings_of(of_process[0]["trace_id"] or "")
-            assert found.pid == pid
-            assert found.spans().size
-            # THEN of live processes, no other one is read; of ended ones, those that are left
-            assert {*opened} <= {str(pid), str(killed.pid)}
+    for pid, of_process in segments.items():
         opened.clear()
-        assert node.recordings_of("0" * 32) == []
-        assert {*opened} <= {str(killed.pid)}
-    finally:
-        is_counted = False
-        node.close()
-        for one in services:
-            end(one)
+        (found,) = node.recordings_of(of_process[0]["trace_id"] or "")
+        assert found.pid == pid
+        assert found.spans().size
+        # THEN of live processes, no other one is read; of ended ones, those that are left
+        assert {*opened} <= {str(pid), str(killed.pid)}
+    opened.clear()
+    assert node.recordings_of("0" * 32) == []
+    assert {*opened} <= {str(killed.pid)}
+    is_counted = False
+    node.close()

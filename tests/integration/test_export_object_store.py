@@ -23,7 +23,7 @@ from exporting import (
     scraped,
     until,
 )
-from recorded_process import command, end, ready, start
+from recorded_process import command, end, ready, start, started
 
 from stagespan.export import kept
 
@@ -198,9 +198,7 @@ def test_a_place_without_kept_requests_is_named(server: Server) -> None:
 def test_a_store_that_goes_away_delays_nothing(folder: Path, server: Server) -> None:
     with exporter("--keep", "s3://bucket/kept") as (process, port):
         server.stop()
-        recorded = start(MANY_REQUESTS, STAGESPAN_JOB="svc")
-        ready(recorded)
-        # WHEN there are requests THEN they are counted as lost, and the metrics go on
+        recorded = started(MANY_REQUESTS, STAGESPAN_JOB="svc")
         count = "stagespan_stage_duration_seconds_count"
         until(lambda: of(scraped(port), "stagespan_lost_total", cause="keep") == 200, 60)
         assert until(lambda: of(scraped(port), count, stage="decode") == 200)

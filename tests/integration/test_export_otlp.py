@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from exporting import TWO_PROCESSES, free_port, otlp_exporter, until
-from recorded_process import end, ready, start
+from recorded_process import end, start, started
 
 from stagespan import recording
 
@@ -38,11 +38,9 @@ def ids(span: Any) -> tuple[str, str, str]:
     ],
 )
 def test_each_span_arrives_once_as_it_was_recorded(folder: Path, protocol: str, how: str) -> None:
-    # GIVEN an exporter, and a request in two processes, of which one ends in some way
     with collector.RECEIVERS[protocol]() as received:
         with otlp_exporter(received.url, OTEL_EXPORTER_OTLP_PROTOCOL=collector.PROTOCOLS[protocol]):
-            process = start(TWO_PROCESSES, how, STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
-            ready(process)
+            process = started(TWO_PROCESSES, how, STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
             # WHEN it is complete THEN its spans arrive: the segments, the hops, what ran in them
             until(lambda: len(received.spans("step")) >= 98)
             until(lambda: len(received.spans("render")) >= 1)
@@ -98,8 +96,7 @@ def test_a_batch_keeps_all_its_links(folder: Path) -> None:
     """
     with collector.http() as received:
         with otlp_exporter(received.url):
-            process = start(program, STAGESPAN_RING_SPANS="8192")
-            ready(process)
+            process = started(program, STAGESPAN_RING_SPANS="8192")
             until(lambda: len(received.spans("default")) >= 2000, 40)
             until(lambda: received.spans("forward"))
         end(process)
@@ -112,7 +109,6 @@ def test_a_batch_keeps_all_its_links(folder: Path) -> None:
         assert (len(batch.links), batch.dropped_links_count) == (1000, 0)
         (kernel,) = received.spans("kernel")
         assert (kernel.trace_id, kernel.parent_span_id) == (batch.trace_id, batch.span_id)
-        # THEN each request names the batch
         own = collector.attributes(segments[0])
         assert own["stagespan.batch.ids"] == [batch.span_id.hex()]
         assert own["stagespan.batch.sizes"] == [1000]
@@ -179,8 +175,7 @@ def test_the_work_of_each_span_is_among_its_attributes(
     # from asyncio tasks, another thread, and batches
     with collector.RECEIVERS[protocol]() as received:
         with otlp_exporter(received.url, OTEL_EXPORTER_OTLP_PROTOCOL=collector.PROTOCOLS[protocol]):
-            process = start(WORKING, how)
-            ready(process)
+            process = started(WORKING, how)
             until(lambda: len(received.spans("outer")) >= 40 and len(received.spans("kernel")) >= 2)
             until(lambda: len(received.spans("default")) >= 46)
         end(process)
@@ -223,8 +218,7 @@ def test_work_that_may_have_been_overwritten_is_left_out(folder: Path) -> None:
     """
     with collector.http() as received:
         with otlp_exporter(received.url):
-            process = start(program, STAGESPAN_REQUESTS="64", STAGESPAN_RING_SPANS="2048")
-            ready(process)
+            process = started(program, STAGESPAN_REQUESTS="64", STAGESPAN_RING_SPANS="2048")
             until(lambda: len(received.spans("default")) == 2)
             until(lambda: len(received.spans("inner")) == 610)
         end(process)
@@ -281,8 +275,7 @@ def test_rules_choose_requests(
 ) -> None:
     with collector.http() as received:
         with otlp_exporter(received.url, *options):
-            process = start(SAMPLED, STAGESPAN_RING_SPANS="1024")
-            ready(process)
+            process = started(SAMPLED, STAGESPAN_RING_SPANS="1024")
             time.sleep(2.5)
             end(process)
         names = [span.name for span in received.spans()]
@@ -305,8 +298,7 @@ def test_figures_have_the_counts_of_the_recording(folder: Path) -> None:
     with collector.http() as received:
         headers = {"OTEL_EXPORTER_OTLP_HEADERS": "x-team=vision"}
         with otlp_exporter(received.url, **headers):
-            process = start(program, STAGESPAN_JOB="svc", RANK="1", WORLD_SIZE="2")
-            ready(process)
+            process = started(program, STAGESPAN_JOB="svc", RANK="1", WORLD_SIZE="2")
             found = until(lambda: received.points("stagespan.stage.duration"))
             stats = recording.open(process.pid).stats()["decode"]
             open_ = {
@@ -334,7 +326,6 @@ def test_figures_have_the_counts_of_the_recording(folder: Path) -> None:
             ("stagespan.queue.waiting", "replica"): 1,
         }
         assert oldest.as_double > 0
-        # THEN the headers of the environment were sent
         assert received.headers[-1]["x-team"] == "vision"
 
 
@@ -359,8 +350,7 @@ def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
     """
     with collector.http() as received:
         with otlp_exporter(received.url, "--genai", "chat"):
-            process = start(program, STAGESPAN_JOB="svc", STAGESPAN_PIPELINE_NAME="wan")
-            ready(process)
+            process = started(program, STAGESPAN_JOB="svc", STAGESPAN_PIPELINE_NAME="wan")
             until(lambda: len(received.spans("wan")) == 6)
             until(
                 lambda: (
@@ -398,7 +388,6 @@ def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
         assert failed["error.type"] == "error"
         assert failed[genai.GEN_AI_REQUEST_STREAM] is False
         assert genai.GEN_AI_USAGE_OUTPUT_TOKENS not in failed
-        # THEN the distributions have the counts of the recording
         counts = {
             collector.attributes(point).get("error.type"): point.count for _, point in durations
         }
@@ -464,9 +453,7 @@ def can_connect(port: int) -> bool:
 
 def test_a_real_collector_passes_on_all(folder: Path) -> None:
     with collector.over_grpc() as received, rotel(received.url) as url, otlp_exporter(url):
-        process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
-        ready(process)
-        # WHEN a request has ended THEN its spans and the figures arrive
+        process = started(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
         until(lambda: len(received.spans("step")) >= 98)
         until(lambda: received.spans("render"))
         points = until(lambda: received.points("stagespan.stage.duration"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_process import end, ready, start
+from recorded_process import end, start, started
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
 collector = pytest.importorskip("collector")
@@ -99,7 +99,6 @@ def ids(received: Any) -> Counter[str]:
 def test_each_request_of_a_child_arrives_once(
     where: str, how: str, protocol: str, folder: Path, tmp_path: Path
 ) -> None:
-    # GIVEN a program that calls `start` in one or all of its processes
     program = textwrap.dedent(FORKS)
     with collector.RECEIVERS[protocol]() as received:
         process = start(
@@ -107,10 +106,8 @@ def test_each_request_of_a_child_arrives_once(
             *(received.url, where, how),
             OTEL_EXPORTER_OTLP_PROTOCOL=collector.PROTOCOLS[protocol],
         )
-        # WHEN they have ended
         _, errors = process.communicate(timeout=120)
         assert (process.returncode, errors) == (0, "")
-        # THEN each request was sent, by its own process alone
         processes = ["child0", "child1", "child2", *(["parent"] if where != "child" else [])]
         expected = Counter(f"{name}-{n}" for name in processes for n in range(5))
         assert ids(received) == expected
@@ -118,7 +115,6 @@ def test_each_request_of_a_child_arrives_once(
 
 
 def test_a_child_without_requests_has_no_thread(folder: Path) -> None:
-    # GIVEN a program that sends its requests
     program = """
         import os, sys, threading, stagespan
         from stagespan.export import otlp
@@ -169,8 +165,7 @@ def test_requests_are_sent_when_sigterm_ends_the_process(folder: Path) -> None:
         input()
     """
     with collector.http() as received:
-        process = start(program, received.url)
-        ready(process)
+        process = started(program, received.url)
         process.terminate()
         assert process.wait(60) == -15
         end(process)
@@ -178,7 +173,6 @@ def test_requests_are_sent_when_sigterm_ends_the_process(folder: Path) -> None:
 
 
 def test_starting_twice_sends_once(folder: Path, tmp_path: Path) -> None:
-    # GIVEN a program that starts the same exporter in several ways
     program = """
         import sys, stagespan
         from stagespan.export import otlp

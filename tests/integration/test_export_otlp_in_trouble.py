@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from exporting import ONE_REQUEST, exporter, large_request, of, otlp_exporter, scraped, until
-from recorded_process import end, ready, start
+from recorded_process import end, started
 
 from stagespan.errors import StagespanError
 from stagespan.export.requests import AWAITED_OTLP
@@ -64,8 +64,7 @@ def failing() -> Iterator[str]:
 def test_a_collector_in_trouble_delays_no_end(folder: Path, protocol: str, trouble: Any) -> None:
     # GIVEN a collector that does not take what it is sent
     with trouble() as url, otlp_exporter(url, OTEL_EXPORTER_OTLP_PROTOCOL=protocol) as process:
-        recorded = start(ONE_REQUEST)
-        ready(recorded)
+        recorded = started(ONE_REQUEST)
         time.sleep(2)
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
@@ -97,8 +96,7 @@ def test_the_state_is_written_after_a_signal_beside_busy_processes(folder: Path)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(16)
-        process = start(BUSY, STAGESPAN_JOB="svc")
-        ready(process)
+        process = started(BUSY, STAGESPAN_JOB="svc")
         with otlp_exporter(f"http://127.0.0.1:{silent.getsockname()[1]}") as running:
             state = folder / ".export-state.json"
             until(lambda: state.exists() and b"busy" in state.read_bytes())
@@ -130,8 +128,7 @@ while True:
 
 def test_an_exporter_that_hangs_ends_after_a_signal_with_its_state_written(tmp_path: Path) -> None:
     # GIVEN an exporter whose work never comes to its end
-    process = start(STUCK, str(tmp_path / "state"))
-    ready(process)
+    process = started(STUCK, str(tmp_path / "state"))
     process.terminate()
     process.communicate(timeout=30)
     assert process.returncode == 0
@@ -147,8 +144,7 @@ def test_a_slow_collector_that_fails_at_times_gets_everything(folder: Path) -> N
         return 503 if next(calls) % 2 else 200
 
     with collector.http(answer) as received, otlp_exporter(received.url):
-        process = start(ONE_REQUEST)
-        ready(process)
+        process = started(ONE_REQUEST)
         # WHEN a request is sent THEN it arrives once
         until(lambda: received.spans("decode"), 40)
         end(process)
@@ -222,8 +218,7 @@ def test_a_process_goes_on_sending_after_a_reading_has_failed(folder: Path) -> N
         input()
     """
     with collector.http() as received:
-        process = start(program, received.url)
-        ready(process)
+        process = started(program, received.url)
         # THEN what it records later arrives while it runs, and the reason is logged once
         assert until(lambda: received.spans("decode"))
         _, errors = process.communicate("\n", timeout=60)
@@ -232,7 +227,6 @@ def test_a_process_goes_on_sending_after_a_reading_has_failed(folder: Path) -> N
 
 
 def test_an_exporter_that_cannot_be_made_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN settings with which spans can be sent, and figures cannot
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "carrier pigeon")
     before = set(threading.enumerate())
     with pytest.raises(StagespanError, match="set it to grpc or http/protobuf"):
@@ -249,8 +243,7 @@ def test_what_a_collector_rejects_is_counted_and_told_once(folder: Path, protoco
             "OTEL_METRIC_EXPORT_INTERVAL": "1000000",
         }
         with exporter("--otlp", received.url, **variables) as (process, port):
-            recorded = start(ONE_REQUEST)
-            ready(recorded)
+            recorded = started(ONE_REQUEST)
             # WHEN figures and a request were sent THEN both are counted
             cause = {"cause": "otlp_rejected"}
             assert until(lambda: of(scraped(port), "stagespan_lost_total", **cause) == 6)
@@ -309,8 +302,7 @@ NOT_DELIVERED: dict[str, tuple[Reply, str]] = {
 def test_only_the_answer_of_a_collector_is_a_delivery(folder: Path, what: str) -> None:
     reply, sentence = NOT_DELIVERED[what]
     with replying(reply) as (url, paths):
-        recorded = start(ONE_REQUEST, STAGESPAN_JOB="svc")
-        ready(recorded)
+        recorded = started(ONE_REQUEST, STAGESPAN_JOB="svc")
         variables = {"OTEL_METRIC_EXPORT_INTERVAL": "1000"}
         with exporter("--otlp", url, **variables) as (process, port):
             # WHEN a request and figures are sent THEN they are counted as not delivered

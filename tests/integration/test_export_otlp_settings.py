@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 from exporting import ONE_REQUEST, exporter, of, otlp_exporter, scraped, until
-from recorded_process import end, ready, start
+from recorded_process import end, start, started, tell
+
+from running import ran
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="there is no OTLP over gRPC")
@@ -27,13 +29,9 @@ METRICS = "OTEL_EXPORTER_OTLP_METRICS"
 
 
 def test_conventions_without_a_collector_are_refused(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stagespan", "export", "--prometheus", "0", "--genai"],
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = ran(
+        [sys.executable, "-m", "stagespan", "export", "--prometheus", "0", "--genai"], status=2
     )
-    assert done.returncode == 2
     assert "pass --otlp URL too" in done.stderr
 
 
@@ -41,13 +39,7 @@ def test_conventions_without_a_collector_are_refused(folder: Path) -> None:
     "url", ["localhost:4318", "ftp://x", "http://h:otlp", "http://h:99999", "http://[::1", ""]
 )
 def test_an_address_that_is_none_is_refused(folder: Path, url: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stagespan", "export", "--otlp", url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
+    done = ran([sys.executable, "-m", "stagespan", "export", "--otlp", url], status=2)
     assert "is not an address for OTLP" in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -72,12 +64,9 @@ def test_an_address_that_is_none_is_refused(folder: Path, url: str) -> None:
 def test_a_variable_with_a_wrong_value_is_refused(
     folder: Path, setting: str, port: int, sentence: str
 ) -> None:
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "stagespan", "export", "--otlp", f"http://127.0.0.1:{port}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **dict([setting.split("=")])},
+        **dict([setting.split("=")]),
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert sentence in done.stderr
@@ -91,8 +80,7 @@ def test_headers_compression_and_attributes_of_the_environment_hold(folder: Path
         "OTEL_SERVICE_NAME": "of-the-exporter",
     }
     with collector.http() as received, otlp_exporter(received.url, **variables):
-        process = start(ONE_REQUEST, STAGESPAN_JOB="svc")
-        ready(process)
+        process = started(ONE_REQUEST, STAGESPAN_JOB="svc")
         until(lambda: received.spans("decode"))
         points = until(lambda: received.points("stagespan.stage.duration"))
         end(process)
@@ -140,14 +128,7 @@ def test_differences_sum_to_the_figures(folder: Path, preference: str) -> None:
         f"{METRICS}_DEFAULT_HISTOGRAM_AGGREGATION": "explicit_bucket_histogram",
         "OTEL_METRIC_EXPORT_INTERVAL": "300",
     }
-    process = start(WORKER, STAGESPAN_JOB="svc")
-    ready(process)
-
-    def work(runs: int) -> None:
-        assert process.stdin is not None
-        process.stdin.write(f"{runs}\n")
-        process.stdin.flush()
-        ready(process)
+    process = started(WORKER, STAGESPAN_JOB="svc")
 
     duration, tokens = "stagespan.stage.duration", "stagespan.stage.work"
     statuses = cycle([200, 200, 400])
@@ -155,13 +136,13 @@ def test_differences_sum_to_the_figures(folder: Path, preference: str) -> None:
         with otlp_exporter(received.url, **variables):
             total = 0
             for runs in (5, 40, 7):
-                work(runs)
+                tell(process, runs)
                 total += runs
                 until(lambda of=total: sums(received, duration)["svc"] == of)
             assert sums(received, tokens)["svc"] == 2 * total
         # WHEN the next exporter goes on THEN it sends only what is new
         with otlp_exporter(received.url, **variables):
-            work(3)
+            tell(process, 3)
             until(lambda: sums(received, duration)["svc"] >= total + 3)
             before = len(received.metrics)
             until(lambda: len(received.metrics) > before + 4)
@@ -184,7 +165,6 @@ def test_differences_sum_to_the_figures(folder: Path, preference: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_no_metric_is_sent_without_data(folder: Path, protocol: str) -> None:
-    # GIVEN an exporter that sees no process, and then one that has recorded nothing
     variables = {"OTEL_EXPORTER_OTLP_PROTOCOL": collector.PROTOCOLS[protocol]}
     with collector.RECEIVERS[protocol]() as received, otlp_exporter(received.url, **variables):
         until(lambda: len(received.metrics) > 1)
@@ -213,8 +193,7 @@ def test_the_endpoint_can_be_that_of_the_environment(folder: Path, protocol: str
     with collector.RECEIVERS[protocol]() as received:
         variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = received.url
         with exporter("--otlp", **variables):
-            process = start(ONE_REQUEST, **variables)
-            ready(process)
+            process = started(ONE_REQUEST, **variables)
             until(lambda: received.spans("decode"))
             until(lambda: received.points("stagespan.stage.duration"))
             end(process)
@@ -247,8 +226,7 @@ def test_a_collector_with_a_certificate_of_its_own(
         "OTEL_EXPORTER_OTLP_PROTOCOL": collector.PROTOCOLS[protocol],
         "STAGESPAN_JOB": "svc",
     }
-    process = start(ONE_REQUEST, STAGESPAN_JOB="svc")
-    ready(process)
+    started(ONE_REQUEST, STAGESPAN_JOB="svc")
     with collector.RECEIVERS[protocol](pair=pair) as received:
         # WHEN the certificate is not known THEN nothing is delivered, which is told in few lines
         with exporter("--otlp", received.url, **variables) as (side_car, port):
@@ -258,14 +236,11 @@ def test_a_collector_with_a_certificate_of_its_own(
         assert not received.spans()
         assert 1 <= errors.count("\n") <= 4
         assert errors.startswith("OpenTelemetry's exporter says: ")
-        # WHEN a variable names it THEN all is delivered
         variables["OTEL_EXPORTER_OTLP_CERTIFICATE"] = str(pair[0])
         with otlp_exporter(received.url, **variables):
-            again = start(ONE_REQUEST, STAGESPAN_JOB="svc")
-            ready(again)
+            again = started(ONE_REQUEST, STAGESPAN_JOB="svc")
             until(lambda: received.spans("decode"))
             end(again)
-    end(process)
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1/traces", "/v1/metrics/"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import get, until
-from recorded_process import end, ready, start
+from exporting import exporting, get, until
+from recorded_process import ready, start, started
 
 from stagespan.export.node import Node
 from stagespan.export.page import Live
@@ -37,23 +37,11 @@ for n in count():
 @pytest.fixture
 def address(folder: Path) -> Iterator[str]:
     """Return the address of the page of an exporter, beside a service that works."""
-    service = start(SERVICE, STAGESPAN_JOB="svc")
-    ready(service)
-    exporter = subprocess.Popen(
-        [sys.executable, "-m", "stagespan", "export", "--page", "0"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        found = re.search(r"http://\S+", ready(exporter))
+    started(SERVICE, STAGESPAN_JOB="svc")
+    with exporting("--page", "0") as (_, line):
+        found = re.search(r"http://\S+", line)
         assert found is not None
         yield found[0]
-    finally:
-        exporter.terminate()
-        exporter.communicate(timeout=20)
-        end(service)
 
 
 def data(address: str) -> dict[str, Any]:
@@ -66,19 +54,16 @@ def test_the_page_has_the_figures_of_the_last_seconds(address: str) -> None:
     until(lambda: [one for one in data(address)["stages"] if one["stage"] == "decode"])
     time.sleep(1)
     found = data(address)
-    # THEN rates and quantiles are those of the service
     (decode,) = [one for one in found["stages"] if one["stage"] == "decode"]
     assert 0 < decode["per_second"] < 101
     assert decode["p50"] >= 0.009
     assert decode["service"] == "svc"
     assert {"service": "svc", "up": 1} in found["services"]
-    # THEN the slowest requests come first
     times = [one["seconds"] for one in found["requests"]]
     assert times == sorted(times, reverse=True)
 
 
 def test_a_stage_that_runs_in_batches_has_one_row(folder: Path) -> None:
-    # GIVEN an engine with finished batches, one that is open, and another run of the stage
     process = start(
         """
         import stagespan
@@ -92,14 +77,10 @@ def test_a_stage_that_runs_in_batches_has_one_row(folder: Path) -> None:
             input()
         """
     )
-    node = Node()
-    try:
+    with contextlib.closing(Node()) as node:
         live = Live(node)
         ready(process)
         found = json.loads(live.data())
-    finally:
-        node.close()
-        end(process)
     # THEN its row has all of them, and the time that the figures cover
     (row,) = [one for one in found["stages"] if one["stage"] == "forward"]
     assert row["open"] == 1

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +30,9 @@ from exporting import (
     scraped,
     until,
 )
-from recorded_process import end, ready, start
+from recorded_process import end, ready, start, started, tell
 
+from running import ran
 from stagespan import recording
 from stagespan.export.node import Node
 from stagespan.export.totals import ReadProcess, Totals
@@ -48,14 +48,10 @@ ENDS = ("return", "kill", "term", "exit")
 @pytest.fixture
 def workers(folder: Path) -> Iterator[Any]:
     """Return a process that starts workers; give it [seed, spans, how they end]."""
-    process = start(WORKERS, STAGESPAN_JOB="svc")
-    ready(process)
+    process = started(WORKERS, STAGESPAN_JOB="svc")
 
     def run(seed: int, count: int, how: str) -> None:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps([seed, count, how]) + "\n")
-        process.stdin.flush()
-        ready(process)
+        tell(process, json.dumps([seed, count, how]))
 
     yield run
     end(process)
@@ -76,7 +72,6 @@ def test_a_worker_that_has_ended_is_counted(folder: Path, workers: Any, how: str
     with exporter() as (_, port):
         for seed in range(2):
             workers(seed, 50, how)
-        # WHEN it is asked THEN all that they did is counted, and stays so
         expected = (100, 2, 10, 14)
         assert until(lambda: counts(port) == expected)
         assert until(lambda: of(scraped(port), "stagespan_process_up", service="svc") == 0)
@@ -85,7 +80,7 @@ def test_a_worker_that_has_ended_is_counted(folder: Path, workers: Any, how: str
 
 
 def test_each_scrape_shows_all_that_was_recorded_before_it(folder: Path) -> None:
-    process = start(
+    process = started(
         """
         import stagespan, sys
         print("ready", flush=True)
@@ -95,7 +90,6 @@ def test_each_scrape_shows_all_that_was_recorded_before_it(folder: Path) -> None
             print("done", flush=True)
         """
     )
-    ready(process)
     with exporter() as (_, port):
         # WHEN metrics are asked for after each span, much faster than recordings are polled
         for number in range(1, 41):
@@ -105,12 +99,11 @@ def test_each_scrape_shows_all_that_was_recorded_before_it(folder: Path) -> None
             with ThreadPoolExecutor(4) as threads:
                 found = list(threads.map(scraped, [port] * (4 if number % 4 == 0 else 1)))
             assert {of(one, f"{DURATION}_count", stage="decode") for one in found} == {number}
-    end(process)
 
 
 def test_a_live_process_is_counted_as_its_statistics_do(folder: Path) -> None:
     # GIVEN a process with finished and open spans, an open request and a wait
-    process = start(
+    process = started(
         """
         import stagespan, time
         for n in range(100):
@@ -125,7 +118,6 @@ def test_a_live_process_is_counted_as_its_statistics_do(folder: Path) -> None:
         RANK="3",
         WORLD_SIZE="4",
     )
-    ready(process)
     with exporter() as (_, port):
         samples = scraped(port)
         labels = {"service": "svc", "pipeline": "wan", "rank": "3"}
@@ -142,7 +134,6 @@ def test_a_live_process_is_counted_as_its_statistics_do(folder: Path) -> None:
         assert of(samples, "stagespan_process_up", service="svc") == 1
         names = {name for one in samples.values() for labels in one for name, _ in labels}
         assert not names & {"job", "instance", "pid", "id"}
-    end(process)
 
 
 def test_a_process_that_does_nothing_is_shown_as_it_is_now(folder: Path) -> None:
@@ -156,8 +147,7 @@ def test_a_process_that_does_nothing_is_shown_as_it_is_now(folder: Path) -> None
         print("done", flush=True)
         input()
     """
-    process = start(program, STAGESPAN_JOB="svc")
-    ready(process)
+    process = started(program, STAGESPAN_JOB="svc")
     with exporter() as (_, port):
 
         def age() -> float:
@@ -168,10 +158,7 @@ def test_a_process_that_does_nothing_is_shown_as_it_is_now(folder: Path) -> None
         for _ in range(3):
             ages.append(until(lambda: age() if age() > ages[-1] else None))
             assert of(scraped(port), "stagespan_stage_running", stage="outer") == 1
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        ready(process)
+        tell(process)
         until(lambda: of(scraped(port), f"{DURATION}_count", stage="late") == 1)
         until(lambda: not of(scraped(port), "stagespan_stage_running", stage="outer"))
         # WHEN it is killed while it waits THEN it is gone
@@ -181,7 +168,7 @@ def test_a_process_that_does_nothing_is_shown_as_it_is_now(folder: Path) -> None
 
 
 def test_what_was_not_lost_and_what_is_idle_has_the_value_0(folder: Path, tmp_path: Path) -> None:
-    process = start(
+    process = started(
         """
         import stagespan
         for n in range(3000):
@@ -193,7 +180,6 @@ def test_what_was_not_lost_and_what_is_idle_has_the_value_0(folder: Path, tmp_pa
         STAGESPAN_JOB="svc",
         STAGESPAN_RING_SPANS="1024",
     )
-    ready(process)
     sends = ("--otlp", "http://127.0.0.1:9") if find_spec("opentelemetry.sdk") else ()
     with exporter("--keep", str(tmp_path / "kept"), *sends) as (_, port):
         until(lambda: of(scraped(port), f"{DURATION}_count", stage="decode") == 3000)
@@ -243,7 +229,6 @@ def test_requests_and_hand_offs_are_counted_once(folder: Path) -> None:
         side_car.wait()
     with exporter() as (_, port):
         assert found(port) == expected
-    end(process)
 
 
 def test_counters_go_on_after_the_exporter_was_killed(folder: Path, workers: Any) -> None:
@@ -253,7 +238,6 @@ def test_counters_go_on_after_the_exporter_was_killed(folder: Path, workers: Any
         assert until(lambda: counts(port)[0] == 60)
         process.kill()
         process.wait()
-    # WHEN a worker ends while there is none, and a new one starts
     workers(3, 30, "kill")
     with exporter() as (_, port):
         # THEN nothing is counted twice, and nothing that has left its file is missing
@@ -280,12 +264,7 @@ def test_recordings_stay_only_while_an_exporter_reads_them(folder: Path, workers
 
 def test_a_second_exporter_is_refused(folder: Path) -> None:
     with exporter():
-        second = subprocess.run(
-            [sys.executable, "-m", "stagespan", "export", "--prometheus", "0"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        second = ran([sys.executable, "-m", "stagespan", "export", "--prometheus", "0"])
     assert second.returncode == 2
     assert f"reads the recordings in {folder}" in second.stderr
 
@@ -295,11 +274,8 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(folder: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = subprocess.run(
-            [sys.executable, "-m", "stagespan", "export", "--prometheus", f"127.0.0.1:{port}"],
-            capture_output=True,
-            text=True,
-            timeout=60,
+        done = ran(
+            [sys.executable, "-m", "stagespan", "export", "--prometheus", f"127.0.0.1:{port}"]
         )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
@@ -350,7 +326,6 @@ def test_a_prometheus_agrees_over_restarts(folder: Path, tmp_path: Path, workers
             for seed, how in enumerate(ends[25:], 25):
                 workers(seed, 200, how)
                 values += durations_ns(seed, 200)
-            # THEN the counts are equal to the last one
             assert until(lambda: prometheus.query(f"sum({selected})") == [({}, 10_000)])
             assert len(values) == 10_000
             for q in (0.5, 0.95, 0.99):
@@ -376,7 +351,6 @@ def test_a_prometheus_agrees_with_a_process_that_serves_itself(
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("no Prometheus on PATH: install the Debian package prometheus")
-    # GIVEN a Prometheus that scrapes a program that serves its own figures
     process = start(
         """
         import random, stagespan, time
@@ -395,16 +369,12 @@ def test_a_prometheus_agrees_with_a_process_that_serves_itself(
     )
     target = int(ready(process))
     stats = recording.open(process.pid).stats()["decode"]
-    prometheus = Prometheus(program, tmp_path, target, free_port())
-    try:
+    with contextlib.closing(Prometheus(program, tmp_path, target, free_port())) as prometheus:
         until(lambda: prometheus.query(f"sum({DURATION}_count)") == [({}, stats.count)])
         for q, exact_ns in ((0.5, stats.p50_ns), (0.95, stats.p95_ns), (0.99, stats.p99_ns)):
             ((_, found),) = prometheus.query(f"histogram_quantile({q}, {DURATION}_bucket)")
             assert exact_ns is not None
             assert exact_ns / 1.19 < found * 1e9 < exact_ns * 1.19
-    finally:
-        prometheus.close()
-        end(process)
 
 
 def test_a_process_serves_its_own_figures(folder: Path) -> None:
@@ -445,10 +415,9 @@ def test_a_process_without_a_recording_is_told(folder: Path) -> None:
 
 
 def test_what_is_left_shows_no_thread_and_no_write_of_the_exporter(folder: Path) -> None:
-    process = start(
+    process = started(
         "import stagespan\nwith stagespan.span('s'):\n  print('ready', flush=True)\n  input()"
     )
-    ready(process)
     (file,) = folder.glob("*.stagespan")
     threads = len(os.listdir(f"/proc/{process.pid}/task"))
     with exporter() as (side_car, port):
@@ -466,11 +435,10 @@ def test_what_is_left_shows_no_thread_and_no_write_of_the_exporter(folder: Path)
             flags = int(info.split("flags:")[1].split()[0], 8)
             assert flags & os.O_ACCMODE == os.O_RDONLY
         assert str(file) not in Path(f"/proc/{side_car.pid}/maps").read_text()
-    end(process)
 
 
 def test_a_recording_that_is_cut_off_keeps_its_counts(folder: Path) -> None:
-    process = start(
+    started(
         """
         import stagespan
         for n in range(10):
@@ -481,14 +449,12 @@ def test_a_recording_that_is_cut_off_keeps_its_counts(folder: Path) -> None:
         """,
         STAGESPAN_JOB="svc",
     )
-    ready(process)
     with exporter() as (_, port):
         assert until(lambda: counts(port)[0] == 10)
         (file,) = folder.glob("*.stagespan")
         os.truncate(file, 0)
         assert until(lambda: of(scraped(port), "stagespan_lost_total", cause="unreadable") == 1)
         assert counts(port)[0] == 10
-    end(process)
 
 
 def test_figures_that_cannot_be_added_spoil_no_others(
@@ -502,9 +468,7 @@ def test_figures_that_cannot_be_added_spoil_no_others(
         print("ready", flush=True)
         sys.stdin.readline()
     """
-    processes = [start(program, STAGESPAN_JOB=job) for job in ("bad", "good", "better")]
-    for process in processes:
-        ready(process)
+    [started(program, STAGESPAN_JOB=job) for job in ("bad", "good", "better")]
     update = Totals.update
 
     def failing(self: Totals, process: ReadProcess, *arguments: Any, **options: Any) -> None:
@@ -513,8 +477,7 @@ def test_figures_that_cannot_be_added_spoil_no_others(
         update(self, process, *arguments, **options)
 
     monkeypatch.setattr(Totals, "update", failing)
-    node = Node()
-    try:
+    with contextlib.closing(Node()) as node:
         for _ in range(3):
             node.read()
         # THEN the others are counted, the one is counted as unreadable, and one line says so
@@ -528,10 +491,6 @@ def test_figures_that_cannot_be_added_spoil_no_others(
         assert node.lost()["unreadable"] == 1
         assert len(caplog.messages) == 1
         assert "too large" in caplog.messages[0]
-    finally:
-        node.close()
-        for process in processes:
-            end(process)
 
 
 def test_a_state_that_cannot_be_read_is_set_aside(folder: Path, workers: Any) -> None:
@@ -559,7 +518,6 @@ def test_a_state_that_cannot_be_read_is_set_aside(folder: Path, workers: Any) ->
 
 
 def test_sums_that_no_number_can_hold_stay_at_the_largest(folder: Path) -> None:
-    # GIVEN processes whose work together is more than a float can hold, and another one
     program = """
         import stagespan, sys
         with stagespan.span("copy") as span:
@@ -631,11 +589,7 @@ def test_an_exporter_without_privileges_sees_other_containers(folder: Path) -> N
             os.kill(os.getpid(), 9)
     """
     try:
-        tried = subprocess.run(
-            [*container, *nobody, sys.executable, "-c", "import stagespan"],
-            capture_output=True,
-            text=True,
-        )
+        tried = ran([*container, *nobody, sys.executable, "-c", "import stagespan"])
     except FileNotFoundError:
         pytest.skip("unshare or setpriv (util-linux) is not installed")
     if tried.returncode != 0:
@@ -643,10 +597,9 @@ def test_an_exporter_without_privileges_sees_other_containers(folder: Path) -> N
     os.chown(folder, 65534, 65534)
     with exporter(prefix=nobody) as (_, port):
         for total, how in enumerate(("return", "kill"), 1):
-            process = start(
+            process = started(
                 program, how, python=(*container, *nobody, sys.executable), STAGESPAN_JOB="svc"
             )
-            ready(process)
             # THEN a live one is seen as such, and one that has ended stays counted
             assert until(lambda: of(scraped(port), "stagespan_process_up", service="svc") == 1)
             process.communicate("\n", timeout=30)
@@ -658,12 +611,7 @@ def test_an_exporter_without_privileges_sees_other_containers(folder: Path) -> N
 def test_recordings_of_another_user_are_refused_in_one_sentence(folder: Path) -> None:
     # GIVEN a folder that belongs to root
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    done = subprocess.run(
-        [*nobody, sys.executable, "-m", "stagespan", "export", "--prometheus", "0"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = ran([*nobody, sys.executable, "-m", "stagespan", "export", "--prometheus", "0"])
     if "No module named" in done.stderr or done.returncode == 126:
         pytest.skip("another user cannot run this interpreter")
     # WHEN another user exports it THEN one sentence says what to do, after the usual warning
@@ -694,8 +642,7 @@ def test_a_service_makes_the_same_system_calls_beside_an_exporter(
 
     def calls(log: Path) -> list[str]:
         """Return the names of the system calls that it makes while it works."""
-        process = start(program, python=(strace, "-f", "-o", str(log), sys.executable))
-        ready(process)
+        process = started(program, python=(strace, "-f", "-o", str(log), sys.executable))
         if port:
             # An answer may be as old as the shortest time between two readings.
             until(lambda: of(scraped(port), f"{DURATION}_count", stage="decode") == 2000)

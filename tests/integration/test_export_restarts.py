@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from exporting import exporter, of, scraped, until
-from recorded_process import command_here, end, ready, start
+from recorded_process import command_here, end, ready, start, started, tell
 
 from changed_json import VALUES, places, put
 from stagespan import recording
@@ -56,13 +56,11 @@ def test_an_exporter_goes_on_after_it_was_suspended(folder: Path) -> None:
         first.send_signal(signal.SIGSTOP)
         time.sleep(1.5)
         first.send_signal(signal.SIGCONT)
-        # THEN it goes on, and ends when it is told to
         time.sleep(1.5)
         assert of(scraped(port), "stagespan_stage_duration_seconds_count", stage="decode") == 30
         assert first.poll() is None
         first.terminate()
         assert first.wait(20) == 0
-    end(process)
 
 
 @pytest.mark.parametrize("how", ["return", "kill", "live"])
@@ -72,8 +70,7 @@ def test_a_killed_exporter_loses_no_request(folder: Path, how: str) -> None:
         silent.listen(16)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with exporter("--otlp", url) as (first, port):
-            process = start(REQUESTS, "30", STAGESPAN_JOB="svc")
-            ready(process)
+            process = started(REQUESTS, "30", STAGESPAN_JOB="svc")
             if how != "live":
                 end_by(process, how)
             metric = "stagespan_request_duration_seconds_count"
@@ -92,8 +89,7 @@ def test_a_killed_exporter_loses_no_request(folder: Path, how: str) -> None:
 
 
 def test_no_state_keeps_an_exporter_from_a_live_process(folder: Path, tmp_path: Path) -> None:
-    process = start(REQUESTS, "5", STAGESPAN_JOB="svc")
-    ready(process)
+    started(REQUESTS, "5", STAGESPAN_JOB="svc")
     path = tmp_path / "state.json"
     first = Node(path, Rules())
     first.read()
@@ -117,7 +113,6 @@ def test_no_state_keeps_an_exporter_from_a_live_process(folder: Path, tmp_path: 
             node.close()
         assert runs >= 5, (place, value)
         assert node.lost()["unreadable"] == 0
-    end(process)
 
 
 def test_names_with_any_character_are_counted_on(
@@ -135,8 +130,7 @@ def test_names_with_any_character_are_counted_on(
         print("ready", flush=True)
         input()
     """
-    process = start(program, STAGESPAN_JOB="svc")
-    ready(process)
+    process = started(program, STAGESPAN_JOB="svc")
 
     def totals() -> dict[str, Any]:
         node = Node()
@@ -160,8 +154,7 @@ def test_names_with_any_character_are_counted_on(
 
 
 def test_what_was_sent_before_a_kill_may_come_again_with_the_same_ids(folder: Path) -> None:
-    process = start(REQUESTS, "30", STAGESPAN_JOB="svc")
-    ready(process)
+    started(REQUESTS, "30", STAGESPAN_JOB="svc")
     with collector.http() as received:
         with exporter("--otlp", received.url) as (first, _):
             until(lambda: len(received.spans("decode")) == 30)
@@ -170,12 +163,10 @@ def test_what_was_sent_before_a_kill_may_come_again_with_the_same_ids(folder: Pa
         with exporter("--otlp", received.url):
             time.sleep(3)
         assert {span.span_id for span in received.spans()} == before
-    end(process)
 
 
 def test_an_exporter_that_is_stopped_leaves_nothing_to_send_again(folder: Path) -> None:
-    process = start(REQUESTS, "30", STAGESPAN_JOB="svc")
-    ready(process)
+    started(REQUESTS, "30", STAGESPAN_JOB="svc")
     with collector.http() as received:
         for _ in range(2):
             with exporter("--otlp", received.url):
@@ -183,13 +174,11 @@ def test_an_exporter_that_is_stopped_leaves_nothing_to_send_again(folder: Path) 
                 time.sleep(1)
         # THEN the next one has sent none of them again
         assert len(received.spans("decode")) == 30
-    end(process)
 
 
 def test_kept_requests_are_read_once_after_a_kill(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "kept"
-    process = start(REQUESTS, "30", STAGESPAN_JOB="svc")
-    ready(process)
+    started(REQUESTS, "30", STAGESPAN_JOB="svc")
     for _ in range(2):
         with exporter("--keep", str(target)) as (first, _):
             until(lambda: list(target.glob("*.gz")), 30)
@@ -198,7 +187,6 @@ def test_kept_requests_are_read_once_after_a_kill(folder: Path, tmp_path: Path) 
     assert found["count"] == 30
     (stage,) = found["stages"]
     assert (stage["stage"], stage["count"]) == ("decode", 30)
-    end(process)
 
 
 def test_requests_are_counted_or_named_as_unread(folder: Path) -> None:
@@ -219,18 +207,13 @@ def test_requests_are_counted_or_named_as_unread(folder: Path) -> None:
         print("done", flush=True)
         sys.stdin.readline()
     """
-    process = start(program, STAGESPAN_JOB="svc", STAGESPAN_REQUESTS="512")
-    ready(process)
+    process = started(program, STAGESPAN_JOB="svc", STAGESPAN_REQUESTS="512")
     with exporter() as (_, port):
         duration = "stagespan_request_duration_seconds_count"
         until(lambda: of(scraped(port), duration) == 10)
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        ready(process)
+        tell(process, "go")
         until(lambda: total_of(scraped(port), duration) == 2410)
         assert of(scraped(port), "stagespan_lost_total", cause="requests_unread")
-    end(process)
 
 
 def total_of(samples: Any, counted: str) -> float:
@@ -254,17 +237,13 @@ def test_spans_that_are_overwritten_before_they_are_read_are_counted(folder: Pat
             work(int(line))
             print("done", flush=True)
     """
-    process = start(program, STAGESPAN_JOB="svc", STAGESPAN_RING_SPANS="1024")
-    ready(process)
+    process = started(program, STAGESPAN_JOB="svc", STAGESPAN_RING_SPANS="1024")
 
     def unread(port: int) -> float | None:
         return of(scraped(port), "stagespan_lost_total", cause="spans_unread")
 
     def work(spans: int) -> None:
-        assert process.stdin is not None
-        process.stdin.write(f"{spans}\n")
-        process.stdin.flush()
-        ready(process)
+        tell(process, spans)
 
     with collector.http() as received, exporter("--otlp", received.url) as (first, port):
         count = "stagespan_stage_duration_seconds_count"
@@ -304,8 +283,7 @@ def test_hand_offs_have_the_counts_of_the_statistics(folder: Path) -> None:
         print("ready", flush=True)
         input()
     """
-    process = start(program, STAGESPAN_JOB="svc")
-    ready(process)
+    process = started(program, STAGESPAN_JOB="svc")
     stats = recording.open(process.pid).stats(kind="handoff")
     with exporter() as (_, port):
         metric = "stagespan_handoff_duration_seconds"
@@ -315,7 +293,6 @@ def test_hand_offs_have_the_counts_of_the_statistics(folder: Path) -> None:
             assert of(samples, f"{metric}_count", to=queue) == stats[queue].count
             total_s = of(samples, f"{metric}_sum", to=queue)
             assert total_s == pytest.approx(stats[queue].total_ns / 1e9, rel=0.01, abs=1e-5)
-    end(process)
 
 
 @pytest.mark.parametrize("is_read", [True, False])

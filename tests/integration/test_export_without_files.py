@@ -11,6 +11,8 @@ import pytest
 from exporting import exporter, of, scraped, until
 from recorded_process import start
 
+from running import ran
+
 WORKER = """
 import os
 import stagespan
@@ -32,11 +34,8 @@ work()
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 4 MiB with 40 inodes, which recordings are written to."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=40,mode=0700", "tmpfs", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
+    mounted = ran(
+        ["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=40,mode=0700", "tmpfs", str(tmp_path)]
     )
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount a tmpfs: run as root ({mounted.stderr.strip()})")
@@ -70,7 +69,6 @@ def use_up_inodes(folder: Path) -> None:
 def test_processes_without_room_for_a_file_are_counted(
     use_up: object, reason: str, small: Path
 ) -> None:
-    # GIVEN an exporter of a folder in which nothing else fits
     assert callable(use_up)
     folder = str(small)
     with exporter(STAGESPAN_RECORDING_DIR=folder) as (_, port):

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from exporting import exporter, of, scraped, until
-from recorded_process import end, ready, start
+from recorded_process import started, tell
 
+from running import ran
 from stagespan import recording
 from stagespan.errors import ShortageError
 
@@ -63,13 +64,9 @@ for line in sys.stdin:
 @contextlib.contextmanager
 def workers(number: int, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Run live processes of one user, which end with the block."""
-    process = start(WORKERS, str(number), STAGESPAN_JOB="svc")
-    try:
-        ready(process)
-        until(lambda: len(files_in(folder)) == number)
-        yield process
-    finally:
-        end(process)
+    process = started(WORKERS, str(number), STAGESPAN_JOB="svc")
+    until(lambda: len(files_in(folder)) == number)
+    yield process
 
 
 def files_in(folder: Path) -> set[str]:
@@ -79,23 +76,13 @@ def files_in(folder: Path) -> set[str]:
 
 def run_with(free: int, program: str) -> subprocess.CompletedProcess[str]:
     """Run a program that calls ``leave(free)`` itself."""
-    return subprocess.run(
-        [sys.executable, "-c", f"{LIMIT}\nfree = {free}\n{program}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return ran([sys.executable, "-c", f"{LIMIT}\nfree = {free}\n{program}"])
 
 
 def stagespan_with(free: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command that has so many free descriptors from its start on."""
     program = "from stagespan.cli import main\nleave(free)\nmain()"
-    return subprocess.run(
-        [sys.executable, "-c", f"{LIMIT}\nfree = {free}\n{program}", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return ran([sys.executable, "-c", f"{LIMIT}\nfree = {free}\n{program}", *arguments])
 
 
 # --- processes that record ------------------------------------------------------------------------
@@ -216,9 +203,7 @@ def test_an_exporter_reads_more_processes_than_it_may_have_open_files(
 
         until(lambda: counted("work") == 5 * number)
         assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        ready(process)
+        tell(process)
         until(lambda: counted("work") == 10 * number)
         samples = scraped(port)
         assert of(samples, "stagespan_process_up") == number
@@ -259,13 +244,9 @@ def test_a_command_with_three_free_descriptors_shows_a_live_process(
             print("ready", flush=True)
             time.sleep(300)
     """
-    process = start(program, STAGESPAN_JOB="the job")
-    try:
-        ready(process)
-        here = [str(process.pid) if one == "PID" else one for one in arguments]
-        done = stagespan_with(3, *here)
-    finally:
-        end(process)
+    process = started(program, STAGESPAN_JOB="the job")
+    here = [str(process.pid) if one == "PID" else one for one in arguments]
+    done = stagespan_with(3, *here)
     assert (done.returncode, done.stderr) == (0, "")
     assert "the request" in done.stdout or "the stage" in done.stdout
     assert "died" not in done.stdout

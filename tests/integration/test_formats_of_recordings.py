@@ -8,19 +8,13 @@ import html.parser
 import io
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from recorded_process import (
-    command,
-    command_here,
-    end,
-    ready,
-    start,
-)
+from recorded_process import command, command_here, end, ready, start
 
+from running import ran
 from stagespan import recording
 from stagespan.recording import dump
 
@@ -81,13 +75,9 @@ def test_parquet_has_every_span_with_its_types(real_file: Path, tmp_path: Path) 
 
 def test_parquet_without_pyarrow_says_what_to_install(real_file: Path, tmp_path: Path) -> None:
     hidden = "import sys; sys.modules['pyarrow'] = None; from stagespan.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", hidden, "dump", str(real_file), "--format", "parquet"],
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = ran(
+        [sys.executable, "-c", hidden, "dump", str(real_file), "--format", "parquet"], status=2
     )
-    assert done.returncode == 2
     assert "pip install pyarrow" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -172,11 +162,9 @@ def test_the_page_of_a_process_in_its_first_stage(folder: Path, tmp_path: Path) 
         """
     )
     page = tmp_path / "page.html"
-    try:
-        ready(process)
-        done = command_here("report", str(process.pid), "--html", str(page))
-    finally:
-        end(process)
+    ready(process)
+    done = command_here("report", str(process.pid), "--html", str(page))
+    end(process)
     assert done.returncode == 0, done.stderr
     rows = page.read_text().partition("<h2>Stages</h2>")[2].partition("</table>")[0]
     names = re.findall(r"<tr><td class=text>(.*?)</td>", rows)

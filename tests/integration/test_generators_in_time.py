@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ from generating import numbers
 from recording import assert_closed, count, eventually, lost, only, parents, recorded
 
 import stagespan
+from running import in_threads
 from stagespan import _core, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -127,9 +127,7 @@ def test_blocks_of_a_generator_that_moves_to_another_thread() -> None:
     generator = generate()
 
     for _ in range(4):
-        thread = threading.Thread(target=lambda: next(generator, None))
-        thread.start()
-        thread.join()
+        in_threads(lambda: next(generator, None))
         with span("here"):
             pass
     assert count("moves") == 1
@@ -203,7 +201,6 @@ def test_turns_that_another_span_drives() -> None:
             for _ in range(18):
                 next(generator)
         list(generator)
-    # THEN the time of those turns is counted once
     assert parents()["driven"] == {"begins"}
     assert_closed()
     stages = _core.snapshot().stages()
@@ -220,9 +217,7 @@ def test_a_generator_moves_between_threads() -> None:
             got.append(next(generator))
 
     for _ in range(100):
-        thread = threading.Thread(target=advance)
-        thread.start()
-        thread.join()
+        in_threads(advance)
     assert list(generator) == []
 
     assert got == list(range(100))
@@ -247,7 +242,6 @@ def test_switched_off_between_turns() -> None:
 
 
 def test_recursive_generators() -> None:
-    # GIVEN a generator that delegates to itself
     @span("walks")
     def walk(depth: int) -> Iterator[int]:
         yield depth

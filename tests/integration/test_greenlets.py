@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import gc
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from recording import assert_closed, in_child, lost, only, parents, recorded
 
+from running import in_threads
 from stagespan import _core, current_request, request, span
 from stagespan.contexts.requests import figures_of, finished_requests
 
@@ -149,10 +149,7 @@ def test_the_first_span_of_a_thread_may_be_a_greenlets() -> None:
         with span("own"):
             take_turns(lambda: job("3"))
 
-    thread = threading.Thread(target=work)
-
-    thread.start()
-    thread.join()
+    in_threads(work)
 
     expect_own_steps(["1", "2"], None)
     expect_own_steps(["3"], "own")
@@ -225,7 +222,6 @@ def test_greenlets_with_their_own_context() -> None:
 
 
 def test_two_greenlets_that_share_a_context_are_one() -> None:
-    # GIVEN a greenlet that runs in the context of the code that waits for it, as in SQLAlchemy
     def work() -> None:
         with span("shared"):
             pass
@@ -299,7 +295,6 @@ GEVENT_JOBS = """
 
 def test_gevent(tmp_path: Path) -> None:
     pytest.importorskip("gevent")
-    # WHEN a program spawns greenlets, in a span, in a request, and in neither
     output = in_child(GEVENT_JOBS, tmp_path)
 
     assert output == [
@@ -338,7 +333,6 @@ GEVENT_LINES = """
 def test_greenlets_run_while_the_background_thread_waits(tmp_path: Path) -> None:
     pytest.importorskip("gevent")
     # GIVEN a program in which gevent makes all threads greenlets, also that of stagespan
-    # WHEN stages of greenlets end, and nothing happens afterwards
     output = in_child(GEVENT_LINES, tmp_path)
 
     assert sum(line.startswith("[Profile] stage cost ") for line in output) == 3

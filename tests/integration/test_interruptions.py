@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from running import ran
 
 # Runs `handler` at each line that `work` reaches in the package and in logging, like a signal
 # handler. If it hangs, it is ended, with the stacks of all threads.
@@ -71,13 +71,8 @@ def run(code: str, folder: Path, *options: str) -> str:
     """Run a program; output on stderr, such as the stacks of a hang, is a failure."""
     script = folder / "script.py"
     script.write_text(textwrap.dedent(code))
-    done = subprocess.run(
-        [sys.executable, *options, str(script)],
-        cwd=folder,
-        env={**os.environ, "STAGESPAN_OUTPUT_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=120,
+    done = ran(
+        [sys.executable, *options, str(script)], cwd=folder, STAGESPAN_OUTPUT_DIR=str(folder)
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout
@@ -175,7 +170,6 @@ assert [t.name for t in threading.enumerate()].count("stagespan") == 1
 def test_an_exception_of_a_signal_handler_leaves_no_request_current(
     block: str, tmp_path: Path
 ) -> None:
-    # GIVEN a loop that does little but enter requests and leave them
     code = f"""
 import random, signal
 import stagespan

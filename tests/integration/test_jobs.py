@@ -10,12 +10,11 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded_process import command_here, end, ready, recordings_in, start
+from recorded_process import command_here, end, ready, recordings_in, start, started, tell
 from recording import eventually
 
 from stagespan import _core, recording
@@ -51,28 +50,13 @@ SERVE = """
 
 
 @pytest.fixture
-def service(folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
+def service(folder: Path) -> list[subprocess.Popen[str]]:
     """Two workers of one service without ranks, and a program that does not belong to it."""
-    programs = [
-        start(SERVE, "300", "1000000", STAGESPAN_JOB=SERVICE),
-        start(SERVE, "100", "30000000", STAGESPAN_JOB=SERVICE),
-        start(SERVE, "5", "900000000", STAGESPAN_JOB=OTHER),
+    return [
+        started(SERVE, "300", "1000000", STAGESPAN_JOB=SERVICE),
+        started(SERVE, "100", "30000000", STAGESPAN_JOB=SERVICE),
+        started(SERVE, "5", "900000000", STAGESPAN_JOB=OTHER),
     ]
-    try:
-        for program in programs:
-            ready(program)
-        yield programs
-    finally:
-        for program in programs:
-            end(program)
-
-
-def tell(program: subprocess.Popen[str], count: int, length_ns: int) -> None:
-    """Let a worker do more."""
-    assert program.stdin is not None
-    program.stdin.write(f"{count} {length_ns}\n")
-    program.stdin.flush()
-    assert ready(program) == "done"
 
 
 def test_statistics_of_a_service_are_those_of_all_its_workers(
@@ -108,8 +92,8 @@ def test_a_window_of_a_service(service: list[subprocess.Popen[str]]) -> None:
     began_s = time.time()
     assert job.stats()["decode"].count == 400
     # WHEN its workers do more, so much that their rings do not reach back
-    tell(service[0], 200, 2_000_000)
-    tell(service[1], 250, 2_000_000)
+    tell(service[0], "200 2000000")
+    tell(service[1], "250 2000000")
 
     # THEN a window that begins at the earlier reading has all that was done since, as soon as the
     # time that a reading takes is small against the window
@@ -139,18 +123,11 @@ def test_a_window_of_a_service(service: list[subprocess.Popen[str]]) -> None:
 
 
 def test_a_window_from_the_rings(folder: Path) -> None:
-    # GIVEN workers whose rings have everything
-    programs = [start(SERVE, "20", "1000000", STAGESPAN_JOB=SERVICE) for _ in range(2)]
-    try:
-        for program in programs:
-            ready(program)
-        found = recording.job(SERVICE).stats(window_s=3600)
-        assert (found["decode"].count, found["check"].errors) == (40, 4)
-        assert found["decode"].quantile_ns(0.5) == pytest.approx(4e6, rel=0.001)
-        assert found.window_s == pytest.approx(3600)
-    finally:
-        for program in programs:
-            end(program)
+    [started(SERVE, "20", "1000000", STAGESPAN_JOB=SERVICE) for _ in range(2)]
+    found = recording.job(SERVICE).stats(window_s=3600)
+    assert (found["decode"].count, found["check"].errors) == (40, 4)
+    assert found["decode"].quantile_ns(0.5) == pytest.approx(4e6, rel=0.001)
+    assert found.window_s == pytest.approx(3600)
 
 
 def test_the_commands_show_a_service_together(service: list[subprocess.Popen[str]]) -> None:
@@ -176,34 +153,21 @@ def test_a_job_that_is_named_is_not_that_of_the_launcher(folder: Path) -> None:
     launcher = {"TORCHELASTIC_RUN_ID": "run-1", "SLURM_JOB_ID": "7"}
     code = "import stagespan\nwith stagespan.span('x'): print('ready', flush=True); input()"
     programs = [
-        start(code, STAGESPAN_JOB=" mine ", **launcher),
-        start(code, STAGESPAN_JOB="", **launcher),
+        started(code, STAGESPAN_JOB=" mine ", **launcher),
+        started(code, STAGESPAN_JOB="", **launcher),
     ]
-    try:
-        for program in programs:
-            ready(program)
-        assert [recording.open(program.pid).job for program in programs] == ["mine", "run-1"]
-    finally:
-        for program in programs:
-            end(program)
+    assert [recording.open(program.pid).job for program in programs] == ["mine", "run-1"]
 
 
 def test_workers_of_an_earlier_run_of_the_job_do_not_count(folder: Path) -> None:
-    earlier = start(SERVE, "1000", "1000000", STAGESPAN_JOB=SERVICE)
-    ready(earlier)
+    earlier = started(SERVE, "1000", "1000000", STAGESPAN_JOB=SERVICE)
     end(earlier)
-    now = [start(SERVE, "10", "1000000", STAGESPAN_JOB=SERVICE) for _ in range(2)]
-    try:
-        for program in now:
-            ready(program)
-        tell(now[0], 5, 1000)
-        end(now[0])
-        assert recording.job(SERVICE).stats()["decode"].count == 25
-        end(now[1])
-        assert recording.job(SERVICE).stats()["decode"].count == 1025
-    finally:
-        for program in now:
-            end(program)
+    now = [started(SERVE, "10", "1000000", STAGESPAN_JOB=SERVICE) for _ in range(2)]
+    tell(now[0], "5 1000")
+    end(now[0])
+    assert recording.job(SERVICE).stats()["decode"].count == 25
+    end(now[1])
+    assert recording.job(SERVICE).stats()["decode"].count == 1025
 
 
 def test_jobs_of_one_name_in_two_containers(folder: Path) -> None:
@@ -215,22 +179,19 @@ def test_jobs_of_one_name_in_two_containers(folder: Path) -> None:
         STAGESPAN_JOB=SERVICE,
         RANK="0",
     )
-    try:
-        ready(here)
-        assert there.stdout is not None
-        if not there.stdout.readline():
-            pytest.skip("cannot create a namespace: run as root")
-        done = command_here("recover", "--job", SERVICE)
-        assert done.returncode == 2
-        assert f"Two jobs in different containers are called {SERVICE!r}" in done.stderr
-    finally:
-        end(here)
-        end(there)
+    ready(here)
+    assert there.stdout is not None
+    if not there.stdout.readline():
+        pytest.skip("cannot create a namespace: run as root")
+    done = command_here("recover", "--job", SERVICE)
+    assert done.returncode == 2
+    assert f"Two jobs in different containers are called {SERVICE!r}" in done.stderr
 
 
 def test_an_error_says_that_recordings_are_removed_at_a_clean_exit(folder: Path) -> None:
-    process = start("import stagespan\nwith stagespan.span('x'): pass\nprint('ready', flush=True)")
-    ready(process)
+    process = started(
+        "import stagespan\nwith stagespan.span('x'): pass\nprint('ready', flush=True)"
+    )
     process.communicate(timeout=30)
     for arguments in (
         *(("ps", "--job", "ended"), ("requests", "--job", "ended"), ("top", "--job", "ended")),
@@ -289,25 +250,14 @@ def test_a_process_is_called_by_its_first_plain_argument(
         "    print('ready', flush=True)\n"
         "    input()\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, str(script), *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **variables},
-    )
-    try:
-        ready(process)
-        python = Path(sys.executable).name
-        expected = name.format(python=python, script="engine.py")
-        rows = json.loads(command_here("ps", "--json").stdout)["processes"]
-        row = next(row for row in rows if row["pid"] == process.pid)
-        top = command_here("top", str(process.pid), "--once", "--interval", "0.1").stdout
-        requests = command_here("requests", str(process.pid), "--id", "r").stdout
-        found = recording.open(process.pid)
-    finally:
-        process.kill()
-        process.communicate(timeout=30)
+    process = started(script, *arguments, **variables)
+    python = Path(sys.executable).name
+    expected = name.format(python=python, script="engine.py")
+    rows = json.loads(command_here("ps", "--json").stdout)["processes"]
+    row = next(row for row in rows if row["pid"] == process.pid)
+    top = command_here("top", str(process.pid), "--once", "--interval", "0.1").stdout
+    requests = command_here("requests", str(process.pid), "--id", "r").stdout
+    found = recording.open(process.pid)
     assert row["name"] == expected
     assert f"{process.pid} {expected}, alive" in top
     assert f"{expected} {process.pid}" in requests
@@ -349,19 +299,9 @@ def test_a_process_title_is_not_a_program(
     pytest.importorskip("setproctitle")
     titled = f"import setproctitle\nsetproctitle.setproctitle({title!r})\n"
     (tmp_path / "serve.py").write_text(titled + textwrap.dedent(WORKERS))
-    program = subprocess.Popen(
-        [sys.executable, str(tmp_path / "serve.py"), method, imported],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        ready(program)
-        # THEN their recordings name the script
-        programs = {recorded.program for recorded in recordings_in(folder)}
-        assert programs == {"serve.py, worker 1", "serve.py, worker 2", "serve.py, decoder"}
-    finally:
-        program.communicate("", timeout=30)
+    started(tmp_path / "serve.py", method, imported)
+    programs = {recorded.program for recorded in recordings_in(folder)}
+    assert programs == {"serve.py, worker 1", "serve.py, worker 2", "serve.py, decoder"}
 
 
 @pytest.mark.parametrize("imported", ["imported", "not imported"])
@@ -371,23 +311,12 @@ def test_workers_are_called_by_what_they_are(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")  # other tests' processes are in the list too
     (tmp_path / "serve.py").write_text(textwrap.dedent(WORKERS))
-    program = subprocess.Popen(
-        [sys.executable, str(tmp_path / "serve.py"), method, imported],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        ready(program)
-        found = {one.program: one for one in recordings_in(folder)}
-        assert set(found) == {
-            *("serve.py, worker 1", "serve.py, worker 2", "serve.py, decoder"),
-        }
-        assert found["serve.py, worker 2"].worker == "worker 2"
-        shown = command_here("ps").stdout
-        assert f"serve.py {method}, worker 2" in shown
-    finally:
-        program.communicate("", timeout=30)
+    started(tmp_path / "serve.py", method, imported)
+    found = {one.program: one for one in recordings_in(folder)}
+    assert set(found) == {"serve.py, worker 1", "serve.py, worker 2", "serve.py, decoder"}
+    assert found["serve.py, worker 2"].worker == "worker 2"
+    shown = command_here("ps").stdout
+    assert f"serve.py {method}, worker 2" in shown
 
 
 LOADING = """
@@ -417,45 +346,29 @@ LOADING = """
 def test_workers_of_a_data_loader_are_not_ranks(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(textwrap.dedent(LOADING))
-    programs = [
-        subprocess.Popen(
-            [sys.executable, str(tmp_path / "train.py")],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "STAGESPAN_JOB": TRAINING,
-                "OMP_NUM_THREADS": "1",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    job = {"WORLD_SIZE": "2", "STAGESPAN_JOB": TRAINING, "OMP_NUM_THREADS": "1"}
+    programs = [start(tmp_path / "train.py", RANK=str(rank), **job) for rank in range(2)]
+    for program in programs:
+        ready(program)
+    found = recordings_in(folder)
+    workers = {one.program for one in found if one.worker is not None}
+    assert workers == {
+        f"train.py, data loader worker {number} of rank {rank}"
+        for number in range(2)
         for rank in range(2)
-    ]
-    try:
-        for program in programs:
-            ready(program)
-        found = recordings_in(folder)
-        workers = {one.program for one in found if one.worker is not None}
-        assert workers == {
-            f"train.py, data loader worker {number} of rank {rank}"
-            for number in range(2)
-            for rank in range(2)
-        }
-        assert sorted(one.rank for one in found if one.rank is not None) == [0, 1]
-        told = json.loads(command_here("recover", "--job", TRAINING, "--json").stdout)
-        assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
-        # THEN the statistics are those of all processes
-        assert told["stages"]["getitem"]["count"] == 8
-        assert told["findings"] == []
-    finally:
-        for program in programs:
-            program.communicate("", timeout=60)
+    }
+    assert sorted(one.rank for one in found if one.rank is not None) == [0, 1]
+    told = json.loads(command_here("recover", "--job", TRAINING, "--json").stdout)
+    assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
+    # THEN the statistics are those of all processes
+    assert told["stages"]["getitem"]["count"] == 8
+    assert told["findings"] == []
+    for program in programs:
+        program.communicate("", timeout=60)
 
 
 def test_a_rank_that_a_launcher_forked_is_a_rank(folder: Path) -> None:
-    program = start(
+    program = started(
         """
         import os, sys, time
         import stagespan
@@ -474,11 +387,9 @@ def test_a_rank_that_a_launcher_forked_is_a_rank(folder: Path) -> None:
     )
     try:
         ready(program)
-        ready(program)
         found = [one for one in recordings_in(folder) if one.job == "launched"]
         assert sorted(one.rank for one in found if one.rank is not None) == [0, 1]
     finally:
         for one in recordings_in(folder):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGKILL)
-        end(program)

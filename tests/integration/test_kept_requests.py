@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from exporting import exporter, large_request, of, scraped, until
-from recorded_process import command_here, end, ready, start
+from recorded_process import command_here, end, started
 
 from stagespan import recording
 from stagespan.export import kept
@@ -63,9 +63,7 @@ def keep(folder: Path, form: str, *numbers: int, url: str | None = None) -> Any:
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
         pytest.importorskip("duckdb", reason="DuckDB is not installed")
     arguments = (form, url or str(folder), *map(str, numbers))
-    process = start(PROGRAM, *arguments, STAGESPAN_RING_SPANS="16384")
-    ready(process)
-    return process
+    return started(PROGRAM, *arguments, STAGESPAN_RING_SPANS="16384")
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
@@ -79,15 +77,13 @@ def test_only_their_owner_can_read_kept_requests(
     place = tmp_path / "new"
     before = os.umask(0o022)
     try:
-        process = keep(place, form, 1, url=place.as_uri() if is_url else None)
+        keep(place, form, 1, url=place.as_uri() if is_url else None)
     finally:
         os.umask(before)
-    # THEN what it keeps is as private as its recording
     (kept_file,) = (place / "1").iterdir()
     (recorded,) = folder.glob("*.stagespan")
     for one, other in ((kept_file, recorded), (kept_file.parent, folder)):
         assert stat.S_IMODE(one.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
-    end(process)
 
 
 AMOUNTS = (2**53 + 1, 2**63 - 1, -(2**60) - 1, 1.5e308)
@@ -99,7 +95,7 @@ def test_any_amount_of_work_is_kept(folder: Path, tmp_path: Path, form: str) -> 
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
         pytest.importorskip("duckdb", reason="DuckDB is not installed")
     # GIVEN an exporter, and a process whose spans count more than a float counts exactly
-    process = start(
+    process = started(
         """
         import stagespan
         with stagespan.request("r"):
@@ -110,12 +106,10 @@ def test_any_amount_of_work_is_kept(folder: Path, tmp_path: Path, form: str) -> 
         input()
         """.replace("AMOUNTS", repr(AMOUNTS))
     )
-    ready(process)
     with exporter("--keep", str(tmp_path / "kept"), "--keep-format", form) as (_, port):
         until(lambda: list((tmp_path / "kept").glob("requests-*")), 60)
         assert of(scraped(port), "stagespan_lost_total", cause="keep") == 0
     end(process)
-    # WHEN they are read THEN each amount is exact
     found = json.loads(command_here("requests", str(tmp_path / "kept"), "--json").stdout)
     spans = found["requests"][0]["segments"][0]["spans"]
     assert [span["work"]["bytes"] for span in spans] == [*AMOUNTS]
@@ -160,14 +154,13 @@ def test_the_work_grows_as_the_number_of_kept_requests(
     monkeypatch.chdir(tmp_path)
     # GIVEN a number of kept requests, twice and four times as many
     numbers = (40, 80, 160)
-    process = keep(tmp_path, "jsonl", *numbers)
+    keep(tmp_path, "jsonl", *numbers)
     command_here("requests", str(tmp_path / "40"), *options)  # loads modules
     # WHEN they are shown THEN each further request costs the same number of instructions
     steps = [steps_of("requests", str(tmp_path / str(number)), *options) for number in numbers]
     first, second = steps[1] - steps[0], steps[2] - steps[1]
     assert first > 0
     assert second < 1.1 * 2 * first
-    end(process)
 
 
 def steps_of(*arguments: str) -> int:
@@ -194,7 +187,7 @@ def steps_of(*arguments: str) -> int:
 def test_kept_requests_have_all_that_requests_are_joined_from(
     folder: Path, tmp_path: Path, form: str
 ) -> None:
-    process = keep(tmp_path, form, 20)
+    keep(tmp_path, form, 20)
     (path,) = folder.glob("*.stagespan")
     place = tmp_path / "20"
     (source,) = kept.read({"20": place}, 20).recordings
@@ -207,7 +200,6 @@ def test_kept_requests_have_all_that_requests_are_joined_from(
     ours, theirs = (found[0]["thread"] for found in values["threads"])
     assert ours == theirs
     assert source.stats(kind="queue")["replica"].count == 20
-    end(process)
 
 
 def asked(one: RequestSource, name: str) -> Any:
@@ -219,7 +211,7 @@ def asked(one: RequestSource, name: str) -> Any:
 def test_a_trace_of_kept_requests_is_that_of_the_recording(
     folder: Path, tmp_path: Path, form: str
 ) -> None:
-    process = keep(tmp_path, form, 20)
+    keep(tmp_path, form, 20)
     (path,) = folder.glob("*.stagespan")
     place = tmp_path / "20"
     if form == "jsonl":
@@ -228,7 +220,6 @@ def test_a_trace_of_kept_requests_is_that_of_the_recording(
     expected = trace_of(tmp_path, path)
     assert found == expected
     assert found[("X", "encode")] == found[("X", "forward")] == 20
-    end(process)
 
 
 def read_later(page: Any) -> int:
@@ -277,7 +268,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 def test_changed_values_are_refused_in_one_sentence(
     folder: Path, tmp_path: Path, what: str, option: str
 ) -> None:
-    process = keep(tmp_path, "jsonl", 3)
+    keep(tmp_path, "jsonl", 3)
     place = tmp_path / "3"
     change(place, lambda page: [CHANGES[what](part) for part in page["parts"]])
     target = () if option == "--json" else (str(tmp_path / "trace.json"),)
@@ -286,14 +277,13 @@ def test_changed_values_are_refused_in_one_sentence(
     assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1
     assert "damaged" in done.stderr
-    end(process)
 
 
 @pytest.mark.parametrize("part", [None, 7, "{", b"\xff"])
 def test_changed_parts_in_parquet_are_refused_in_one_sentence(
     folder: Path, tmp_path: Path, part: Any
 ) -> None:
-    process = keep(tmp_path, "parquet", 3)
+    keep(tmp_path, "parquet", 3)
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
@@ -306,4 +296,3 @@ def test_changed_parts_in_parquet_are_refused_in_one_sentence(
     done = command_here("requests", str(path.parent))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-    end(process)

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
 import pytest
-from recording import assert_closed, count, in_thread, lost, only
+from recording import assert_closed, count, lost, only
 
 import stagespan
+from running import in_threads
 from stagespan import current_request, request, span
 from stagespan._core import requests_known
 
@@ -65,12 +66,12 @@ def close_in_an_empty_context(generators: list[Generator[int, None, None]]) -> N
 
 
 def close_in_another_thread(generators: list[Generator[int, None, None]]) -> None:
-    in_thread(generators.pop().close)
+    in_threads(generators.pop().close)
 
 
 def close_in_a_thread_with_the_context(generators: list[Generator[int, None, None]]) -> None:
     context = contextvars.copy_context()
-    in_thread(lambda: context.run(generators.pop().close))
+    in_threads(lambda: context.run(generators.pop().close))
 
 
 def drop(generators: list[Generator[int, None, None]]) -> None:
@@ -89,7 +90,7 @@ def collect_in_a_copied_context(generators: list[Generator[int, None, None]]) ->
 
 def collect_in_another_thread(generators: list[Generator[int, None, None]]) -> None:
     _Cycle(generators.pop())
-    in_thread(gc.collect)
+    in_threads(gc.collect)
 
 
 def finish_in_a_copied_context(generators: list[Generator[int, None, None]]) -> None:
@@ -127,7 +128,7 @@ def run_in_a_task(function: Callable[[], None]) -> None:
 
 
 def run_in_a_thread(function: Callable[[], None]) -> None:
-    in_thread(function)
+    in_threads(function)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -150,7 +151,6 @@ def test_a_generator_that_ends_elsewhere_leaves_nothing_behind(
         assert current_request() is before
         work("afterwards")
 
-    # GIVEN code that advances a generator, in a request of its own or in none
     if outer is None:
         run(consume)
     else:
@@ -313,7 +313,7 @@ def test_a_task_that_was_created_inside_keeps_its_request() -> None:
 
 def test_a_request_outlives_the_thread_in_which_it_began() -> None:
     kept: list[Generator[int, None, None]] = []
-    in_thread(lambda: kept.append(started()))
+    in_threads(lambda: kept.append(started()))
     with request("own") as own:
         kept.pop().close()
         assert current_request() is own
@@ -328,7 +328,7 @@ def test_a_request_that_is_never_left_goes_with_its_thread() -> None:
         work("abandoned")
 
     for _ in range(3):
-        in_thread(enter_only)
+        in_threads(enter_only)
     gc.collect()
     work("afterwards")
     assert only("afterwards").request == 0
@@ -350,7 +350,7 @@ def test_threads_that_close_each_others_generators() -> None:
             assert inside.id == "generator"
 
     for number in range(threads):
-        in_thread(lambda number=number: pass_on(number))  # type: ignore[misc]
+        in_threads(lambda number=number: pass_on(number))  # type: ignore[misc]
     started_in.pop().close()
     # THEN nothing of them is left here
     assert current_request() is None

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from recording import Recorded, assert_closed, count, in_child, in_thread, lost, recorded
+from recording import Recorded, assert_closed, count, in_child, lost, recorded
 
 import stagespan
+from running import in_threads
 from stagespan import _core, current_request, request, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -152,7 +153,7 @@ def test_a_thread_with_many_open_requests_loses_no_span(in_which: str) -> None:
     if in_which == "the main thread":
         work()
     else:
-        in_thread(work)
+        in_threads(work)
     assert count("inside") == count("in the last context") == 5
     ids = {row["request"]: row["request_id"] for row in stagespan.spans()}
     (last,) = {span.request for span in recorded("inside")}
@@ -219,7 +220,7 @@ def test_threads_without_a_slot_time_all_spans() -> None:
 
     try:
         for _ in range(2):
-            in_thread(lambda: asyncio.run(many()))
+            in_threads(lambda: asyncio.run(many()))
     finally:
         done.set()
         for thread in threads:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import preloaded
+from running import ran
 
 # The parent does not import stagespan, as launchers and servers do not.
 PARENT = """
@@ -73,15 +74,7 @@ def run(
 ) -> None:
     (folder / "stages.py").write_text(textwrap.dedent(STAGES))
     (folder / "program.py").write_text(textwrap.dedent(program))
-    done = subprocess.run(
-        [*python, "program.py", *arguments],
-        cwd=folder,
-        env={**os.environ, "STAGESPAN_DEBUG": "1", **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    ran([*python, "program.py", *arguments], cwd=folder, status=0, STAGESPAN_DEBUG="1", **variables)
 
 
 def reports(folder: Path) -> dict[str, Any]:

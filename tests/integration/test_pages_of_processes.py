@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recorded_process import command_here, end, ready, start
+from recorded_process import command_here, end, start, started
 
 from stagespan.recording.live_page import Page
 
@@ -38,14 +35,9 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def failing(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def failing(folder: Path) -> subprocess.Popen[str]:
     """Return a process in which every run of two stages has failed, and which is now idle."""
-    process = start(FAILS)
-    try:
-        ready(process)
-        yield process
-    finally:
-        end(process)
+    return started(FAILS)
 
 
 def cells(page: str, name: str) -> dict[str, str]:
@@ -77,17 +69,13 @@ def test_errors_are_seen_in_the_list(failing: subprocess.Popen[str], folder: Pat
 
 
 def test_a_page_without_errors_has_no_column_for_them(folder: Path) -> None:
-    process = start("""
+    process = started("""
         import stagespan, time
         with stagespan.span("serve"):
             print("ready", flush=True)
             time.sleep(60)
     """)
-    try:
-        ready(process)
-        assert "errors" not in command_here("top", str(process.pid), "--once").stdout
-    finally:
-        end(process)
+    assert "errors" not in command_here("top", str(process.pid), "--once").stdout
 
 
 def test_one_page_shows_the_seconds_before_it(failing: subprocess.Popen[str]) -> None:
@@ -103,14 +91,10 @@ def test_one_page_shows_the_seconds_before_it(failing: subprocess.Popen[str]) ->
 def test_one_page_of_a_job_shows_the_seconds_before_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers = [start(FAILS, STAGESPAN_JOB="idle") for _ in range(2)]
-    try:
-        for worker in workers:
-            ready(worker)
-        page = command_here("top", "--job", "idle", "--once", "--interval", "0.1").stdout
-    finally:
-        for worker in workers:
-            end(worker)
+    workers = [started(FAILS, STAGESPAN_JOB="idle") for _ in range(2)]
+    page = command_here("top", "--job", "idle", "--once", "--interval", "0.1").stdout
+    for worker in workers:
+        end(worker)
     _, rate, *figures = next(line.split() for line in page.splitlines() if " decode " in line)
     assert float(rate) >= 2 * 40 / 10
     assert "-" not in figures
@@ -118,7 +102,7 @@ def test_one_page_of_a_job_shows_the_seconds_before_it(
 
 def test_spans_before_the_last_seconds_are_not_counted(folder: Path) -> None:
     # GIVEN a process with spans that ended long ago, and some that ended now
-    process = start("""
+    process = started("""
         import stagespan, time
         now = time.time_ns()
         for i in range(100):
@@ -129,17 +113,14 @@ def test_spans_before_the_last_seconds_are_not_counted(folder: Path) -> None:
             print("ready", flush=True)
             time.sleep(60)
     """)
-    try:
-        ready(process)
-        page = command_here("top", str(process.pid), "--once", "--interval", "0.1").stdout
-    finally:
-        end(process)
+    page = command_here("top", str(process.pid), "--once", "--interval", "0.1").stdout
+    end(process)
     assert float(cells(page, "earlier")["runs/s"]) == 0
     assert float(cells(page, "latest")["runs/s"]) >= 2
 
 
 def test_a_page_of_a_process_that_ends_meanwhile(folder: Path) -> None:
-    process = start("""
+    process = started("""
         import stagespan
         for i in range(10):
             with stagespan.span("work"):
@@ -148,7 +129,6 @@ def test_a_page_of_a_process_that_ends_meanwhile(folder: Path) -> None:
             print("ready", flush=True)
             input()
     """)
-    ready(process)
     page = Page(str(process.pid), None)
     page.read()
     process.communicate("\n", timeout=60)
@@ -197,17 +177,14 @@ LOADED = """
 def test_pages_show_what_waits_and_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "240")
     monkeypatch.setenv("STAGESPAN_JOB", "loaded")
-    process = start(LOADED)
-    try:
-        ready(process)
-        rows = json.loads(command_here("ps", "--json").stdout)["processes"]
-        listed = command_here("ps").stdout
-        job = json.loads(command_here("ps", "--job", "loaded", "--json").stdout)["load"]
-        text = command_here("ps", "--job", "loaded").stdout
-        page = command_here("top", str(process.pid), "--once", "--interval", "0.1").stdout
-        of_job = command_here("top", "--job", "loaded", "--once", "--interval", "0.1").stdout
-    finally:
-        end(process)
+    process = started(LOADED)
+    rows = json.loads(command_here("ps", "--json").stdout)["processes"]
+    listed = command_here("ps").stdout
+    job = json.loads(command_here("ps", "--job", "loaded", "--json").stdout)["load"]
+    text = command_here("ps", "--job", "loaded").stdout
+    page = command_here("top", str(process.pid), "--once", "--interval", "0.1").stdout
+    of_job = command_here("top", "--job", "loaded", "--once", "--interval", "0.1").stdout
+    end(process)
     (row,) = (row for row in rows if row["pid"] == process.pid)
     for load in (row, job):
         assert load["waiting"] == {"replica": 2, "tasks": 2, "default": 1}
@@ -289,20 +266,9 @@ def test_a_list_that_is_too_wide_leaves_out_columns_before_it_cuts_names(
             print("ready", flush=True)
             time.sleep(60)
     """)
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        env={**os.environ, "RANK": "0", "TORCHELASTIC_RUN_ID": "a job of a name"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        monkeypatch.setenv("COLUMNS", "80")
-        page = command_here("ps").stdout
-    finally:
-        process.kill()
-        process.communicate(timeout=60)
+    started(script, RANK="0", TORCHELASTIC_RUN_ID="a job of a name")
+    monkeypatch.setenv("COLUMNS", "80")
+    page = command_here("ps").stdout
     # Other tests' processes can be in the list and make other columns wider.
     assert "python s" in page
     assert "a job of a name" not in page
@@ -312,7 +278,7 @@ def test_numbers_are_left_out_before_a_name_is_cut(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, request_id = "UNetMotionModel encoder blocks", "0af7651916cd43dd8448eb211c80319c"
-    process = start(
+    process = started(
         """
         import stagespan, sys, time
         with stagespan.request(sys.argv[2]) as request, stagespan.queued("scheduler"):
@@ -324,19 +290,16 @@ def test_numbers_are_left_out_before_a_name_is_cut(
         *(name, request_id),
         STAGESPAN_JOB="names",
     )
-    try:
-        ready(process)
-        monkeypatch.setenv("COLUMNS", "80")
-        pid = str(process.pid)
-        pages = [
-            command_here(*arguments).stdout
-            for arguments in (
-                *(("requests", pid), ("recover", pid), ("report", pid)),
-                *(("top", pid, "--once", "--interval", "0.1"), ("ps", "--job", "names")),
-            )
-        ]
-    finally:
-        end(process)
+    monkeypatch.setenv("COLUMNS", "80")
+    pid = str(process.pid)
+    pages = [
+        command_here(*arguments).stdout
+        for arguments in (
+            *(("requests", pid), ("recover", pid), ("report", pid)),
+            *(("top", pid, "--once", "--interval", "0.1"), ("ps", "--job", "names")),
+        )
+    ]
+    end(process)
     assert request_id in pages[0]
     for page in pages:
         assert name in page
@@ -379,17 +342,13 @@ def test_a_rank_that_takes_longer_in_a_stage_is_named(
     began = str(time.time_ns() - 10**10)
     stages = "augment,load,all_reduce"
     processes = [
-        start(RANK, slow, stages, began, RANK=str(rank), TORCHELASTIC_RUN_ID="times")
+        started(RANK, slow, stages, began, RANK=str(rank), TORCHELASTIC_RUN_ID="times")
         for rank, slow in enumerate(ranks)
     ]
-    try:
-        for process in processes:
-            ready(process)
-        shown = command_here("recover", "--job", "times").stdout
-        page = json.loads(command_here("ps", "--job", "times", "--json").stdout)
-    finally:
-        for process in processes:
-            end(process)
+    shown = command_here("recover", "--job", "times").stdout
+    page = json.loads(command_here("ps", "--job", "times", "--json").stdout)
+    for process in processes:
+        end(process)
     found = [line for line in page["findings"] if " as long in " in line]
     assert [(line.partition(" spent ")[0].lower(), line.split("`")[1]) for line in found] == named
     for line in found:
@@ -402,17 +361,11 @@ def test_a_rank_that_takes_longer_in_a_stage_is_named(
 
 def test_workers_without_ranks_are_not_compared(folder: Path) -> None:
     job = {"MASTER_ADDR": "service", "MASTER_PORT": "1"}
-    processes = [
-        start(RANK, slow, "augment,load", str(time.time_ns() - 10**10), **job)
+    [
+        started(RANK, slow, "augment,load", str(time.time_ns() - 10**10), **job)
         for slow in ("", "augment")
     ]
-    try:
-        for process in processes:
-            ready(process)
-        page = json.loads(command_here("ps", "--job", "service:1", "--json").stdout)
-    finally:
-        for process in processes:
-            end(process)
+    page = json.loads(command_here("ps", "--job", "service:1", "--json").stdout)
     assert not [line for line in page["findings"] if " as long in " in line]
 
 

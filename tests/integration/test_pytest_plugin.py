@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import preloaded
+from running import ran
 
 # Without the plugins of others, whose imports take most of the time of a short test run.
 OPTIONS = ["-q", "-p", "no:cacheprovider"]
@@ -37,12 +38,8 @@ MEASURED = """
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run pytest in a process that has not imported stagespan yet."""
-    return subprocess.run(
-        [*preloaded.python("pytest", "numpy"), "-m", "pytest", *OPTIONS, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
+    return ran(
+        [*preloaded.python("pytest", "numpy"), "-m", "pytest", *OPTIONS, *arguments], cwd=folder
     )
 
 
@@ -225,7 +222,6 @@ def test_times_are_compared_at_one_speed_of_the_processor(tmp_path: Path, slowdo
 
     # THEN the unchanged stage passes
     assert any(project.compare()[0] == 0 for _ in range(5))
-    # AND a slower one fails, also if its times were the same on the slower processor
     entry["relative"] = [ratio / 25 for ratio in entry["relative"]]
     assert any(
         status == 1 and "at the same speed of the processor" in output
@@ -652,7 +648,6 @@ def test_nothing_is_known_under_a_tracer_which_stays(
     assert f"not known whether test_stage.py::test_work is slower: {name} was active" in output
     # AND the limit in milliseconds is not judged either, but told
     assert f"not known how long it takes by itself: {name} was active" in output
-    # AND a baseline of such times is warned of
     project.replace_tests(TRACED.format(before=before, after=after, ms=None))
     assert f"warning: {name} was active while 'test_stage.py::test_work' was" in project.write()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from recorded_process import recordings_in
 from test_readme import ROOT, blocks_of
 
+from running import ran
 from stagespan import recording
 from stagespan.recording.timelines import timelines
 
@@ -59,18 +59,13 @@ def test_recipes_show_queue_hand_off_and_execution(
     pytest.importorskip(needs, reason=f"{needs} is not installed")
     for file, text in BLOCKS.items():
         (tmp_path / file).write_text(text)
-    done = subprocess.run(
+    ran(
         [sys.executable, str(HERE / "recipe_processes.py"), name],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(HERE)]),
-            "STAGESPAN_RECORDING": "keep",
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
+        timeout_s=240,
+        status=0,
+        PYTHONPATH=os.pathsep.join([str(tmp_path), str(HERE)]),
+        STAGESPAN_RECORDING="keep",
     )
-    assert done.returncode == 0, done.stderr
     found = timelines(recording.open(one.path) for one in recordings_in(folder))
     assert sorted(one.id for one in found) == ["r0", "r1", "r2", "r3"]
     for one in found:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import os
 import struct
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from recorded_process import command_here, copy_sparse, end, ready, start
+from recorded_process import (
+    command_here,
+    copy_sparse,
+    end,
+    ready,
+    start,
+    started,
+    started_as_first,
+    tell,
+)
 
 from stagespan import recording
 from stagespan.cli import command
@@ -34,55 +40,17 @@ HOLD = """
 """
 
 
-def in_a_container(*arguments: str, mounts_proc: bool) -> subprocess.Popen[str]:
-    """Start the program as process 1 of a pid namespace; skip if that is not allowed."""
-    options = ["--pid", "--fork", "--kill-child", *(["--mount-proc"] if mounts_proc else [])]
-    try:
-        process = subprocess.Popen(
-            ["unshare", *options, sys.executable, "-c", textwrap.dedent(HOLD), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("unshare (util-linux) is not installed")
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if not line:
-        _, errors = process.communicate(timeout=30)
-        pytest.skip(f"cannot create a namespace: run as root ({errors.strip()})")
-    assert line == "1"
-    return process
-
-
-def answer(process: subprocess.Popen[str]) -> str:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return process.stdout.readline().strip()
-
-
 @pytest.mark.parametrize("mounts_proc", [True, False])
 def test_containers_in_which_everything_is_process_1(mounts_proc: bool, folder: Path) -> None:
-    older = in_a_container("older", "asks", mounts_proc=mounts_proc)
-    newer = in_a_container("newer", "asks", mounts_proc=mounts_proc)
-    try:
-        # THEN each of them finds its own recording by its own process id
-        assert answer(older) == "alive older"
-        assert answer(newer) == "alive newer"
-        for arguments in (("recover", "1"), ("top", "1", "--once"), ("dump", "1")):
-            done = command_here(*arguments)
-            assert done.returncode == 2
-            for path in folder.glob("1-*.stagespan"):
-                assert f"{path} (python -c, pid namespace " in done.stderr
-        end(older)
-        end(newer)
-    finally:
-        for process in (older, newer):
-            process.kill()
-            process.wait(timeout=30)
+    older = started_as_first(HOLD, "older", "asks", mounts_proc=mounts_proc)
+    newer = started_as_first(HOLD, "newer", "asks", mounts_proc=mounts_proc)
+    assert tell(older) == "alive older"
+    assert tell(newer) == "alive newer"
+    for arguments in (("recover", "1"), ("top", "1", "--once"), ("dump", "1")):
+        done = command_here(*arguments)
+        assert done.returncode == 2
+        for path in folder.glob("1-*.stagespan"):
+            assert f"{path} (python -c, pid namespace " in done.stderr
 
 
 def replace_number(path: Path, before: bytes, after: bytes) -> None:
@@ -104,15 +72,12 @@ def copy_for_another_container(path: Path, name: str) -> Path:
 
 def test_a_live_process_is_preferred_to_others_that_had_its_id(folder: Path) -> None:
     process = start(HOLD, "here")
-    try:
-        pid = int(ready(process))
-        (path,) = folder.glob("*.stagespan")
-        # GIVEN the recording of a process of another container, which started later
-        copy_for_another_container(path, f"{pid}-{10**12}.stagespan")
-        assert recording.open(pid).path == str(path)
-        assert recording.open(str(pid)).pid_namespace == os.stat("/proc/self/ns/pid").st_ino
-    finally:
-        end(process)
+    pid = int(ready(process))
+    (path,) = folder.glob("*.stagespan")
+    copy_for_another_container(path, f"{pid}-{10**12}.stagespan")
+    assert recording.open(pid).path == str(path)
+    assert recording.open(str(pid)).pid_namespace == os.stat("/proc/self/ns/pid").st_ino
+    end(process)
     # THEN nobody knows which one is meant
     for asked in (pid, str(pid)):
         with pytest.raises(StagespanError, match="pid namespace 123456") as caught:
@@ -150,25 +115,20 @@ WITHOUT_A_RECORDING = """
 
 
 def test_a_process_without_a_recording_is_not_another_one_with_its_id(folder: Path) -> None:
-    process = start(HOLD, "here")
-    ready(process)
+    process = started(HOLD, "here")
     end(process)
     (path,) = folder.glob("*.stagespan")
     now = start(WITHOUT_A_RECORDING)
-    try:
-        pid = int(ready(now))
-        replace_number(path, struct.pack("<I", process.pid), struct.pack("<I", pid))
-        earlier = path.rename(folder / f"{pid}-7.stagespan")
-        assert f"The process {pid} has no recording that can be read here" in answer(now)
-        # THEN others find that of the ended process
-        assert recording.open(pid).state == "died"
-        copy_for_another_container(earlier, f"{pid}-8.stagespan")
-        earlier.unlink()
-        # THEN it is named, but not taken for the live one
-        with pytest.raises(StagespanError, match=f"{pid}-8.stagespan .*pid namespace 123456, died"):
-            recording.open(pid)
-    finally:
-        end(now)
+    pid = int(ready(now))
+    replace_number(path, struct.pack("<I", process.pid), struct.pack("<I", pid))
+    earlier = path.rename(folder / f"{pid}-7.stagespan")
+    assert f"The process {pid} has no recording that can be read here" in tell(now)
+    assert recording.open(pid).state == "died"
+    copy_for_another_container(earlier, f"{pid}-8.stagespan")
+    earlier.unlink()
+    # THEN it is named, but not taken for the live one
+    with pytest.raises(StagespanError, match=f"{pid}-8.stagespan .*pid namespace 123456, died"):
+        recording.open(pid)
 
 
 def test_the_spans_of_a_trace_are_those_of_its_time(folder: Path, tmp_path: Path) -> None:
@@ -187,8 +147,7 @@ def test_the_spans_of_a_trace_are_those_of_its_time(folder: Path, tmp_path: Path
     assert done.exit_code == 2
     assert str(path) in done.output
     assert str(other) in done.output
-    later = start(HOLD, "second")
-    ready(later)
+    later = started(HOLD, "second")
     end(later)
     (wrong,) = folder.glob(f"{later.pid}-*.stagespan")
     replace_number(wrong, struct.pack("<I", later.pid), struct.pack("<I", pid))

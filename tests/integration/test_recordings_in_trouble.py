@@ -14,9 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recorded_process import command, command_here, end, ready, recordings_in, start
+from recorded_process import (
+    command,
+    command_here,
+    end,
+    ready,
+    recordings_in,
+    start,
+    started,
+    tell,
+)
 
 import preloaded
+from running import ran
 from stagespan import recording
 
 # --- thousands of leftovers -----------------------------------------------------------------------
@@ -24,51 +34,47 @@ from stagespan import recording
 
 def test_thousands_of_leftovers_are_read_in_part_and_removed(folder: Path) -> None:
     # GIVEN a live process, one that died, and 10,000 sparse copies of its file
-    alive = start("""
+    alive = started("""
         import time
         import stagespan
         with stagespan.span("alive"):
             print("ready", flush=True)
             time.sleep(300)
     """)
-    try:
-        ready(alive)
-        dies = "import os, stagespan\nwith stagespan.span('died'): os._exit(1)"
-        start(dies).communicate(timeout=60)
-        (path,) = (one for one in folder.iterdir() if not one.name.startswith(f"{alive.pid}-"))
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(1 << 12)
-        names = [f"{2**22 + i}-{i}.stagespan" for i in range(1, 10_001)]
-        for i, name in enumerate(names):
-            copy = folder / name
-            with copy.open("wb") as file:
-                if i >= 9_000:  # the rest are holes, because a tmpfs may be small
-                    file.write(head)
-                file.truncate(size)
-            os.utime(copy, (i, i))
-        found = recordings_in(folder)
-        # THEN a bounded number of the newest is read, and every live process
-        assert [one.pid for one in found if one.state == "alive"] == [alive.pid]
-        ended = {Path(one.path).name for one in found if one.state != "alive"}
-        assert ended == {path.name, *names[-255:]}
-        # THEN the same is true for the command, which deletes nothing
-        shown = json.loads(command("ps", "--json").stdout)["processes"]
-        assert alive.pid in {row["pid"] for row in shown}
-        assert command("recover", str(alive.pid)).returncode == 0
-        assert len(list(folder.iterdir())) == 10_002
-        start(dies).communicate(timeout=60)
-        assert len(list(folder.iterdir())) == 16 + 2
-        assert path.exists()
-    finally:
-        end(alive)
+    dies = "import os, stagespan\nwith stagespan.span('died'): os._exit(1)"
+    start(dies).communicate(timeout=60)
+    (path,) = (one for one in folder.iterdir() if not one.name.startswith(f"{alive.pid}-"))
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(1 << 12)
+    names = [f"{2**22 + i}-{i}.stagespan" for i in range(1, 10_001)]
+    for i, name in enumerate(names):
+        copy = folder / name
+        with copy.open("wb") as file:
+            if i >= 9_000:  # the rest are holes, because a tmpfs may be small
+                file.write(head)
+            file.truncate(size)
+        os.utime(copy, (i, i))
+    found = recordings_in(folder)
+    # THEN a bounded number of the newest is read, and every live process
+    assert [one.pid for one in found if one.state == "alive"] == [alive.pid]
+    ended = {Path(one.path).name for one in found if one.state != "alive"}
+    assert ended == {path.name, *names[-255:]}
+    # THEN the same is true for the command, which deletes nothing
+    shown = json.loads(command("ps", "--json").stdout)["processes"]
+    assert alive.pid in {row["pid"] for row in shown}
+    assert command("recover", str(alive.pid)).returncode == 0
+    assert len(list(folder.iterdir())) == 10_002
+    start(dies).communicate(timeout=60)
+    assert len(list(folder.iterdir())) == 16 + 2
+    assert path.exists()
 
 
 # --- readers that are killed ----------------------------------------------------------------------
 
 
 def test_a_reader_that_is_killed_leaves_nothing(folder: Path) -> None:
-    writer = start("""
+    writer = started("""
         import sys, threading
         import stagespan
 
@@ -93,53 +99,45 @@ def test_a_reader_that_is_killed_leaves_nothing(folder: Path) -> None:
         print(sum(written), figures["outer"].count, figures["inner"].count, flush=True)
         sys.stdin.readline()
     """)
-    try:
-        ready(writer)
-        files = set(folder.iterdir())
-        counts = []
-        for i in range(5):
-            reader = start(
-                """
-                import sys
-                from stagespan import recording
-                found = recording.open(int(sys.argv[1]))
-                print("ready", flush=True)
-                while True:
-                    found.refresh().spans()
-                """,
-                str(writer.pid),
-            )
-            ready(reader)
-            time.sleep(0.02 * i)
-            assert reader.poll() is None
-            end(reader)
-            counts.append(recording.open(writer.pid).stats()["outer"].count)
-        # THEN the process continues, and the folder is unchanged
-        until = time.monotonic() + 60
-        while recording.open(writer.pid).stats()["outer"].count <= counts[-1]:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        assert counts == sorted(counts)
-        assert counts[0] < counts[-1]
-        assert set(folder.iterdir()) == files
-        # THEN its figures are exact, in the process and outside
-        assert writer.stdin is not None
-        writer.stdin.write("\n")
-        writer.stdin.flush()
-        written, *own = map(int, ready(writer).split())
-        assert own == [written, written]
-        while True:  # until the ended threads have left
-            figures = recording.open(writer.pid).stats()
-            if [figures[name].count for name in ("outer", "inner")] == own:
-                break
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        # THEN it exits as cleanly as without readers
-        writer.communicate("\n", timeout=60)
-        assert writer.returncode == 0
-        assert list(folder.iterdir()) == []
-    finally:
-        end(writer)
+    files = set(folder.iterdir())
+    counts = []
+    for i in range(5):
+        reader = started(
+            """
+            import sys
+            from stagespan import recording
+            found = recording.open(int(sys.argv[1]))
+            print("ready", flush=True)
+            while True:
+                found.refresh().spans()
+            """,
+            str(writer.pid),
+        )
+        time.sleep(0.02 * i)
+        assert reader.poll() is None
+        end(reader)
+        counts.append(recording.open(writer.pid).stats()["outer"].count)
+    # THEN the process continues, and the folder is unchanged
+    until = time.monotonic() + 60
+    while recording.open(writer.pid).stats()["outer"].count <= counts[-1]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+    assert set(folder.iterdir()) == files
+    # THEN its figures are exact, in the process and outside
+    written, *own = map(int, tell(writer).split())
+    assert own == [written, written]
+    while True:  # until the ended threads have left
+        figures = recording.open(writer.pid).stats()
+        if [figures[name].count for name in ("outer", "inner")] == own:
+            break
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    # THEN it exits as cleanly as without readers
+    writer.communicate("\n", timeout=60)
+    assert writer.returncode == 0
+    assert list(folder.iterdir()) == []
 
 
 # --- folders that vanish --------------------------------------------------------------------------
@@ -180,64 +178,56 @@ def moved(folder: Path) -> Iterator[Path]:
 
 def step(process: subprocess.Popen[str]) -> int:
     """Let the program write spans, and return how many it has counted itself."""
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return int(ready(process))
+    return int(tell(process))
 
 
 def doctor_page() -> str:
     """Return the page of the doctor, which imports torch if it is installed."""
     python = preloaded.python() if importlib.util.find_spec("torch") else [sys.executable]
-    return subprocess.run(
-        [*python, "-m", "stagespan", "doctor"], capture_output=True, text=True, timeout=60
-    ).stdout
+    return ran([*python, "-m", "stagespan", "doctor"]).stdout
 
 
 @pytest.mark.parametrize("way", ["the file vanishes", "the folder vanishes", "it becomes a link"])
 def test_a_folder_that_is_taken_away_from_a_process(way: str, folder: Path, moved: Path) -> None:
     process = start(STEPS)
-    try:
-        assert step(process) == 500
-        path = recording.open(process.pid).path
-        assert Path(path).parent == folder
-        alive = [one for one in recording.recordings() if one.state == "alive"]
-        assert [one.path for one in alive if one.pid == process.pid] == [path]
-        if way == "the file vanishes":
-            os.unlink(path)
-        elif way == "the folder vanishes":
-            shutil.rmtree(folder)
-        else:
-            folder.rename(moved)
-            folder.symlink_to(moved)
-        assert step(process) == 1000
-        assert step(process) == 1500
-        # THEN it can still be read by its pid, with figures as exact as its own
-        found = recording.open(process.pid)
-        assert (found.pid, found.state) == (process.pid, "alive")
-        assert found.stats()["step"].count == 1500
-        assert [span["stage"] for span in found.open_spans()] == ["serve"]
-        shown = command("ps")
-        listed = json.loads(command_here("ps", "--json").stdout)["processes"]
-        rows = [row for row in listed if row["pid"] == process.pid]
-        if way == "it becomes a link":
-            assert found.warnings() == []
-            assert "links are not followed" in shown.stderr
-            doctor = " ".join(doctor_page().split())
-            assert "links are not followed" in doctor
-        else:
-            assert any("has been deleted" in warning for warning in found.warnings())
-            (row,) = rows
-            assert row["warnings"] == found.warnings()
-            assert f"{process.pid}: The file has been deleted" in shown.stdout
-        # THEN the process ends normally, and leaves no files
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
-        assert "Traceback" not in errors
-        for place in (folder, moved):
-            assert not place.exists() or list(place.iterdir()) == []
-    finally:
-        end(process)
+    assert step(process) == 500
+    path = recording.open(process.pid).path
+    assert Path(path).parent == folder
+    alive = [one for one in recording.recordings() if one.state == "alive"]
+    assert [one.path for one in alive if one.pid == process.pid] == [path]
+    if way == "the file vanishes":
+        os.unlink(path)
+    elif way == "the folder vanishes":
+        shutil.rmtree(folder)
+    else:
+        folder.rename(moved)
+        folder.symlink_to(moved)
+    assert step(process) == 1000
+    assert step(process) == 1500
+    # THEN it can still be read by its pid, with figures as exact as its own
+    found = recording.open(process.pid)
+    assert (found.pid, found.state) == (process.pid, "alive")
+    assert found.stats()["step"].count == 1500
+    assert [span["stage"] for span in found.open_spans()] == ["serve"]
+    shown = command("ps")
+    listed = json.loads(command_here("ps", "--json").stdout)["processes"]
+    rows = [row for row in listed if row["pid"] == process.pid]
+    if way == "it becomes a link":
+        assert found.warnings() == []
+        assert "links are not followed" in shown.stderr
+        doctor = " ".join(doctor_page().split())
+        assert "links are not followed" in doctor
+    else:
+        assert any("has been deleted" in warning for warning in found.warnings())
+        (row,) = rows
+        assert row["warnings"] == found.warnings()
+        assert f"{process.pid}: The file has been deleted" in shown.stdout
+    # THEN the process ends normally, and leaves no files
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    for place in (folder, moved):
+        assert not place.exists() or list(place.iterdir()) == []
 
 
 # --- clocks that jump -----------------------------------------------------------------------------
@@ -293,23 +283,21 @@ def test_a_process_whose_clock_jumps_is_read(
     variables = {"CLOCK_STANDS_STILL": "1"} if stands_still else {}
     process = start(CLOCKED, LD_PRELOAD=str(clock), STAGESPAN_CLOCK=source, **variables)
     pages: list[subprocess.CompletedProcess[str]] = []
-    try:
-        ready(process)
-        alive = recording.open(process.pid)
-        name = str(process.pid)
-        for again in (False, True):
-            pages.append(command_here("recover", name))
-            pages.append(command_here("dump", name))
-            pages.append(command_here("dump", name, "--format", "csv"))
-            pages.append(command_here("ps", "--all"))
-            if not again:
-                pages.append(command_here("top", name, "--once", "--interval", "0.1"))
-                pages.append(command_here("ps", "--stalled", "0"))
-                assert process.poll() is None
-                end(process)
-        dead = recording.open(process.pid)
-    finally:
-        end(process)
+    ready(process)
+    alive = recording.open(process.pid)
+    name = str(process.pid)
+    for again in (False, True):
+        pages.append(command_here("recover", name))
+        pages.append(command_here("dump", name))
+        pages.append(command_here("dump", name, "--format", "csv"))
+        pages.append(command_here("ps", "--all"))
+        if not again:
+            pages.append(command_here("top", name, "--once", "--interval", "0.1"))
+            pages.append(command_here("ps", "--stalled", "0"))
+            assert process.poll() is None
+            end(process)
+    dead = recording.open(process.pid)
+    end(process)
     assert (alive.state, dead.state) == ("alive", "died")
     check_durations(alive)
     check_durations(dead)
@@ -375,33 +363,24 @@ main()
 
 def test_a_stalled_rank_is_named_without_privileges(folder: Path) -> None:
     # GIVEN a stalled rank of a user who is not root and may not trace it
-    done = subprocess.run(
-        [sys.executable, "-c", DROP + "drop_privileges()"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = ran([sys.executable, "-c", DROP + "drop_privileges()"])
     if done.returncode != 0:
         pytest.skip(f"cannot drop privileges: {done.stderr.strip().splitlines()[-1]}")
     if os.geteuid() == 0:
         os.chown(folder, NOBODY, NOBODY)
-    victim = start(STALLED, RANK="3", WORLD_SIZE="8", TORCHELASTIC_RUN_ID="job-nobody")
-    try:
-        ready(victim)
-        found: list[dict[str, object]] = []
-        until = time.monotonic() + 60
-        while not found and time.monotonic() < until:
-            asking = start(ASKING)
-            shown, errors = asking.communicate(timeout=60)
-            _, mark, page = shown.partition("without privileges\n")
-            assert mark, errors
-            assert asking.returncode in (0, 1), errors
-            found = [one for one in json.loads(page)["stalled"] if one["pid"] == victim.pid]
-        assert asking.returncode == 1
-        assert [one["rank"] for one in found] == [3]
-        (row,) = found
-        spans = row["open_spans"]
-        assert isinstance(spans, list)
-        assert [span["stage"] for span in spans] == ["all_reduce"]
-    finally:
-        end(victim)
+    victim = started(STALLED, RANK="3", WORLD_SIZE="8", TORCHELASTIC_RUN_ID="job-nobody")
+    found: list[dict[str, object]] = []
+    until = time.monotonic() + 60
+    while not found and time.monotonic() < until:
+        asking = start(ASKING)
+        shown, errors = asking.communicate(timeout=60)
+        _, mark, page = shown.partition("without privileges\n")
+        assert mark, errors
+        assert asking.returncode in (0, 1), errors
+        found = [one for one in json.loads(page)["stalled"] if one["pid"] == victim.pid]
+    assert asking.returncode == 1
+    assert [one["rank"] for one in found] == [3]
+    (row,) = found
+    spans = row["open_spans"]
+    assert isinstance(spans, list)
+    assert [span["stage"] for span in spans] == ["all_reduce"]

@@ -15,14 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
-from recorded_process import (
-    RING,
-    command_here,
-    end,
-    ready,
-    start,
-)
+from recorded_process import RING, command_here, end, start, started
 
+from running import ran
 from stagespan import recording
 
 SEQUENCE = (1 << 40) - 1  # of an id: the rest distinguishes threads
@@ -63,8 +58,7 @@ def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path
         # GIVEN threads that write spans, and record separately which ones have ended
         path = tmp_path / "log"
         path.write_bytes(bytes(24 * 8))
-        victim = start(WRITERS, str(path))
-        ready(victim)
+        victim = started(WRITERS, str(path))
         time.sleep(chosen.random() * 0.2)
         end(victim)
         found = recording.open(victim.pid)
@@ -82,7 +76,6 @@ def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path
                     continue
                 name = f"writer {i}"
                 assert ended <= (counts[name].count if name in counts else 0) <= begun
-                # THEN so does the ring, for the newest ones
                 mine = spans[spans["thread"] == thread]
                 assert len(mine) >= min(ended, RING) - 1
                 if len(mine) == 0:  # killed before its first spans were recorded
@@ -132,7 +125,7 @@ def test_the_stages_of_a_dead_process_are_shown(way: str, folder: Path) -> None:
 
 
 def test_tasks_that_take_turns_are_not_shown_inside_each_other(folder: Path) -> None:
-    process = start(
+    process = started(
         """
         import asyncio
         import stagespan
@@ -149,11 +142,8 @@ def test_tasks_that_take_turns_are_not_shown_inside_each_other(folder: Path) -> 
         asyncio.run(main())
         """
     )
-    try:
-        ready(process)
-        shown = command_here("recover", str(process.pid))
-    finally:
-        end(process)
+    shown = command_here("recover", str(process.pid))
+    end(process)
     # THEN each stage is below the one that contains it
     lines = [line for line in shown.stdout.splitlines() if line.lstrip().startswith("in ")]
     assert [line.partition(" (")[0] for line in lines] == ["    in serve", "      in wait"] * 2
@@ -318,9 +308,7 @@ def test_workers_of_multiprocessing_leave_no_file(
             """
         )
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120
-    )
+    done = ran([sys.executable, str(script)])
     # THEN none of them looks as if it had died
     assert done.returncode == 0, done.stderr
     assert ".stagespan" in done.stdout
@@ -356,8 +344,7 @@ SHORT_THREADS = """
 
 def test_threads_that_end_share_a_few_rings(folder: Path) -> None:
     # GIVEN a program with 300 threads, one after the other
-    program = start(SHORT_THREADS, STAGESPAN_RING_SPANS="8192")
-    ready(program)
+    program = started(SHORT_THREADS, STAGESPAN_RING_SPANS="8192")
     size_bytes = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
     found = recording.open(program.pid)
     spans, counts = found.spans(), found.stats()

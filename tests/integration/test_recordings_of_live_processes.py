@@ -28,16 +28,18 @@ from recorded_process import (
     ready,
     recordings_in,
     start,
+    started,
+    started_as_first,
 )
 from recording import eventually
 
 import preloaded
+from running import ran
 from stagespan import recording
 
 
 def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> None:
-    # GIVEN a process that waits forever with Python's lock
-    process = start("""
+    process = started("""
         import ctypes, time
         import stagespan
         with stagespan.span("request"):
@@ -45,25 +47,21 @@ def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> Non
                 print("ready", flush=True)
                 ctypes.PyDLL(None).pause()
     """)
-    try:
-        ready(process)
-        time.sleep(0.6)
-        shown = command("ps", "--stalled", "0.5")
-        assert shown.returncode == 1
-        assert f"process {process.pid}" in shown.stdout
-        assert "`native call`" in shown.stdout
-        assert command_here("ps", "--stalled", "0.5", "--stage", "request").returncode == 1
-        assert command_here("ps", "--stalled", "0.5", "--stage", "another").returncode == 0
-        assert f"process {process.pid}" not in command_here("ps", "--stalled", "3600").stdout
-        found = recording.open(process.pid)
-        assert found.state == "alive"
-        assert [span["stage"] for span in found.open_spans()] == ["request", "native call"]
-    finally:
-        end(process)
+    time.sleep(0.6)
+    shown = command("ps", "--stalled", "0.5")
+    assert shown.returncode == 1
+    assert f"process {process.pid}" in shown.stdout
+    assert "`native call`" in shown.stdout
+    assert command_here("ps", "--stalled", "0.5", "--stage", "request").returncode == 1
+    assert command_here("ps", "--stalled", "0.5", "--stage", "another").returncode == 0
+    assert f"process {process.pid}" not in command_here("ps", "--stalled", "3600").stdout
+    found = recording.open(process.pid)
+    assert found.state == "alive"
+    assert [span["stage"] for span in found.open_spans()] == ["request", "native call"]
 
 
 def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
-    process = start("""
+    process = started("""
         import os, threading, time
         import stagespan
 
@@ -87,12 +85,9 @@ def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
             print("ready", flush=True)
             time.sleep(60)
     """)
-    try:
-        ready(process)
-        found = recording.open(process.pid)
-        shown = command_here("recover", str(process.pid)).stdout
-    finally:
-        end(process)
+    found = recording.open(process.pid)
+    shown = command_here("recover", str(process.pid)).stdout
+    end(process)
     # THEN the recording has these names, and the longest is cut between two characters
     names = [thread["name"] for thread in found.threads()]
     assert names == ["loader of the first shard", "\u00e9" * 31, "MainThread"]
@@ -102,7 +97,7 @@ def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
 
 
 def test_requests_have_the_ids_of_their_traces(folder: Path) -> None:
-    process = start("""
+    process = started("""
         import time
         import stagespan
         header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -111,14 +106,11 @@ def test_requests_have_the_ids_of_their_traces(folder: Path) -> None:
                 print("ready", flush=True)
                 time.sleep(60)
     """)
-    try:
-        ready(process)
-        found = recording.open(process.pid)
-        shown = command_here("recover", str(process.pid)).stdout
-        lines = command_here("dump", str(process.pid), "--format", "csv").stdout
-        events = json.loads(command_here("dump", str(process.pid)).stdout)["traceEvents"]
-    finally:
-        end(process)
+    found = recording.open(process.pid)
+    shown = command_here("recover", str(process.pid)).stdout
+    lines = command_here("dump", str(process.pid), "--format", "csv").stdout
+    events = json.loads(command_here("dump", str(process.pid)).stdout)["traceEvents"]
+    end(process)
     trace = "0af7651916cd43dd8448eb211c80319c"
     traces = {one["id"]: one["trace_id"] for one in found.requests()}
     own = traces["alone"]
@@ -153,16 +145,12 @@ def test_ranks_of_a_job_are_compared(folder: Path) -> None:
     # GIVEN four ranks, one of which is in another stage, one step behind, and stopped
     job = {"TORCHELASTIC_RUN_ID": "job-1", "WORLD_SIZE": "4"}
     places = [("17", "all_reduce"), ("17", "all_reduce"), ("17", "all_reduce"), ("16", "load")]
-    processes = [start(RANK, *place, RANK=str(rank), **job) for rank, place in enumerate(places)]
-    try:
-        for process in processes:
-            ready(process)
-        processes[3].send_signal(signal.SIGSTOP)
-        shown = command("recover", "--job", "job-1")
-        page = json.loads(command_here("ps", "--job", "job-1", "--json").stdout)
-    finally:
-        for process in processes:
-            end(process)
+    processes = [started(RANK, *place, RANK=str(rank), **job) for rank, place in enumerate(places)]
+    processes[3].send_signal(signal.SIGSTOP)
+    shown = command("recover", "--job", "job-1")
+    page = json.loads(command_here("ps", "--job", "job-1", "--json").stdout)
+    for process in processes:
+        end(process)
     assert shown.returncode == 0, shown.stderr
     first = shown.stdout.splitlines()[0]
     assert first.startswith("rank 3 ")
@@ -215,40 +203,36 @@ def test_the_list_of_processes(folder: Path) -> None:
                 with stagespan.span("step"):
                     time.sleep(0.001)
     """
-    alive, killed = start(program, RANK="2"), start(program)
-    try:
-        ready(alive), ready(killed)
-        end(killed)
+    alive, killed = started(program, RANK="2"), started(program)
+    end(killed)
 
-        def listed(*options: str) -> list[Any]:
-            # Other processes of this machine are left out.
-            rows = json.loads(command_here("ps", *options, "--json").stdout)["processes"]
-            return [row for row in rows if Path(row["path"]).parent == folder]
+    def listed(*options: str) -> list[Any]:
+        # Other processes of this machine are left out.
+        rows = json.loads(command_here("ps", *options, "--json").stdout)["processes"]
+        return [row for row in rows if Path(row["path"]).parent == folder]
 
-        shown, everything = listed(), listed("--all")
-        page = command("ps", "--all").stdout
-        # THEN the first is shown with its rate, the second only on request
-        assert [(row["pid"], row["state"]) for row in shown] == [(alive.pid, "alive")]
-        assert shown[0]["rank"] == 2
-        assert shown[0]["pipeline"] == "wan"
-        assert shown[0]["stages"][0] == "serve"
-        assert eventually(lambda: listed()[0]["spans_per_s"] > 0, 30)  # 0 while it gets no core
-        assert {row["pid"]: row["state"] for row in everything} == {
-            alive.pid: "alive",
-            killed.pid: "died",
-        }
-        assert str(killed.pid) in page
-        # THEN a running loop is not stalled, although its outer span has been open for longer
-        opened_s = recording.open(alive.pid).open_spans()[0]["elapsed_ns"] / 1e9
-        line = f"process {alive.pid}"
-        stalled = ("ps", "--stalled", f"{opened_s}")
-        assert eventually(lambda: line not in command_here(*stalled).stdout, 30)
-    finally:
-        end(alive)
+    shown, everything = listed(), listed("--all")
+    page = command("ps", "--all").stdout
+    # THEN the first is shown with its rate, the second only on request
+    assert [(row["pid"], row["state"]) for row in shown] == [(alive.pid, "alive")]
+    assert shown[0]["rank"] == 2
+    assert shown[0]["pipeline"] == "wan"
+    assert shown[0]["stages"][0] == "serve"
+    assert eventually(lambda: listed()[0]["spans_per_s"] > 0, 30)  # 0 while it gets no core
+    assert {row["pid"]: row["state"] for row in everything} == {
+        alive.pid: "alive",
+        killed.pid: "died",
+    }
+    assert str(killed.pid) in page
+    # THEN a running loop is not stalled, although its outer span has been open for longer
+    opened_s = recording.open(alive.pid).open_spans()[0]["elapsed_ns"] / 1e9
+    line = f"process {alive.pid}"
+    stalled = ("ps", "--stalled", f"{opened_s}")
+    assert eventually(lambda: line not in command_here(*stalled).stdout, 30)
 
 
 def test_the_list_shows_when_a_killed_process_was_last_at_work(folder: Path) -> None:
-    process = start(
+    process = started(
         """
         import time
         import stagespan
@@ -261,10 +245,7 @@ def test_the_list_shows_when_a_killed_process_was_last_at_work(folder: Path) -> 
             time.sleep(60)
         """
     )
-    try:
-        ready(process)
-    finally:
-        end(process)
+    end(process)
     rows = json.loads(command_here("ps", "--all", "--json").stdout)["processes"]
     (row,) = (row for row in rows if row["pid"] == process.pid)
     # THEN the time is that of the last span, not of the one that is open
@@ -336,32 +317,28 @@ def shown_by(terminal: int, *words: str) -> str:
 
 
 def test_the_live_page_is_printed_once(folder: Path) -> None:
-    busy = start(BUSY)
-    try:
-        ready(busy)
+    busy = started(BUSY)
 
-        def lines_of_top() -> list[str]:
-            shown = command_here("top", str(busy.pid), "--once", "--interval", "0.3")
-            assert shown.returncode == 0, shown.stderr
-            return shown.stdout.splitlines()
+    def lines_of_top() -> list[str]:
+        shown = command_here("top", str(busy.pid), "--once", "--interval", "0.3")
+        assert shown.returncode == 0, shown.stderr
+        return shown.stdout.splitlines()
 
-        def runs_per_s(lines: list[str]) -> float:
-            (decode,) = (line.split() for line in lines if line.startswith(" decode "))
-            return float(decode[1].replace(",", ""))
+    def runs_per_s(lines: list[str]) -> float:
+        (decode,) = (line.split() for line in lines if line.startswith(" decode "))
+        return float(decode[1].replace(",", ""))
 
-        lines = lines_of_top()
-        assert lines[0].startswith(f"{busy.pid} python -c, alive")
-        assert eventually(lambda: runs_per_s(lines_of_top()) > 0, 30)  # 0 while it gets no core
-        assert any("main" in line and str(busy.pid) in line for line in lines[1:])
-        none = command_here("top", "--job", "no such job", "--once")
-        assert none.returncode == 2
-        assert "no recording of the job" in none.stderr
-    finally:
-        end(busy)
+    lines = lines_of_top()
+    assert lines[0].startswith(f"{busy.pid} python -c, alive")
+    assert eventually(lambda: runs_per_s(lines_of_top()) > 0, 30)  # 0 while it gets no core
+    assert any("main" in line and str(busy.pid) in line for line in lines[1:])
+    none = command_here("top", "--job", "no such job", "--once")
+    assert none.returncode == 2
+    assert "no recording of the job" in none.stderr
 
 
 def test_long_names_do_not_hide_figures(folder: Path) -> None:
-    process = start(
+    process = started(
         """
         import threading, time
         import stagespan
@@ -380,24 +357,15 @@ def test_long_names_do_not_hide_figures(folder: Path) -> None:
         RANK="0",
         TORCHELASTIC_RUN_ID="a job with a name of many characters",
     )
-    try:
-        ready(process)
-        pages = [
-            subprocess.run(
-                [sys.executable, "-m", "stagespan", *arguments],
-                env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
-                capture_output=True,
-                text=True,
-                timeout=60,
-            ).stdout
-            for arguments in (
-                ("top", str(process.pid), "--once"),
-                ("ps",),
-                ("ps", "--job", "a job with a name of many characters"),
-            )
-        ]
-    finally:
-        end(process)
+    pages = [
+        ran([sys.executable, "-m", "stagespan", *arguments], COLUMNS="80", NO_COLOR="1").stdout
+        for arguments in (
+            ("top", str(process.pid), "--once"),
+            ("ps",),
+            ("ps", "--job", "a job with a name of many characters"),
+        )
+    ]
+    end(process)
     top, processes, of_job = pages
     assert max(len(line) for page in (top, of_job) for line in page.splitlines()) <= 80
     (row,) = (line for line in top.splitlines() if line.lstrip().startswith("inner"))
@@ -457,61 +425,39 @@ def test_forks_while_threads_write(folder: Path) -> None:
 @pytest.mark.parametrize("knows_its_start", [True, False])
 def test_no_more_leftovers_than_a_few_are_kept(folder: Path, knows_its_start: bool) -> None:
     # GIVEN a live process, and many files of dead ones
-    alive = start("""
+    alive = started("""
         import stagespan, time
         with stagespan.span("alive"):
             print("ready", flush=True)
             time.sleep(60)
     """)
-    try:
-        ready(alive)
-        for pid in range(1, 60):
-            start_ticks = pid if knows_its_start else 0  # 0 from a process without /proc
-            name = f"{2**22 + pid}-{start_ticks}.stagespan"
-            (folder / name).write_bytes(b"\0" * 4096)
-        (folder / "something else").write_text("stays")
-        other = start("import stagespan, os\nwith stagespan.span('x'): pass\nos._exit(1)")
-        other.communicate(timeout=60)
-        names = {path.name for path in folder.iterdir()}
-        assert len([name for name in names if name.endswith(".stagespan")]) == 16 + 2
-        assert any(name.startswith(f"{alive.pid}-") for name in names)
-        assert "something else" in names
-    finally:
-        end(alive)
+    for pid in range(1, 60):
+        start_ticks = pid if knows_its_start else 0  # 0 from a process without /proc
+        name = f"{2**22 + pid}-{start_ticks}.stagespan"
+        (folder / name).write_bytes(b"\0" * 4096)
+    (folder / "something else").write_text("stays")
+    other = start("import stagespan, os\nwith stagespan.span('x'): pass\nos._exit(1)")
+    other.communicate(timeout=60)
+    names = {path.name for path in folder.iterdir()}
+    assert len([name for name in names if name.endswith(".stagespan")]) == 16 + 2
+    assert any(name.startswith(f"{alive.pid}-") for name in names)
+    assert "something else" in names
 
 
 def test_processes_of_another_container_are_recognised_by_their_lock(folder: Path) -> None:
-    program = """
+    process = started_as_first("""
         import os, sys, time
         import stagespan
         with stagespan.span("contained"):
             print(os.getpid(), flush=True)
             time.sleep(60)
-    """
-    inside = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c"]
-    try:
-        process = subprocess.Popen(
-            [*inside, textwrap.dedent(program)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("unshare (util-linux) is not installed")
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if not line:
-        _, errors = process.communicate(timeout=30)
-        pytest.skip(f"cannot create a namespace: run as root ({errors.strip()})")
-    try:
-        assert line == "1"
-        (found,) = recordings_in(folder)
-        assert (found.pid, found.state) == (1, "alive")
-        other = start("import stagespan, os\nwith stagespan.span('x'): pass\nos._exit(1)")
-        other.communicate(timeout=60)
-        assert {one.state for one in recordings_in(folder)} == {"alive", "stopped"}
-    finally:
-        end(process)
+    """)
+    (found,) = recordings_in(folder)
+    assert (found.pid, found.state) == (1, "alive")
+    other = start("import stagespan, os\nwith stagespan.span('x'): pass\nos._exit(1)")
+    other.communicate(timeout=60)
+    assert {one.state for one in recordings_in(folder)} == {"alive", "stopped"}
+    end(process)
     until = time.monotonic() + 20
     while recording.open(found.path).state == "alive" and time.monotonic() < until:
         time.sleep(0.05)
@@ -531,14 +477,11 @@ def test_recordings_are_kept_when_a_process_calls_exec(folder: Path) -> None:
         print("ready", flush=True)
         input()
     """
-    process = start(program, "2", textwrap.dedent(program), STAGESPAN_RECORDING="keep")
-    try:
-        ready(process)
-        states = [(one.pid, one.state) for one in recordings_in(folder)]
-        assert sorted(states) == [(process.pid, state) for state in ("alive", "stopped", "stopped")]
-        assert stages_of(recording.open(process.pid)) == {"program 0"}
-    finally:
-        end(process)
+    process = started(program, "2", textwrap.dedent(program), STAGESPAN_RECORDING="keep")
+    states = [(one.pid, one.state) for one in recordings_in(folder)]
+    assert sorted(states) == [(process.pid, state) for state in ("alive", "stopped", "stopped")]
+    assert stages_of(recording.open(process.pid)) == {"program 0"}
+    end(process)
     found = recordings_in(folder)
     assert sorted(stages_of(one).pop() for one in found) == [f"program {left}" for left in range(3)]
 
@@ -549,7 +492,7 @@ def stages_of(one: recording.Recording) -> set[str]:
 
 
 def test_a_program_that_calls_exec_replaces_its_recording(folder: Path) -> None:
-    process = start(
+    process = started(
         """
         import os, sys
         import stagespan
@@ -559,12 +502,9 @@ def test_a_program_that_calls_exec_replaces_its_recording(folder: Path) -> None:
     """,
         "import time; print('ready', flush=True); time.sleep(60)",
     )
-    try:
-        ready(process)
-        assert [(one.pid, one.state) for one in recordings_in(folder)] == [(process.pid, "died")]
-    finally:
-        end(process)
-    again = start(
+    assert [(one.pid, one.state) for one in recordings_in(folder)] == [(process.pid, "died")]
+    end(process)
+    again = started(
         """
         import os, sys
         import stagespan
@@ -583,10 +523,6 @@ def test_a_program_that_calls_exec_replaces_its_recording(folder: Path) -> None:
             time.sleep(60)
     """),
     )
-    try:
-        ready(again)
-        found = recording.open(again.pid)
-        assert found.state == "alive"
-        assert [span["stage"] for span in found.open_spans()] == ["after"]
-    finally:
-        end(again)
+    found = recording.open(again.pid)
+    assert found.state == "alive"
+    assert [span["stage"] for span in found.open_spans()] == ["after"]

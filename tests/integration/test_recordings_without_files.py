@@ -8,13 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from recorded_process import (
-    command_here,
-    end,
-    ready,
-    start,
-)
+from recorded_process import command_here, end, ready, start
 
+from running import ran
 from stagespan import recording
 from stagespan.errors import StagespanError
 
@@ -37,19 +33,17 @@ def test_a_folder_on_a_disk_is_refused_and_the_memory_is_read_instead(tmp_path: 
     if os.statvfs(tmp_path).f_fsid == os.statvfs("/dev/shm").f_fsid:
         pytest.skip("the temporary folder is on a tmpfs: pass --basetemp with a folder on a disk")
     process = start(PLACE, "60", STAGESPAN_RECORDING_DIR=str(tmp_path))
-    try:
-        place = json.loads(ready(process))
-        if "is not on a tmpfs" not in place["why"]:
-            pytest.skip(f"pass --basetemp with a folder on a disk: {place['why']}")
-        assert place["kind"] == "memfd"
-        assert place["count"] == 50
-        assert list(tmp_path.iterdir()) == []
-        found = recording.open(process.pid)
-        assert found.state == "alive"
-        assert found.stats()["inner"].count == 50
-        assert process.pid in {one.pid for one in recording.recordings()}
-    finally:
-        end(process)
+    place = json.loads(ready(process))
+    if "is not on a tmpfs" not in place["why"]:
+        pytest.skip(f"pass --basetemp with a folder on a disk: {place['why']}")
+    assert place["kind"] == "memfd"
+    assert place["count"] == 50
+    assert list(tmp_path.iterdir()) == []
+    found = recording.open(process.pid)
+    assert found.state == "alive"
+    assert found.stats()["inner"].count == 50
+    assert process.pid in {one.pid for one in recording.recordings()}
+    end(process)
     assert process.stderr is not None
     with pytest.raises(StagespanError, match="no process"):
         recording.open(process.pid)
@@ -78,18 +72,15 @@ def test_the_name_of_the_folder_need_not_be_text(
     inside = os.fsdecode(os.fsencode(folder) + b"/\xff")
     monkeypatch.setenv("STAGESPAN_RECORDING_DIR", inside)
     process = start(PLACE, "60")
-    try:
-        assert json.loads(ready(process))["kind"] == "file"
-        assert recording.open(process.pid).stats()["inner"].count == 50
-        (found,) = (one for one in recording.recordings() if one.pid == process.pid)
-        assert os.path.dirname(found.path) == inside
-        assert f" {process.pid} " in command_here("ps").stdout
-        for verb in (("ps",), ("recover", str(process.pid))):
-            shown = command_here(*verb, "--json")
-            assert shown.returncode == 0, shown.stderr
-            assert r"\\udcff" in shown.stdout
-    finally:
-        end(process)
+    assert json.loads(ready(process))["kind"] == "file"
+    assert recording.open(process.pid).stats()["inner"].count == 50
+    (found,) = (one for one in recording.recordings() if one.pid == process.pid)
+    assert os.path.dirname(found.path) == inside
+    assert f" {process.pid} " in command_here("ps").stdout
+    for verb in (("ps",), ("recover", str(process.pid))):
+        shown = command_here(*verb, "--json")
+        assert shown.returncode == 0, shown.stderr
+        assert r"\\udcff" in shown.stdout
 
 
 def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
@@ -104,23 +95,16 @@ def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
 
 def test_off_means_that_nothing_can_be_read(folder: Path) -> None:
     process = start(PLACE, "60", STAGESPAN_RECORDING="off")
-    try:
-        place = json.loads(ready(process))
-        assert place["kind"] == "off"
-        assert place["count"] == 50
-        assert list(folder.iterdir()) == []
-        with pytest.raises(StagespanError, match="STAGESPAN_RECORDING=off"):
-            recording.open(process.pid)
-    finally:
-        end(process)
+    place = json.loads(ready(process))
+    assert place["kind"] == "off"
+    assert place["count"] == 50
+    assert list(folder.iterdir()) == []
+    with pytest.raises(StagespanError, match="STAGESPAN_RECORDING=off"):
+        recording.open(process.pid)
 
 
 def test_a_full_tmpfs_loses_no_statistics_in_the_process(tmp_path: Path) -> None:
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(tmp_path)],
-        capture_output=True,
-        text=True,
-    )
+    mounted = ran(["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(tmp_path)])
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount a tmpfs: run as root ({mounted.stderr.strip()})")
     try:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_process import command_here, end, ready, start
+from recorded_process import command_here, end, started
 from recording import python
+
+from running import ran
 
 
 def test_the_report_of_a_process(folder: Path, tmp_path: Path) -> None:
-    process = start("""
+    process = started("""
         import stagespan, time
         for i in range(5):
             with stagespan.span("step"):
@@ -26,13 +26,10 @@ def test_the_report_of_a_process(folder: Path, tmp_path: Path) -> None:
             print("ready", flush=True)
             time.sleep(60)
     """)
-    try:
-        ready(process)
-        (file,) = folder.glob("*.stagespan")
-        by_pid, by_file = (command_here("report", which) for which in (str(process.pid), str(file)))
-        to_page = command_here("report", str(process.pid), "--html", str(tmp_path / "page.html"))
-    finally:
-        end(process)
+    (file,) = folder.glob("*.stagespan")
+    by_pid, by_file = (command_here("report", which) for which in (str(process.pid), str(file)))
+    to_page = command_here("report", str(process.pid), "--html", str(tmp_path / "page.html"))
+    end(process)
     for found in (by_pid, by_file):
         assert found.returncode == 0, found.stderr
         lines = found.stdout.splitlines()
@@ -161,14 +158,7 @@ def test_the_time_of_a_program_begins_with_the_program(by_command: bool, tmp_pat
         """)
     )
     command = ["-m", "stagespan", "run"] if by_command else []
-    done = subprocess.run(
-        [sys.executable, *command, str(script)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran([sys.executable, *command, str(script)], status=0, PYTHONPATH=str(tmp_path))
     # THEN the start is not in the time of the report
     wall_clock_s, age_s = json.loads(done.stdout)
     assert 0 < wall_clock_s < age_s - 0.9

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import preloaded
+from running import ran
 
 ONE_STAGE = """
     import stagespan
@@ -37,16 +38,9 @@ def python(
 ) -> subprocess.CompletedProcess[str]:
     script = cwd / "script.py"
     script.write_text(textwrap.dedent(code))
-    done = subprocess.run(
-        [*start, *arguments, str(script)],
-        env={**os.environ, **variables},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=180,
+    return ran(
+        [*start, *arguments, str(script)], cwd=cwd, timeout_s=180, status=status, **variables
     )
-    assert done.returncode == status, done.stderr
-    return done
 
 
 def written(folder: Path) -> dict[str, Any]:
@@ -58,7 +52,6 @@ def test_debug_mode_writes_the_report_and_the_signatures(tmp_path: Path) -> None
     done = python(
         ONE_STAGE, tmp_path, TELEFUSER_PROFILE_DEBUG="true", TELEFUSER_PIPELINE_NAME="wan"
     )
-    # THEN both are in the folder of the pipeline and the minute
     (folder,) = (tmp_path / "work_dirs" / "profiler_output" / "wan").iterdir()
     assert re.fullmatch(r"\d{8}_\d{4}", folder.name)
     files = written(folder)
@@ -86,7 +79,6 @@ def test_debug_mode_imports_nothing_for_profiles(tmp_path: Path) -> None:
             print([name for name in ("numpy", "stagespan.trace", "torch") if name in sys.modules])
     """
     done = python(textwrap.dedent(code) + textwrap.dedent(ONE_STAGE), tmp_path, STAGESPAN_DEBUG="1")
-    # THEN it has neither the reader of traces nor what that imports
     assert "I/O signature saved" in done.stderr
     assert done.stdout == "[]\n"
 
@@ -209,7 +201,6 @@ def test_a_pool_that_is_closed_writes_too(tmp_path: Path) -> None:
 
 
 def test_ranks_have_their_number_in_their_names(tmp_path: Path) -> None:
-    # GIVEN two ranks of one launcher at the same time
     (tmp_path / "script.py").write_text(textwrap.dedent(ONE_STAGE))
     common = {**os.environ, "STAGESPAN_DEBUG": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
     ranks = [
@@ -251,7 +242,6 @@ def test_torchrun_itself(tmp_path: Path) -> None:
 
 
 def test_a_program_does_not_overwrite_files_of_another(tmp_path: Path) -> None:
-    # GIVEN a program that starts another one with the same folder
     code = """
         import subprocess, sys, stagespan
         if len(sys.argv) < 2:

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from recording import assert_closed, in_thread, lost, only, parents, recorded
+from recording import assert_closed, lost, only, parents, recorded
 
 import stagespan
+from running import in_threads
 from stagespan import _core, current_request, request, span
 from stagespan.contexts.requests import figures_of, finished_requests, settle_figures
 from stagespan.live import service
@@ -148,13 +149,13 @@ def test_nothing_is_left_of_a_request_in_the_context() -> None:
     async def main() -> None:
         work("in a loop there")
 
-    in_thread(lambda: copied.run(work, "there"))
+    in_threads(lambda: copied.run(work, "there"))
 
     def loop() -> None:
         with span("loop"):
             copied.run(asyncio.run, main())
 
-    in_thread(loop)
+    in_threads(loop)
 
     assert requests_of("there") + requests_of("in a loop there") == [0, 0]
     assert parents()["there"] == {None}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from exporting import exporter, of, scraped, until
-from recorded_process import command, command_here, end, ready, start
+from recorded_process import command, command_here, end, ready, start, started, tell
 
 from stagespan import _core, recording
 
@@ -54,27 +54,18 @@ def requests_of(job: str) -> dict[str, Any]:
 
 
 def test_the_requests_of_a_job_have_their_parts_in_other_jobs(folder: Path) -> None:
-    # GIVEN two services that use the batches of a third one
     fronts = [start(FRONT, job, STAGESPAN_JOB=job) for job in ("left", "right")]
-    batcher = start(BATCHER, STAGESPAN_JOB="batcher")
-    try:
-        ready(batcher)
-        assert batcher.stdin is not None
-        for _ in range(4):
-            carriers = [json.loads(ready(front)) for front in fronts]
-            batcher.stdin.write(json.dumps(carriers) + "\n")
-            batcher.stdin.flush()
-            ready(batcher)
-            for front in fronts:
-                assert front.stdin is not None
-                front.stdin.write("\n")
-                front.stdin.flush()
-        assert [ready(front) for front in fronts] == ["done", "done"]
-        found = {job: requests_of(job) for job in ("left", "right")}
-        of_batcher = command_here("requests", "--job", "batcher")
-    finally:
-        for process in (*fronts, batcher):
-            end(process)
+    batcher = started(BATCHER, STAGESPAN_JOB="batcher")
+    for _ in range(4):
+        carriers = [json.loads(ready(front)) for front in fronts]
+        tell(batcher, json.dumps(carriers))
+        for front in fronts:
+            assert front.stdin is not None
+            front.stdin.write("\n")
+            front.stdin.flush()
+    assert [ready(front) for front in fronts] == ["done", "done"]
+    found = {job: requests_of(job) for job in ("left", "right")}
+    of_batcher = command_here("requests", "--job", "batcher")
     for job, page in found.items():
         assert [one["request_id"][:-1] for one in page["requests"]] == [f"{job}-"] * 4
         for one in page["requests"]:
@@ -114,15 +105,11 @@ def test_what_was_lost_is_that_of_the_recordings_that_are_shown(folder: Path) ->
         """,
         STAGESPAN_JOB="quiet",
     )
-    try:
-        ready(lossy)
-        ready(quiet)
-        assert requests_of("lossy")["lost"]["links"] > 0
-        assert not any(requests_of("quiet")["lost"].values())
-        assert "lost" not in command_here("requests", "--job", "quiet").stdout
-    finally:
-        end(lossy)
-        end(quiet)
+    ready(lossy)
+    ready(quiet)
+    assert requests_of("lossy")["lost"]["links"] > 0
+    assert not any(requests_of("quiet")["lost"].values())
+    assert "lost" not in command_here("requests", "--job", "quiet").stdout
 
 
 def test_all_commands_read_only_the_folder_that_is_set(
@@ -137,17 +124,15 @@ def test_all_commands_read_only_the_folder_that_is_set(
     """
     monkeypatch.delenv("STAGESPAN_RECORDING_DIR")
     process = start(program, STAGESPAN_JOB="elsewhere")
-    try:
-        if ready(process) != "file":
-            pytest.skip(f"{_core.recording_default_folder()} cannot be used: free 256 MiB there")
-        assert process.pid in {one.pid for one in recording.recordings()}
-        monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(folder))
-        rows = json.loads(command_here("ps", "--all", "--json").stdout)["processes"]
-        listed = json.loads(command_here("requests", "--json", "--slowest", "1000").stdout)
-        with exporter() as (_, port):
-            exported = scraped(port)
-    finally:
-        end(process)
+    if ready(process) != "file":
+        pytest.skip(f"{_core.recording_default_folder()} cannot be used: free 256 MiB there")
+    assert process.pid in {one.pid for one in recording.recordings()}
+    monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(folder))
+    rows = json.loads(command_here("ps", "--all", "--json").stdout)["processes"]
+    listed = json.loads(command_here("requests", "--json", "--slowest", "1000").stdout)
+    with exporter() as (_, port):
+        exported = scraped(port)
+    end(process)
     assert process.pid not in {row["pid"] for row in rows}
     assert "elsewhere" not in {one["request_id"] for one in listed["requests"]}
     assert of(exported, "stagespan_process_up", service="elsewhere") is None
@@ -157,7 +142,7 @@ def test_the_list_says_how_many_open_requests_it_does_not_show(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")  # other tests' processes are in the list too
-    process = start(
+    process = started(
         """
         import stagespan
         requests = [stagespan.request(f"r{n}") for n in range(150)]
@@ -169,13 +154,9 @@ def test_the_list_says_how_many_open_requests_it_does_not_show(
         STAGESPAN_REQUESTS="64",
         STAGESPAN_JOB="many",
     )
-    try:
-        ready(process)
-        row = row_of(process.pid)
-        text = command_here("ps").stdout
-        job = command_here("ps", "--job", "many").stdout
-    finally:
-        end(process)
+    row = row_of(process.pid)
+    text = command_here("ps").stdout
+    job = command_here("ps", "--job", "many").stdout
     assert (row["open_requests"], row["unshown_requests"]) == (64, 86)
     assert " 64+ " in text
     assert f"{process.pid}: 64 of up to 150 open requests are shown" in text
@@ -184,7 +165,7 @@ def test_the_list_says_how_many_open_requests_it_does_not_show(
 
 
 def test_batches_are_runs_of_their_process(folder: Path) -> None:
-    process = start(
+    process = started(
         """
         import contextlib, time
         import stagespan
@@ -199,13 +180,9 @@ def test_batches_are_runs_of_their_process(folder: Path) -> None:
         """,
         STAGESPAN_JOB="engine",
     )
-    try:
-        ready(process)
-        row = row_of(process.pid)
-        job = json.loads(command_here("ps", "--job", "engine", "--json").stdout)
-        recovered = json.loads(command_here("recover", str(process.pid), "--json").stdout)
-    finally:
-        end(process)
+    row = row_of(process.pid)
+    job = json.loads(command_here("ps", "--job", "engine", "--json").stdout)
+    recovered = json.loads(command_here("recover", str(process.pid), "--json").stdout)
     assert row["spans"] >= 30
     assert row["spans_per_s"] > 0
     assert row["errors"] == 3

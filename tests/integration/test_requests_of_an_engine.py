@@ -6,9 +6,6 @@ import concurrent.futures
 import http.client
 import json
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -16,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from recorded_process import command_here, recordings_in
+from recorded_process import command_here, recordings_in, serving
 
 from stagespan import recording
 from stagespan.recording.timelines import Timeline, timelines
@@ -63,45 +60,24 @@ def is_abandoned(number: int) -> bool:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     stamps = tmp_path_factory.mktemp("stamps")
-    folder = Path(tempfile.mkdtemp(prefix="stagespan-test-", dir="/dev/shm"))
     variables = {
-        "STAGESPAN_RECORDING_DIR": str(folder),
-        "STAGESPAN_RECORDING": "keep",
         "STAGESPAN_JOB": JOB,
         STAMPS_VARIABLE: str(stamps),
         "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS / "integration")]),
     }
+    program = TESTS / "served_engine.py"
     # The names of sockets have at most 107 characters.
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as sockets:
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        process = subprocess.Popen(
-            [sys.executable, str(TESTS / "served_engine.py"), sockets, "stamped_engine:Stamped"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            endings = _call(process)
-            found = timelines(recording.open(one.path) for one in recordings_in(folder))
-            yield Engine(folder, {one.id: one for one in found}, _stamps(stamps), endings)
-        finally:
-            process.kill()
-            process.communicate()
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _call(process: subprocess.Popen[str]) -> dict[str, str]:
-    """Make all requests, of which two end their worker, and end the engine."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    port = int(process.stdout.readline().split()[0])
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        endings = dict(pool.map(lambda number: _get(port, number), range(REQUESTS)))
-    process.stdin.close()
-    assert process.wait(60) == 0
-    process.stdin = None  # `communicate` would flush it
-    return endings
+    with (
+        tempfile.TemporaryDirectory() as sockets,
+        serving(program, sockets, "stamped_engine:Stamped", **variables) as (process, port, folder),
+    ):
+        # Two of the requests end their worker.
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            endings = dict(pool.map(lambda number: _get(port, number), range(REQUESTS)))
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+        found = timelines(recording.open(one.path) for one in recordings_in(folder))
+        yield Engine(folder, {one.id: one for one in found}, _stamps(stamps), endings)
 
 
 def _get(port: int, number: int) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -13,6 +12,7 @@ from typing import NamedTuple
 import pytest
 from recorded_process import recordings_in
 
+from running import ran
 from stagespan import recording
 from stagespan.recording.timelines import Timeline, timelines
 
@@ -91,12 +91,8 @@ def trips(folder: Path, tmp_path: Path) -> list[tuple[Timeline, Stamps]]:
     (tmp_path / "worker.py").write_text(textwrap.dedent(WORKER))
     (tmp_path / "front.py").write_text(textwrap.dedent(FRONT))
     worker = json.dumps([*_IN_NAMESPACE, sys.executable, str(tmp_path / "worker.py")])
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "front.py"), worker],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "STAGESPAN_RECORDING": "keep"},
+    done = ran(
+        [sys.executable, str(tmp_path / "front.py"), worker], status=0, STAGESPAN_RECORDING="keep"
     )
     stamps = [Stamps(*json.loads(line)) for line in done.stdout.splitlines()]
     found = timelines(recording.open(one.path) for one in recordings_in(folder))
@@ -114,7 +110,6 @@ def test_hand_offs_between_two_clocks(trips: list[tuple[Timeline, Stamps]]) -> N
         (both_ns,) = one.out_and_back_ns
         limits = tuple(map(sum, zip(stamps.out(), stamps.back(), strict=True)))
         assert _is_within(both_ns, (limits[0], limits[1]), 2 * CLOCK_ERROR_NS)
-        # THEN each of them is known within its error, which is at most half of both
         assert [(hop.queue, hop.is_return) for hop in one.hops] == [
             ("tasks", False),
             ("replies", True),

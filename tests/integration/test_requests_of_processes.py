@@ -5,9 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import gzip
 import json
-import shutil
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections import defaultdict
@@ -17,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 from perfetto import check
-from recorded_process import command, command_here, recordings_in
+from recorded_process import command, command_here, recordings_in, serving
 
 from stagespan import recording
 from stagespan.recording.timelines import Timeline, timelines
@@ -39,41 +36,17 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     stamps_folder = tmp_path_factory.mktemp("stamps")
-    folder = Path("/dev/shm", f"stagespan-test-{stamps_folder.name}-{stamps_folder.stat().st_ino}")
     program = Path(__file__).parent / "served_processes.py"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STAGESPAN_RECORDING_DIR", str(folder))
-        patch.setenv("STAGESPAN_RECORDING", "keep")
-        patch.setenv("STAGESPAN_JOB", "served")
-        process = subprocess.Popen(
-            [sys.executable, str(program), str(stamps_folder), "3"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            statuses = _call(process)
-            found = timelines(recording.open(one.path) for one in recordings_in(folder))
-            yield Served(folder, {one.id: one for one in found}, _stamps(stamps_folder), statuses)
-        finally:
-            process.kill()
-            process.communicate()
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _call(process: subprocess.Popen[str]) -> dict[str, int]:
-    """Make 60 requests to the service, of which two end their worker, and end the service."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    port = int(process.stdout.readline().split()[0])
-    paths = [f"/plain/r{i}" for i in range(60)]
-    paths[20], paths[40] = "/kill/r20", "/exit/r40"
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        statuses = dict(pool.map(lambda path: _get(port, path), paths))
-    process.stdin.close()
-    assert process.wait(60) == 0
-    process.stdin = None  # `communicate` would flush it
-    return statuses
+    with serving(program, str(stamps_folder), "3", STAGESPAN_JOB="served") as served:
+        process, port, folder = served
+        paths = [f"/plain/r{i}" for i in range(60)]
+        paths[20], paths[40] = "/kill/r20", "/exit/r40"  # these two end their worker
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            statuses = dict(pool.map(lambda path: _get(port, path), paths))
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+        found = timelines(recording.open(one.path) for one in recordings_in(folder))
+        yield Served(folder, {one.id: one for one in found}, _stamps(stamps_folder), statuses)
 
 
 def _get(port: int, path: str) -> tuple[str, int]:

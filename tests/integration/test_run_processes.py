@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -15,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from running import ran
 
 WORK = """
     def fork(): pass
@@ -85,14 +86,7 @@ COUNTS = {
 def run(
     cwd: Path, *arguments: str, start: Sequence[str] = (sys.executable,), **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*start, "-m", "stagespan", "run", *arguments],
-        env={**os.environ, **variables},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return ran([*start, "-m", "stagespan", "run", *arguments], cwd=cwd, timeout_s=300, **variables)
 
 
 def write(folder: Path, **modules: str) -> None:
@@ -179,13 +173,10 @@ MAIN = """
 
 @pytest.mark.slow
 def test_functions_of_the_main_program_are_timed_in_its_processes(tmp_path: Path) -> None:
-    # GIVEN a program that starts itself again, and another one with a function of the same name
     write(tmp_path, own=MAIN)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "other.py").write_text(textwrap.dedent(MAIN))
-    plain = subprocess.run(
-        [sys.executable, "own.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
+    plain = ran([sys.executable, "own.py"], cwd=tmp_path, timeout_s=300)
     done = run(tmp_path, "--stage", "__main__:step", "own.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout == plain.stdout
@@ -202,9 +193,7 @@ def test_the_exceptions_and_the_status_of_a_started_script_are_its_own(tmp_path:
             print(subprocess.run([sys.executable, "fails.py"]).returncode)
         """,
     )
-    plain = subprocess.run(
-        [sys.executable, "starts.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
+    plain = ran([sys.executable, "starts.py"], cwd=tmp_path, timeout_s=300)
     done = run(tmp_path, "--stage", "__main__:go", "starts.py")
     assert (done.stdout, plain.stdout) == ("1\n", "1\n")
     assert done.stderr.startswith(plain.stderr)
@@ -243,14 +232,7 @@ def test_what_starts_with_the_interpreter_still_starts(tmp_path: Path) -> None:
         starts="import subprocess, sys\nsubprocess.run([sys.executable, 'prints.py'])",
     )
     path = {"PYTHONPATH": str(tmp_path / "startup")}
-    plain = subprocess.run(
-        [sys.executable, "prints.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **path},
-        timeout=300,
-    )
+    plain = ran([sys.executable, "prints.py"], cwd=tmp_path, timeout_s=300, **path)
     done = run(tmp_path, *stages("here"), "starts.py", **path)
     assert plain.stdout.startswith("ran")
     assert done.stdout == plain.stdout
@@ -328,13 +310,11 @@ def test_the_variable_times_stages_without_the_command(tmp_path: Path) -> None:
             print({name: stage.count for name, stage in stagespan.stats().items()})
         """,
     )
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "uses.py"],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "STAGESPAN_STAGES": "work:fork\n\n nonsense \nload=work:spawn"},
-        timeout=300,
+        timeout_s=300,
+        STAGESPAN_STAGES="work:fork\n\n nonsense \nload=work:spawn",
     )
     assert done.stdout == "{'fork': 2}\n", done.stderr
     assert done.stderr.count("STAGESPAN_STAGES") == 1

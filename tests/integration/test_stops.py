@@ -15,9 +15,18 @@ import time
 from pathlib import Path
 
 import pytest
-from recorded_process import command_here, end, ready, recordings_in, start
+from recorded_process import (
+    command_here,
+    end,
+    ready,
+    recordings_in,
+    start,
+    started,
+    started_as_first,
+)
 from recording import eventually
 
+from running import ran
 from stagespan import recording
 
 PROGRAM = """
@@ -43,16 +52,14 @@ IN_A_SPAN = "stagespan.span('serve')"
 BETWEEN_SPANS = "__import__('contextlib').nullcontext()"
 
 
-def started(
+def signalled(
     *, before: str = "", after: str = "", inside: str = IN_A_SPAN, **variables: str
 ) -> subprocess.Popen[str]:
     """Start a program with code before the import of stagespan and after its first span."""
     program = textwrap.dedent(PROGRAM)
     program = program.replace("BEFORE", textwrap.dedent(before))
     program = program.replace("AFTER", textwrap.dedent(after)).replace("INSIDE", inside)
-    process = start(program, **variables)
-    ready(process)
-    return process
+    return started(program, **variables)
 
 
 def stopped(process: subprocess.Popen[str], *numbers: int, status: int) -> recording.Recording:
@@ -73,7 +80,7 @@ def shown(found: recording.Recording) -> str:
 @pytest.mark.parametrize("inside", [IN_A_SPAN, BETWEEN_SPANS], ids=["in a span", "between spans"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_program_without_handlers(number: signal.Signals, inside: str, folder: Path) -> None:
-    process = started(inside=inside)
+    process = signalled(inside=inside)
     found = stopped(process, number, status=-number)
     assert (found.state, found.stop_signal) == ("stopped", number.name)
     assert f"stopped by {number.name}" in shown(found)
@@ -89,7 +96,7 @@ def test_a_program_without_handlers(number: signal.Signals, inside: str, folder:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_handler_that_restores_the_default_and_raises_again(when: str, folder: Path) -> None:
-    process = started(**{when: RAISES_AGAIN})  # type: ignore[arg-type]
+    process = signalled(**{when: RAISES_AGAIN})  # type: ignore[arg-type]
     found = stopped(process, signal.SIGTERM, status=-signal.SIGTERM)
     assert "was stopped by SIGTERM" in shown(found)
 
@@ -98,14 +105,14 @@ def test_a_handler_that_restores_the_default_and_raises_again(when: str, folder:
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_handler_that_calls_os_exit(status: int, when: str, folder: Path) -> None:
     handler = f"signal.signal(signal.SIGTERM, lambda *_: os._exit({status}))"
-    process = started(**{when: handler})  # type: ignore[arg-type]
+    process = signalled(**{when: handler})  # type: ignore[arg-type]
     found = stopped(process, signal.SIGTERM, status=status)
     assert (found.state, found.stop_signal) == ("stopped", "SIGTERM")
 
 
 def test_a_handler_that_needs_too_long(folder: Path) -> None:
     # GIVEN a program that is killed after its time to stop has passed
-    process = started(after="signal.signal(signal.SIGTERM, lambda *_: None)")
+    process = signalled(after="signal.signal(signal.SIGTERM, lambda *_: None)")
     found = stopped(process, signal.SIGTERM, signal.SIGKILL, status=-signal.SIGKILL)
     assert (found.state, found.stop_signal) == ("stopped", "SIGTERM")
 
@@ -118,18 +125,18 @@ def test_a_clean_exit_after_a_signal(
     number: signal.Signals, status: int, name: str, folder: Path
 ) -> None:
     handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))"
-    process = started(after=handler, STAGESPAN_RECORDING="keep")
+    process = signalled(after=handler, STAGESPAN_RECORDING="keep")
     found = stopped(process, number, status=status)
     assert found.state == "exited"
     assert f"ended with a clean exit after {name}." in shown(found)
-    process = started(after=handler)
+    process = signalled(after=handler)
     process.send_signal(number)
     process.communicate(timeout=60)
     assert [one.pid for one in recordings_in(folder)] == [found.pid]
 
 
 def test_signals_and_ends_that_are_not_known(folder: Path) -> None:
-    between, inside = started(inside=BETWEEN_SPANS), started()
+    between, inside = signalled(inside=BETWEEN_SPANS), signalled()
     for process in (between, inside):
         end(process)
     left = start("import os, stagespan\nwith stagespan.span('a'): pass\nos._exit(0)")
@@ -158,7 +165,7 @@ def test_the_program_finds_its_signals_as_without_stagespan(folder: Path) -> Non
         os.kill(os.getpid(), signal.SIGHUP)
         assert signal.signal(signal.SIGHUP, signal.SIG_DFL) is signal.SIG_IGN
     """
-    process = started(after=code, inside=BETWEEN_SPANS)
+    process = signalled(after=code, inside=BETWEEN_SPANS)
     assert stopped(process, signal.SIGTERM, status=-signal.SIGTERM).stop_signal == "SIGTERM"
 
 
@@ -196,12 +203,10 @@ def test_forked_children_end_as_without_stagespan(folder: Path) -> None:
         .replace("AFTER", textwrap.dedent(code))
         .replace("INSIDE", BETWEEN_SPANS)
     )
-    try:
-        assert process.stdout is not None
-        while not (line := process.stdout.readline()).startswith("children"):
-            assert line, process.communicate(timeout=30)[1]
-    finally:
-        end(process)
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith("children"):
+        assert line, process.communicate(timeout=30)[1]
+    end(process)
     _, silent, recorded, handled = (int(text) if text.isdigit() else 0 for text in line.split())
     # THEN those that recorded say so; the parent was not marked by signals to its children
     states = {one.pid: (one.state, one.stop_signal) for one in recordings_in(folder)}
@@ -216,8 +221,7 @@ def has_run(found: recording.Recording, steps: int) -> bool:
 
 def test_the_first_process_of_a_container_ignores_the_signal(folder: Path) -> None:
     # GIVEN a process that the kernel protects from signals without a handler
-    inside = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c"]
-    program = textwrap.dedent("""
+    process = started_as_first("""
         import os, time
         import stagespan
         with stagespan.span("serve"):
@@ -227,26 +231,15 @@ def test_the_first_process_of_a_container_ignores_the_signal(folder: Path) -> No
                 with stagespan.span("step"):
                     pass
     """)
-    try:
-        process = subprocess.Popen(
-            [*inside, program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-    except FileNotFoundError:
-        pytest.skip("unshare (util-linux) is not installed")
-    assert process.stdout is not None
-    if process.stdout.readline().strip() != "1":
-        pytest.skip("cannot create a namespace: run as root")
-    try:
-        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        (found,) = recordings_in(folder)
-        for _ in range(2):
-            os.kill(int(child), signal.SIGTERM)
-            time.sleep(0.2)
-            later = recording.open(found.path).stats()["step"].count + 1
-            assert eventually(functools.partial(has_run, found, later))
-            assert recording.open(found.path).state == "alive"
-    finally:
-        end(process)
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (found,) = recordings_in(folder)
+    for _ in range(2):
+        os.kill(int(child), signal.SIGTERM)
+        time.sleep(0.2)
+        later = recording.open(found.path).stats()["step"].count + 1
+        assert eventually(functools.partial(has_run, found, later))
+        assert recording.open(found.path).state == "alive"
+    end(process)
     assert eventually(lambda: recording.open(found.path).state != "alive")
     assert "stopped by SIGTERM" in shown(recording.open(found.path))
 
@@ -399,20 +392,18 @@ def test_a_system_that_refuses_to_map_the_file(folder: Path, tmp_path: Path) -> 
         """,
         LD_PRELOAD=str(library),
     )
-    try:
-        # THEN its own figures are complete, and it says why others cannot read them
-        line = ready(process)
-        assert line == "1 memory the system refuses to map the file of a recording"
-        found = command_here("recover", str(process.pid))
-        assert found.returncode == 2
-        assert "has no recording that can be read here" in found.stderr
-    finally:
-        end(process)
+    # THEN its own figures are complete, and it says why others cannot read them
+    line = ready(process)
+    assert line == "1 memory the system refuses to map the file of a recording"
+    found = command_here("recover", str(process.pid))
+    assert found.returncode == 2
+    assert "has no recording that can be read here" in found.stderr
+    end(process)
     assert recordings_in(folder) == []
 
 
 def test_a_daemon_that_has_closed_its_files(folder: Path) -> None:
-    process = start(
+    process = started(
         """
         import os, threading, time, stagespan
         with stagespan.span("before"):
@@ -430,11 +421,8 @@ def test_a_daemon_that_has_closed_its_files(folder: Path) -> None:
         time.sleep(60)
         """
     )
-    try:
-        ready(process)
-        (warning,) = recording.open(process.pid).warnings()
-    finally:
-        end(process)
+    (warning,) = recording.open(process.pid).warnings()
+    end(process)
     # THEN the reader names that cause and no other
     assert "because the program had closed the file." in warning
     # THEN it does not claim that no span was open, because that is not known
@@ -451,23 +439,20 @@ def test_without_proc_a_live_process_is_alive(folder: Path) -> None:
     """
     if subprocess.run([*hidden, "true"], capture_output=True).returncode != 0:
         pytest.skip("cannot hide /proc: run as root")
-    seen, unseen = start(program), start(program, python=[*hidden, sys.executable])
+    seen, unseen = started(program), started(program, python=[*hidden, sys.executable])
     reader = """if 1:
         from stagespan import recording
         for one in recording.recordings():
             print(one.path, one.state)
     """
-    try:
-        ready(seen), ready(unseen)
 
-        def states(python: list[str]) -> list[str]:
-            done = subprocess.run([*python, "-c", reader], capture_output=True, text=True)
-            rows = map(str.split, done.stdout.splitlines())
-            return [state for path, state in rows if Path(path).parent == folder]
+    def states(python: list[str]) -> list[str]:
+        done = ran([*python, "-c", reader])
+        rows = map(str.split, done.stdout.splitlines())
+        return [state for path, state in rows if Path(path).parent == folder]
 
-        assert states([sys.executable]) == ["alive"] * 2
-        assert states([*hidden, sys.executable]) == ["alive"] * 2
-    finally:
-        end(seen), end(unseen)
+    assert states([sys.executable]) == ["alive"] * 2
+    assert states([*hidden, sys.executable]) == ["alive"] * 2
+    end(seen), end(unseen)
     assert eventually(lambda: states([sys.executable]) == ["died"] * 2)
     assert states([*hidden, sys.executable]) == ["died"] * 2

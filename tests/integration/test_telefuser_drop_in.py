@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import textwrap
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 import preloaded
+from running import ran
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -119,16 +119,14 @@ def run(
     script = code if isinstance(code, Path) else folder / "script.py"
     if isinstance(code, str):
         script.write_text(textwrap.dedent(code))
-    done = subprocess.run(
+    return ran(
         [*preloaded.python(), str(script), *arguments],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables},
         cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
+        timeout_s=240,
+        status=0,
+        CUDA_VISIBLE_DEVICES="",
+        **variables,
     )
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 def test_each_call_gives_what_it_gives_in_telefuser(tmp_path: Path) -> None:
@@ -151,7 +149,6 @@ ONE_STAGE = """
 
 
 def test_the_report_goes_where_the_variable_says(tmp_path: Path) -> None:
-    # WHEN debug mode is off, as in TeleFuser's example
     run(ONE_STAGE, tmp_path, TELEFUSER_TIMING_REPORT="reports/mine.json")
 
     assert sorted(path.name for path in (tmp_path / "reports").iterdir()) == [
@@ -162,7 +159,6 @@ def test_the_report_goes_where_the_variable_says(tmp_path: Path) -> None:
 
 def test_each_run_has_the_lines_of_telefusers_manual(tmp_path: Path) -> None:
     done = run(ONE_STAGE, tmp_path, TELEFUSER_PROFILE_DEBUG="true")
-    # THEN the run has its lines, and the files have theirs
     first, second, report, signature = done.stderr.splitlines()
     assert re.fullmatch(r"\[Profile\] decode cost \d+\.\d{6} seconds", first)
     assert re.fullmatch(r"Rank 0 - Function 'decode' Peak (RSS|Memory): \d+\.\d\d GB", second)
@@ -321,12 +317,10 @@ def test_the_command_line(tmp_path: Path) -> None:
     module = "stagespan.compat.telefuser.stage_bench_harness"
 
     def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        return ran(
             [*preloaded.python(), "-m", module, "--signature", "s.json", *arguments],
             cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=240,
+            timeout_s=240,
         )
 
     listed = cli("--list_stages")
@@ -527,21 +521,17 @@ def telefuser(tmp_path: Path) -> Path:
 
 
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
+    return ran(
         [*preloaded.python(), "-m", "stagespan", "run", *arguments],
         cwd=folder,
-        env={**os.environ, "STAGESPAN_OUTPUT_DIR": "out"},
-        capture_output=True,
-        text=True,
-        timeout=240,
+        timeout_s=240,
+        status=0,
+        STAGESPAN_OUTPUT_DIR="out",
     )
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 def test_a_program_of_telefuser_runs_unchanged_with_the_replacements(telefuser: Path) -> None:
     done = run_command(telefuser, "--telefuser", "--output", "out", "pipeline.py")
-    # THEN its modules are those of stagespan, also in workers
     ours = "stagespan.compat.telefuser.profiler"
     assert done.stdout.splitlines() == [ours, f"{ours} True", f"{ours} True"]
     assert "--telefuser replaced nothing" not in done.stderr
@@ -563,12 +553,10 @@ def test_a_program_without_telefuser_is_told_so(telefuser: Path) -> None:
 def test_a_program_that_needs_a_missing_telefuser_is_told_so(tmp_path: Path) -> None:
     # GIVEN a program of TeleFuser, which is not installed
     (tmp_path / "pipeline.py").write_text("from telefuser.utils import profiler\n")
-    done = subprocess.run(
+    done = ran(
         [*preloaded.python(), "-m", "stagespan", "run", "--telefuser", "pipeline.py"],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
+        timeout_s=240,
     )
     # THEN the program fails as without the command, and the last line says why
     assert done.returncode == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 from recording import assert_closed, count, eventually, lost, only, recorded
 
 import stagespan
+from running import in_threads
 from stagespan import _core, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -35,11 +37,7 @@ def run_all(works: list[Callable[[], object]]) -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(functools.partial(guarded, work) for work in works))
     if errors:
         raise errors[0]
 
@@ -136,7 +134,6 @@ def test_a_million_spans_each_while_a_reader_runs() -> None:
     named = {f"own {i}" for i in range(THREADS)} | {"shared", "fresh"}
     assert stages["shared"].parents.keys() - {"(several)"} <= named
     assert_closed()
-    # AND the spans that the rings no longer contain are all counted
     held = len(_core.spans())
     assert lost() == {"overwritten": 10 * BLOCKS * THREADS - held}
     assert held == THREADS * _core.arena_info()["ring_spans"]

@@ -7,9 +7,10 @@ import gc
 import time
 
 import pytest
-from recording import assert_closed, count, in_thread, lost, only, parents, recorded
+from recording import assert_closed, count, lost, only, parents, recorded
 
 import stagespan
+from running import in_threads
 from stagespan import Token, _core, begin, end, record, request, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -38,9 +39,9 @@ def test_ended_in_another_scope_and_thread() -> None:
         with span("begins"):
             tokens.extend(begin("token") for _ in range(3))
 
-    in_thread(begins)
+    in_threads(begins)
     end(tokens[0])
-    in_thread(lambda: end(tokens[1], error=True))
+    in_threads(lambda: end(tokens[1], error=True))
 
     async def ends() -> None:
         end(tokens[2])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from running import ran
 from stagespan.trace import read_trace
 
 pytestmark = pytest.mark.full
@@ -59,15 +58,13 @@ def test_the_quick_benchmark_of_traces_prints_a_row_for_each(tmp_path: Path) -> 
     small_trace(tmp_path)
     target = tmp_path / "figures.json"
     # WHEN the benchmark runs on it for a few seconds (its figures are not checked)
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "benchmarks.traces", "--quick", "--json", target],
         cwd=ROOT,
-        env={**os.environ, "STAGESPAN_TRACES": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=280,
+        timeout_s=280,
+        status=0,
+        STAGESPAN_TRACES=str(tmp_path),
     )
-    assert done.returncode == 0, done.stderr
     assert "small" in done.stdout
     assert " x small" in done.stdout
     assert "stagespan analyze of the large trace: " in done.stdout
@@ -83,15 +80,13 @@ def test_the_quick_benchmark_of_traces_prints_a_row_for_each(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_the_analysis_of_a_large_trace_is_measured_three_times(tmp_path: Path) -> None:
     small_trace(tmp_path)
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "benchmarks.traces", "--analyze", "small", "--gb", "0.0001"],
         cwd=ROOT,
-        env={**os.environ, "STAGESPAN_TRACES": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=280,
+        timeout_s=280,
+        status=0,
+        STAGESPAN_TRACES=str(tmp_path),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split(" entries, ") for line in done.stdout.splitlines()]
     assert len(rows) == 3
     assert len({row[0] for row in rows}) == 1
@@ -102,13 +97,7 @@ def test_the_analysis_of_a_large_trace_is_measured_three_times(tmp_path: Path) -
 def test_the_memory_of_many_ranks_is_measured() -> None:
     # GIVEN a benchmark that makes its traces itself
     # WHEN it runs on few of them (its figures are not checked)
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.ranks", "--quick"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    done = ran([sys.executable, "-m", "benchmarks.ranks", "--quick"], cwd=ROOT, timeout_s=280)
     # THEN it has printed the figures of each folder
     assert done.returncode == 0, done.stderr
     rows = done.stdout.splitlines()

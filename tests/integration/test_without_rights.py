@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from exporting import exporter
-from recorded_process import end, ready, start
+from recorded_process import started
+
+from running import ran
 
 pytestmark = pytest.mark.slow
 
@@ -22,12 +24,7 @@ BOUND_BY_MODES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 
 
 def command(*arguments: str, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*prefix, sys.executable, "-m", "stagespan", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return ran([*prefix, sys.executable, "-m", "stagespan", *arguments])
 
 
 @pytest.fixture
@@ -37,7 +34,7 @@ def bound() -> tuple[str, ...]:
         return ()
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv (util-linux) is not installed: the modes of files do not bind root")
-    tried = subprocess.run([*BOUND_BY_MODES, "true"], capture_output=True, text=True)
+    tried = ran([*BOUND_BY_MODES, "true"])
     if tried.returncode != 0:
         pytest.skip(f"root cannot give up its rights: {tried.stderr[-200:]}")
     return BOUND_BY_MODES
@@ -90,7 +87,6 @@ def test_a_path_in_a_folder_that_cannot_be_entered_is_refused(
 def test_functions_raise_their_own_error_for_such_a_path(
     tmp_path: Path, bound: tuple[str, ...], call: str
 ) -> None:
-    # GIVEN a trace, and a path in a folder that cannot be entered
     trace = tmp_path / "trace.json"
     trace.write_text('{"traceEvents": []}')
     closed = tmp_path / "closed"
@@ -101,9 +97,7 @@ def test_functions_raise_their_own_error_for_such_a_path(
         f"try: stagespan.{call}\n"
         "except stagespan.StagespanError as error: print(error)"
     )
-    done = subprocess.run(
-        [*bound, sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
+    done = ran([*bound, sys.executable, "-c", program])
     closed.chmod(0o755)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{closed / 'file'} cannot be opened: Permission denied.")
@@ -117,7 +111,7 @@ def test_processes_of_another_user_are_not_shown(folder: Path) -> None:
         pytest.skip(f"another user cannot run this interpreter: {tried.stderr[-200:]}")
     Path("/dev/shm/stagespan-0").mkdir(mode=0o700, exist_ok=True)
     job = f"svc-{os.getpid()}"
-    process = start(
+    process = started(
         """
         import stagespan
         with stagespan.request("secret-id"), stagespan.span("secret"):
@@ -126,9 +120,7 @@ def test_processes_of_another_user_are_not_shown(folder: Path) -> None:
         """,
         STAGESPAN_JOB=job,
     )
-    ready(process)
     with exporter():
-        # WHEN another user asks for it THEN one sentence says that there is none to read
         for arguments, sentence in (
             (("top", "--once", str(process.pid)), "or it belongs to another user."),
             (("recover", str(process.pid)), "or it belongs to another user."),
@@ -150,4 +142,3 @@ def test_processes_of_another_user_are_not_shown(folder: Path) -> None:
         done = command("doctor", "--no-device", prefix=ANOTHER_USER)
         assert "Traceback" not in done.stderr
         assert "no `stagespan export` reads the recordings in" in " ".join(done.stdout.split())
-    end(process)

@@ -6,7 +6,6 @@ import fractions
 import json
 import math
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from recording import lost, python
 
 import stagespan
+from running import in_threads
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -89,11 +89,7 @@ def test_threads_add_at_once() -> None:
             for _ in range(20_000):
                 context.add(n=1, x=0.5)
 
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[add] * 4)
 
     assert work("together") == {"n": 80_000, "x": 40_000.0}
 

@@ -7,7 +7,6 @@ import inspect
 import io
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -21,6 +20,7 @@ import pytest
 import stagespan
 import stagespan.trace.ascend
 import stagespan.trace.ranks
+from running import ran
 from stagespan import recording, trace
 from stagespan.errors import StagespanError, TraceError
 from stagespan.trace import paths
@@ -99,7 +99,6 @@ def test_an_archive_that_is_damaged(path: Path) -> None:
 
 
 def test_the_files_of_an_archive_stay_when_a_forked_child_exits(path: Path) -> None:
-    # GIVEN a process that has unpacked an archive
     program = f"""
 import os, sys
 from stagespan.trace.read.remote import local_path
@@ -110,9 +109,7 @@ if os.fork() == 0:
 os.wait()
 print(found.exists(), found)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = ran([sys.executable, "-c", program], status=0)
     is_there, _, found = done.stdout.strip().partition(" ")
     assert is_there == "True"
     assert not Path(found).exists()

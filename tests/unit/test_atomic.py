@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from running import in_threads
 from stagespan.process.atomic import Count, Highest
 
 
@@ -25,15 +25,7 @@ def many_switches() -> Iterator[None]:
 def test_no_call_is_lost_and_no_number_given_twice() -> None:
     count = Count()
     given_out: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: given_out.extend(count.add() for _ in range(20_000)))
-        for _ in range(4)
-    ]
-
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[lambda: given_out.extend(count.add() for _ in range(20_000))] * 4)
 
     assert count.value == 80_000
     assert sorted(given_out) == list(range(1, 80_001))
@@ -42,14 +34,7 @@ def test_no_call_is_lost_and_no_number_given_twice() -> None:
 @pytest.mark.usefixtures("many_switches")
 def test_the_highest_of_all_threads_is_kept() -> None:
     highest = Highest()
-    threads = [
-        threading.Thread(target=lambda n=n: [highest.raise_to(v) for v in range(n, 40_000, 4)])
-        for n in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(lambda n=n: [highest.raise_to(v) for v in range(n, 40_000, 4)] for n in range(4)))
     assert highest.value == 39_999
 
 

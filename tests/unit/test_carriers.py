@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import re
-import subprocess
 import sys
 import textwrap
 import time
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 import stagespan
 from carrier_texts import Sent, own_text, sent_in
+from running import ran
 from stagespan import current_request, extract, inject, lost, request
 
 TRACE, HOP = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -82,7 +82,6 @@ def test_what_is_written_is_read(id_: str, queue: str, branch: str, attempt: int
     assert re.fullmatch(r"[!-~]+", text)
     assert text == text.lower()
     assert len(text) <= 256
-    # THEN it is read as it was written, or cut with a hash if it is too long
     sent, remote = sent_in(text), extract(carrier)
     assert before_ns <= sent.monotonic_ns <= time.monotonic_ns()
     assert (remote.id, remote.branch or "", remote.attempt) == (sent.id, sent.branch, attempt)
@@ -246,9 +245,7 @@ def test_a_carrier_of_another_shape_is_told_once() -> None:
         warnings.simplefilter("error")
         stagespan.extract([("tracestate", 5)])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
-    )
+    done = ran([sys.executable, "-c", textwrap.dedent(program)])
     # THEN the first one is named, and nothing is raised
     (said,) = [line for line in done.stderr.splitlines() if "Warning" in line]
     assert done.returncode == 0

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
+import functools
 import sys
-import threading
 import time
 from collections.abc import Iterator
 
@@ -14,6 +12,7 @@ import pytest
 from hook_recorder import Recorder, steps
 
 import stagespan
+from running import in_threads, ran
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 from stagespan.contexts.context import MISSING, Call, register_hook
 
@@ -238,7 +237,6 @@ def test_switched_off_in_the_middle(hooks: tuple[Recorder, Recorder]) -> None:
 
     with ProfilingContext4Debug("hooked"):
         pass
-    # THEN hooks that were entered are left
     assert steps(hooks[0]) == ALL_STEPS
     assert len(_core.spans()) == 1
 
@@ -281,9 +279,7 @@ def test_left_in_another_thread(hooks: tuple[Recorder, Recorder]) -> None:
     block.__enter__()
     block.output("result")
 
-    thread = threading.Thread(target=block.__exit__, args=(None, None, None))
-    thread.start()
-    thread.join()
+    in_threads(functools.partial(block.__exit__, None, None, None))
     assert steps(hooks[0]) == ALL_STEPS
     assert hooks[0].log[-1] == ("exit", "first", "hooked", "result", None)
 
@@ -306,7 +302,7 @@ stagespan.set_debug(False)
 print(seen)
 """
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = ran([sys.executable, "-c", code])
 
     # THEN each callback is called after each switch, and once at the start
     seen = [(True, False), (False, False), (False, True), (True, True), (True, False)]
@@ -330,12 +326,6 @@ stagespan.flush()
 print(stagespan.is_enabled(), {name: each.count for name, each in stagespan.stats().items()})
 """
 
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "STAGESPAN_ENABLED": "false"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = ran([sys.executable, "-c", code], STAGESPAN_ENABLED="false")
 
     assert done.stdout.splitlines() == ["False 0 0", "True {'block': 1, 'context': 1}"], done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 import stagespan
+from running import ran
 from stagespan import _core
 from stagespan.device import times
 from stagespan.process.imports import ImportFinder
@@ -78,5 +78,5 @@ def test_importing_stagespan_calls_no_driver_and_starts_no_thread() -> None:
         "print('torch' in sys.modules, threading.active_count())\n"
         "print(any('libcuda' in line or 'libascendcl' in line for line in open('/proc/self/maps')))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = ran([sys.executable, "-c", program])
     assert done.stdout.splitlines() == ["False 1", "False"], done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import preloaded
+from running import ran
 from stagespan import _core, without_core
 
 needs_torch = pytest.mark.skipif(
@@ -21,8 +21,7 @@ needs_torch = pytest.mark.skipif(
 
 def run(program: str, *, start: Sequence[str] = (sys.executable,)) -> str:
     """Run a program in a separate interpreter; return what it printed."""
-    done = subprocess.run([*start, "-c", textwrap.dedent(program)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = ran([*start, "-c", textwrap.dedent(program)], status=0)
     return done.stdout + done.stderr
 
 

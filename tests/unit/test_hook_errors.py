@@ -6,7 +6,6 @@ import gc
 import logging
 import signal
 import sys
-import threading
 import time
 import weakref
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from hook_recorder import Recorder, steps
 
+from running import in_threads
 from stagespan import ProfilingContext4Debug, _core
 from stagespan.contexts import context
 from stagespan.contexts.context import Call
@@ -125,7 +125,6 @@ def test_of_two_interrupts_in_hooks_the_first_is_raised(
 
 
 def test_a_signal_handler_that_raises_in_a_hook(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN a handler like those of services
     def handler(number: int, frame: object) -> None:
         sys.exit(4)
 
@@ -167,9 +166,7 @@ def test_an_interrupt_in_a_hook_of_another_thread_reaches_that_thread(
         except SystemExit as error:
             seen.append(type(error))
 
-    thread = threading.Thread(target=program)
-    thread.start()
-    thread.join()
+    in_threads(program)
 
     assert seen == [SystemExit]
 
@@ -229,11 +226,7 @@ def test_threads_wait_for_a_module_that_another_imports(
         context.need("memory")
         ready.append(hasattr(sys.modules["slow_module_of_a_test"], "ready"))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[work] * 4)
 
     assert ready == [True] * 4
     del sys.modules["slow_module_of_a_test"]

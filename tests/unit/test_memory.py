@@ -6,11 +6,10 @@ every peak is known exactly; the CPU's figures are the real ones.
 
 from __future__ import annotations
 
+import functools
 import gc
-import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from hypothesis import strategies as st
 
 import stagespan
 from properties import examples
+from running import in_threads, ran
 from stagespan import ProfilingContext, _core
 from stagespan.device import memory, platforms
 from stagespan.device.memory import MemoryHook, PeakWatch
@@ -137,7 +137,6 @@ STEPS = st.lists(
 def test_every_context_reports_its_true_peak_however_they_overlap(
     steps: list[tuple[str, Any]],
 ) -> None:
-    # GIVEN the same steps on the shared counter and on a list of all sizes
     device, watch = Allocator(), PeakWatch()
     history = [0]
     entered: list[tuple[Any, int]] = []
@@ -175,7 +174,6 @@ def test_devices_do_not_mix() -> None:
     both, watch = Two(), PeakWatch()
     first = watch.enter(both, reset=True)
     both.parts[0].allocate(10)
-    # WHEN a context starts on the other device, and the first ends while that is current
     both.index = 1
     second = watch.enter(both, reset=True)
     both.parts[1].allocate(3)
@@ -314,11 +312,7 @@ def test_threads_may_take_snapshots_at_once(device: Allocator) -> None:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(f"t{i}",)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(functools.partial(work, f"t{i}") for i in range(4)))
     assert failures == []
     assert len(memory.snapshots()) == 1000
 
@@ -361,7 +355,6 @@ def test_the_line_and_the_report_of_an_accelerator(
 def test_a_context_that_raises_still_ends_its_watch(hooked: Allocator) -> None:
     with pytest.raises(KeyError), ProfilingContext("fails", reset_peak_memory=False):
         raise KeyError
-    # THEN nothing holds its peak any more
     assert not [each for each in gc.get_objects() if type(each) is memory.OpenPeak]
     assert hooked.resets == 0
 
@@ -389,13 +382,9 @@ def test_contexts_read_memory_from_an_accelerator_s_first_use_on() -> None:
         with stagespan.ProfilingContext("after"):
             pass
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code).replace("FOLDER", repr(FOLDER))],
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = ran(
+        [sys.executable, "-c", textwrap.dedent(code).replace("FOLDER", repr(FOLDER))], status=0
     )
-    assert done.returncode == 0, done.stderr
     peaks = [line for line in done.stdout.splitlines() if "Peak" in line]
     assert [line.split("'")[1] for line in peaks] == ["before", "still before", "after"]
     assert ["Peak RSS" in line for line in peaks] == [True, True, False]

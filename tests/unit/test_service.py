@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from running import in_threads, ran
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, set_debug
 from stagespan.live import service
 
@@ -35,16 +36,7 @@ def python(code: str, cwd: Path, **variables: str) -> subprocess.CompletedProces
     """Run ``code`` as a separate script, so that workers can import it."""
     script = cwd / "script.py"
     script.write_text(textwrap.dedent(code))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, **variables},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+    return ran([sys.executable, str(script)], cwd=cwd, status=0, **variables)
 
 
 # --- lines ----------------------------------------------------------------------------------------
@@ -126,12 +118,7 @@ def test_each_thread_keeps_its_order(caplog: pytest.LogCaptureFixture) -> None:
             with ProfilingContext(f"{name}.{i}"):
                 pass
 
-    threads = [threading.Thread(target=work, args=(f"t{t}",)) for t in range(4)]
-
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(functools.partial(work, f"t{t}") for t in range(4)))
     service.flush()
 
     seen: dict[str, list[int]] = {}
@@ -224,9 +211,7 @@ def _is_draining() -> bool:
             service._service.resume()
             free.append(True)
 
-    thread = threading.Thread(target=probe)
-    thread.start()
-    thread.join()
+    in_threads(probe)
     return not free
 
 
@@ -333,7 +318,6 @@ WORKERS = """
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_write_their_own_lines_before_they_end(method: str, tmp_path: Path) -> None:
     done = python(WORKERS.replace("METHOD", method), tmp_path)
-    # THEN each line is there once, from the right process
     lines = [line for line in done.stdout.splitlines() if "[Profile]" in line]
     pids = {line.split()[2]: line.split()[0] for line in lines}
     assert sorted(pids) == ["after", "before", "work0", "work1", "work2"]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from running import ran
 from stagespan import settings
 from stagespan.process import run
 
@@ -47,7 +48,6 @@ def test_switches(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> No
 def test_own_spelling_has_priority_over_the_alias(
     name: str, alias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN both spellings with different values
     is_switch = next(v for v in settings.VARIABLES if v.name == name).kind == "switch"
     first, second = ("true", "false") if is_switch else ("a", "b")
     monkeypatch.setenv(alias, second)
@@ -147,13 +147,7 @@ def test_the_extension_reads_the_size_of_rings_by_the_same_rules(text: str, span
         "from stagespan import _core, settings\n"
         "print(_core.arena_info()['ring_spans'], settings.get('STAGESPAN_RING_SPANS'))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "STAGESPAN_RING_SPANS": text},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = ran([sys.executable, "-c", code], STAGESPAN_RING_SPANS=text)
     # THEN the rings are what the setting says, rounded up to a power of two
     actual, wanted = map(int, done.stdout.split())
     assert actual == spans, done.stderr
@@ -165,13 +159,7 @@ def test_the_extension_reads_the_clock_by_the_same_rules() -> None:
         "from stagespan import _core, settings\n"
         "print(_core.clock_info()['source'], settings.get('STAGESPAN_CLOCK'))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "STAGESPAN_CLOCK": " Monotonic "},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = ran([sys.executable, "-c", code], STAGESPAN_CLOCK=" Monotonic ")
     assert done.stdout == "monotonic monotonic\n", done.stderr
 
 

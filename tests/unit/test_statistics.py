@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 import stagespan
+from running import ran
 from stagespan import _core
 from stagespan.live import service, statistics
 from stagespan.process import run
@@ -236,14 +236,11 @@ def printed_after_a_thousand_spans(code: str) -> list[Any]:
             run.process_start_s = lambda pid: time.time() - life_s
         spans(1000)
     """
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(code)],
-        env={**os.environ, "STAGESPAN_RING_SPANS": "128"},
-        capture_output=True,
-        text=True,
-        timeout=60,
+        status=0,
+        STAGESPAN_RING_SPANS="128",
     )
-    assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -271,7 +268,6 @@ def test_when_the_rings_have_wrapped_the_nearer_beginning_is_taken() -> None:
     """
     # WHEN a window is requested that is nearly as long as the process's life, or much shorter
     printed = printed_after_a_thousand_spans(code)
-    # THEN it begins with the process, or at the snapshot
     assert printed == [[2000, True], [1000, False]]
 
 

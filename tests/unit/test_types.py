@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from running import ran
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,15 +151,13 @@ def test_mypy_reports_no_errors(tmp_path: Path) -> None:
     }
     for name, text in programs.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    done = subprocess.run(
+    done = ran(
         [
             *(sys.executable, "-m", "mypy", "--strict", "--config-file", ROOT / "pyproject.toml"),
             *("--cache-dir", ROOT / ".mypy_cache"),
             *(tmp_path / name for name in programs),
         ],
         cwd=ROOT,
-        capture_output=True,
-        text=True,
     )
     assert done.returncode in (0, 1), done.stderr
     lines = done.stdout.splitlines()

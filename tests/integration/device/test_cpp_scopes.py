@@ -12,6 +12,7 @@ import pytest
 import standin
 
 import stagespan
+from running import ran
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +27,7 @@ def test_scopes_of_cpp(
     made = tmp_path / f"cpp_scopes{sysconfig.get_config_var('EXT_SUFFIX')}"
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{headers}"]
     command += [f"-I{stagespan.get_include()}", str(standin.HERE / "cpp_scopes.cpp"), "-o"]
-    built = subprocess.run([*command, str(made)], capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
+    ran([*command, str(made)], status=0)
     done = run(f"""
         import ctypes, json, sys, stagespan
         sys.path.insert(0, {str(tmp_path)!r})

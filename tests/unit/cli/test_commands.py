@@ -13,6 +13,7 @@ import click
 import pytest
 
 from click_runner import cli_runner
+from running import ran
 from stagespan.cli import command
 
 
@@ -38,8 +39,7 @@ def test_help_names_every_verb_without_importing_any() -> None:
         "loaded = [m for m in ('torch', 'rich', 'stagespan.cli.run') if m in sys.modules]\n"
         "assert not loaded, loaded"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    done = ran([sys.executable, "-c", code], status=0)
     for verb in ("bench", "report", "run", "stages"):
         assert f"  {verb} " in done.stdout
 
@@ -99,10 +99,7 @@ def test_flags_can_be_repeated_and_arguments_may_look_like_options(timing: Path)
 
 
 def test_the_module_is_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stagespan", "--help"], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0
+    done = ran([sys.executable, "-m", "stagespan", "--help"], status=0)
     assert done.stdout.startswith("Usage: stagespan ")
 
 
@@ -133,15 +130,12 @@ def test_a_table_is_shown_in_any_encoding(tmp_path: Path) -> None:
     }
     (tmp_path / "timing.json").write_text(json.dumps({"stages": stages}))
 
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "stagespan", "report", tmp_path / "timing.json"],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-        timeout=60,
+        status=0,
+        PYTHONIOENCODING="ascii",
     )
 
-    assert done.returncode == 0, done.stderr
     assert "b ? c" in done.stdout
     assert "(unattributed)" in done.stdout
 
@@ -182,7 +176,7 @@ def test_too_little_memory_is_one_sentence(tmp_path: Path) -> None:
         f"sys.argv = ['stagespan', 'analyze', {str(path)!r}]; main()"
     )
     assert resource is not None
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = ran([sys.executable, "-c", code], timeout_s=300)
     assert done.returncode == 2, done.stderr[-2000:]
     assert "more memory than there is" in done.stderr
     assert "Traceback" not in done.stderr
@@ -192,10 +186,7 @@ def test_an_error_of_a_script_stays_an_error_of_the_script(tmp_path: Path) -> No
     # GIVEN a script that recurses without an end
     path = tmp_path / "endless.py"
     path.write_text("def f():\n    return f()\nf()\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "stagespan", "run", str(path)],
-        capture_output=True, text=True, timeout=120, cwd=tmp_path,
-    )  # fmt: skip
+    done = ran([sys.executable, "-m", "stagespan", "run", str(path)], cwd=tmp_path)  # fmt: skip
     # THEN Python shows where it failed
     assert "RecursionError" in done.stderr
     assert "endless.py" in done.stderr

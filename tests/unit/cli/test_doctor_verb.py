@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import preloaded
+from running import ran
 from stagespan.cli import command, examine
 
 
@@ -21,7 +20,7 @@ def test_one_page_and_a_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     # GIVEN a separate process, which has torch if it is installed
     python = preloaded.python() if importlib.util.find_spec("torch") else [sys.executable]
     monkeypatch.chdir(tmp_path)
-    done = subprocess.run([*python, "-m", "stagespan", "doctor"], capture_output=True, text=True)
+    done = ran([*python, "-m", "stagespan", "doctor"])
     # THEN the page fits on one screen, says what works, and changes nothing
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
@@ -55,13 +54,7 @@ def test_the_size_of_the_rings_is_the_actual_one(text: str, tmp_path: Path) -> N
         "print(*(f.text for f in doctor.examine(use_device=False) if f.name == 'memory'))"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "STAGESPAN_RING_SPANS": text},
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    done = ran([sys.executable, "-c", code], cwd=tmp_path, STAGESPAN_RING_SPANS=text)
 
     real, told = done.stdout.splitlines()
     assert told.startswith(f"the latest {int(real):,} spans of each thread; "), done.stderr

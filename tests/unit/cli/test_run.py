@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 import preloaded
+from running import ran
 
 
 def run(
@@ -24,14 +24,7 @@ def run(
     start: Sequence[str] = (sys.executable,),
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*start, *command, *arguments],
-        env={**os.environ, **variables},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return ran([*start, *command, *arguments], cwd=cwd, **variables)
 
 
 def stages_of(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import marshal
 import os
-import subprocess
 import sys
 import traceback
 import types
@@ -17,6 +16,7 @@ import pytest
 from decorating import INTERCEPTS_CALLS, debug, runs
 
 import stagespan
+from running import ran
 from stagespan.contexts import decorators
 from stagespan.contexts.decorators import decorate
 
@@ -243,6 +243,6 @@ print(function(2, factor=3))
 stagespan.set_debug(True)
 print(function(2, factor=3), _core.snapshot().stages()["travelling"].count)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = ran([sys.executable, "-c", program])
 
     assert done.stdout.splitlines() == ["6", "6 1"], done.stderr

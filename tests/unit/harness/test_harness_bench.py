@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gzip
 import json
 import logging
 import os
 import random
 import runpy
-import subprocess
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +22,7 @@ import pytest
 
 import preloaded
 import stagespan
+from running import in_threads, ran
 from stagespan.device.environment import machine
 from stagespan.errors import HarnessError
 from stagespan.harness import HarnessConfig, StageBenchHarness
@@ -69,7 +69,6 @@ def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
     stage = signature_of(x=torch.zeros(8, 32), scale=0.5)
     SignatureFile({"mlp": stage}).write(path)
 
-    # WHEN it is set up and profiled as on TeleFuser's page
     with caplog.at_level(logging.INFO, logger="stagespan"):
         bench = StageBenchHarness.from_signature_file(
             signature_path=str(path),
@@ -286,7 +285,6 @@ def test_a_disturbed_profiled_run_is_repeated_and_the_nearest_is_kept(
     told = [at for at, line in enumerate(lines) if "its median time without the profiler" in line]
     assert bool(told) == (ratio > 2)
     assert not told or told[0] == 4  # below the title and the line about the file
-    # AND the log lines are those of one profiled run
     assert caplog.text.count("[Harness] Running 1 profile iteration(s)...") == 1
 
 
@@ -392,7 +390,6 @@ def test_the_random_state_of_every_accelerator_in_use_is_kept(
         seed_in_use(9)
         during = [int(state) for state in states.values()]
 
-    # THEN the program's own state is restored
     assert during == [9, 9]
     assert [int(state) for state in states.values()] == [3, 4]
 
@@ -504,7 +501,6 @@ def test_users_can_choose_inputs_dtype_and_device(tmp_path: Path) -> None:
 
 
 def test_metadata_that_the_stage_does_not_take_is_left_out(tmp_path: Path) -> None:
-    # GIVEN a file whose metadata has an argument that the stage no longer has
     signature = StageSignature("s", {"x": 1}, metadata={"gone": 3, "y": 2})
     seen = []
 
@@ -570,20 +566,12 @@ if __name__ == "__main__":
 
 
 def test_workers_write_separate_files(tmp_path: Path) -> None:
-    # GIVEN a stage that is replayed in a worker process, and in the one that started it
     signatures = {"stages": {"s": {"stage_name": "s", "input_signatures": {"self": "abc"}}}}
     (tmp_path / "signatures.json").write_text(json.dumps(signatures))
     (tmp_path / "program.py").write_text(WORKER)
 
-    done = subprocess.run(
-        [*preloaded.python(), "program.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = ran([*preloaded.python(), "program.py"], cwd=tmp_path, status=0)
 
-    assert done.returncode == 0, done.stderr
     workers, own = (line.split() for line in done.stdout.splitlines())
     assert workers[1:] == [f"s_pid{workers[0]}_trace.json.gz", f"profile_s_pid{workers[0]}.py"]
     assert own[1:] == ["s_trace.json.gz", "profile_s.py"]
@@ -601,7 +589,6 @@ def test_a_coroutine_is_run_to_its_end(tmp_path: Path) -> None:
 
     assert ends == [5] * 5
 
-    # AND in a running loop, as in a notebook, which continues afterwards
     async def cell() -> bool:
         harness(Stage(), signature_of(x=6), tmp_path).profile()
         await asyncio.sleep(0)
@@ -625,9 +612,7 @@ def test_the_result_of_a_coroutine_is_not_formatted(tmp_path: Path) -> None:
 def test_a_stage_that_waits_for_another_thread_is_reported(tmp_path: Path, capsys: Any) -> None:
     class Stage:
         def process(self, x: int) -> None:
-            thread = threading.Thread(target=time.sleep, args=(0.05,))
-            thread.start()
-            thread.join()
+            in_threads(functools.partial(time.sleep, 0.05))
 
     stage = Stage()
     result = harness(stage, signature_of(x=5), tmp_path).profile()

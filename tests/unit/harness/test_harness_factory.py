@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import preloaded
+from running import ran
 from stagespan.cli import command
 from stagespan.signature import SignatureFile, StageSignature, capture
 
@@ -83,12 +83,7 @@ def test_the_stage_is_found_by_its_class_or_named(folder: Path, factory: str) ->
     blocked = "import runpy, sys; sys.modules['stagespan'] = None; sys.path.append('.'); "
     program = f"{blocked}runpy.run_path('out/profile_refine.py', run_name='__main__')"
     options = ["--factory", f"refining:{factory}", "--timing-steps", "1", "--no-profile"]
-    script = subprocess.run(
-        [*preloaded.python(), "-c", program, *options],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    script = ran([*preloaded.python(), "-c", program, *options], timeout_s=300)
 
     assert json.loads(done.stdout)["iteration"].startswith("one whole call of Refine.process")
     assert script.returncode == 0, script.stderr

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from running import ran
 from stagespan.errors import HarnessError, SignatureError
 from stagespan.harness import HarnessConfig, StageBenchHarness
 from stagespan.harness.output import write_breakdown
@@ -212,13 +213,11 @@ def test_a_profiler_of_the_application_is_reported(tmp_path: Path) -> None:
 def test_a_large_trace_and_missing_kernels_give_warnings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a limit that every trace exceeds
     monkeypatch.setattr("stagespan.harness.bench.LARGEST_TRACE", 10)
 
     results = harness(Mlp(), signature_of(x=torch.zeros(2, 32)), tmp_path).profile()
     write_breakdown(results.trace_path, tmp_path / "b.json", "mlp", 1, "cuda:0")
 
-    # THEN the message contains both, with advice
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert "record_shapes=False" in warnings[0]
     assert "no kernels of cuda:0" in warnings[1]
@@ -235,8 +234,6 @@ def test_without_torch_one_sentence_says_so(tmp_path: Path) -> None:
         "    print(error)"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = ran([sys.executable, "-c", program], cwd=tmp_path)
 
     assert ": install torch." in done.stdout, done.stderr

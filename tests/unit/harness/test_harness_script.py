@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import preloaded
 from properties import examples
+from running import ran
 from scripts import names_of
 from stagespan.device.environment import machine
 from stagespan.harness import HarnessConfig, StageBenchHarness
@@ -164,7 +165,6 @@ def harness_of(stages: Any, name: str, folder: Path, **config: Any) -> StageBenc
 def test_both_ways_pass_the_harnesss_inputs_to_the_stage(
     stages: Any, tmp_path: Path, name: str, factory: str
 ) -> None:
-    # GIVEN a script that the harness wrote
     result = harness_of(stages, name, tmp_path, seed=5).profile()
     given = set(stages.seen)
     assert len(given) == 1
@@ -237,7 +237,6 @@ def script(written_once: Path, stages: Any, tmp_path: Path) -> Path:
 def test_without_profiled_steps_no_profiler_runs(
     stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # GIVEN a script, and another tool that measures its runs
     harness_of(stages, "denoise", tmp_path).profile()
     given = list(stages.seen)
     stages.seen.clear()
@@ -351,7 +350,6 @@ def test_a_users_step_is_required(
 def test_a_wrong_factory_is_reported_in_one_sentence(
     script: Path, capsys: pytest.CaptureFixture[str], factory: str, says: str
 ) -> None:
-    # GIVEN a script
     status = run_script(script, "--factory", factory)
 
     told = capsys.readouterr().err
@@ -368,22 +366,19 @@ def script_of_a_number(folder: Path) -> Path:
 
 
 def test_a_stage_that_runs_out_of_memory_is_reported_in_one_sentence(tmp_path: Path) -> None:
-    # GIVEN a script of a stage that allocates more than the address space
     (tmp_path / "large.py").write_text(
         "import torch\n\n\nclass Stage:\n    def process(self, x):\n"
         "        return torch.empty(1 << 48, dtype=torch.uint8)\n"
     )
     script = script_of_a_number(tmp_path)
 
-    done = subprocess.run(
+    done = ran(
         [*preloaded.python(), script.name, "--factory", "large:Stage"],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
+        timeout_s=300,
+        status=2,
     )
 
-    assert done.returncode == 2
     assert done.stderr.startswith("There is not enough memory: end other programs")
     assert len(done.stderr.splitlines()) == 1
 
@@ -398,8 +393,7 @@ def test_a_stage_with_its_own_profiler_is_reported_in_one_sentence(tmp_path: Pat
     command = [*preloaded.python(), script.name, *options]
 
     done, without = (
-        subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-        for more in ((), ("--no-profile",))
+        ran([*command, *more], cwd=tmp_path, timeout_s=300) for more in ((), ("--no-profile",))
     )
 
     assert done.returncode == 2
@@ -417,12 +411,8 @@ def test_the_script_is_formatted(stages: Any, tmp_path: Path) -> None:
 
     options = ["--isolated", "--line-length", "100", "--target-version", "py310"]
     ruff = [sys.executable, "-m", "ruff"]
-    formatted = subprocess.run(
-        [*ruff, "format", "--check", *options, *paths], capture_output=True, text=True
-    )
-    linted = subprocess.run(
-        [*ruff, "check", *options, "--select", "E,F,I,B,UP", *paths], capture_output=True, text=True
-    )
+    formatted = ran([*ruff, "format", "--check", *options, *paths])
+    linted = ran([*ruff, "check", *options, "--select", "E,F,I,B,UP", *paths])
 
     assert formatted.returncode == 0, formatted.stdout + formatted.stderr
     assert linted.returncode == 0, linted.stdout
@@ -563,13 +553,7 @@ runpy.run_path(script, run_name="__main__")
 def run_elsewhere(script: Path, stages: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a script in another folder, in a process that cannot import stagespan."""
     words = [script, stages, "--factory", "stages:get_denoiser", "--timing-steps", "2"]
-    return subprocess.run(
-        [*preloaded.python(), "-c", ELSEWHERE, *map(str, words)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return ran([*preloaded.python(), "-c", ELSEWHERE, *map(str, words)], cwd=folder, timeout_s=300)
 
 
 def test_both_files_run_in_another_folder(script: Path, tmp_path: Path) -> None:
@@ -582,7 +566,6 @@ def test_both_files_run_in_another_folder(script: Path, tmp_path: Path) -> None:
 
     done = run_elsewhere(moved / script.name, tmp_path, working)
 
-    # THEN it measures, and its trace is beside it
     assert done.returncode == 0, done.stderr
     assert "Median iteration time: " in done.stdout
     written = {path.name for path in moved.iterdir()} - {"__pycache__"}
@@ -613,7 +596,6 @@ def test_a_missing_module_is_reported_in_one_sentence(
 def test_scripts_of_two_versions_run_in_one_process(
     stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN two scripts in one folder, of which one needs a module with another step
     (tmp_path / "steps_of_mine.py").write_text(
         "from stagespan.harness.standalone.steps import CallStep, function_of\n\n\n"
         "class MyStep(CallStep):\n"
@@ -666,16 +648,9 @@ def test_the_name_of_the_module_depends_only_on_its_text() -> None:
     # GIVEN processes that order sets differently
     program = "from stagespan.harness.bundle import replay_module; print(replay_module().name)"
     names = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
+        ran([sys.executable, "-c", program], status=0, PYTHONHASHSEED=seed).stdout.strip()
         for seed in ("1", "2")
     }
-    # THEN their scripts share a module
     assert names == {replay_module().name}
 
 

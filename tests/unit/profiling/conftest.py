@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from running import in_threads
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -45,9 +46,7 @@ def call(request: pytest.FixtureRequest) -> Callable[[Callable[[], None]], None]
     """Return a function that calls another one, in this thread or in a new one."""
 
     def in_thread(function: Callable[[], None]) -> None:
-        thread = threading.Thread(target=function)
-        thread.start()
-        thread.join()
+        in_threads(function)
 
     return in_thread if request.param == "in a thread" else lambda function: function()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 
 import preloaded
 import stagespan
+from running import ran
 from stagespan import ProfilingContext, annotate, profile_window
 from stagespan.errors import SettingsError
 from stagespan.trace import read_trace
@@ -108,13 +107,7 @@ def test_the_environment_variable_annotates_too() -> None:
         "print([event.name for event in profiler.events() if event.is_user_annotation])\n"
     )
 
-    done = subprocess.run(
-        [*preloaded.python(), "-c", program],
-        env={**os.environ, "STAGESPAN_ANNOTATE": "*", "KINETO_LOG_LEVEL": "6"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = ran([*preloaded.python(), "-c", program], STAGESPAN_ANNOTATE="*", KINETO_LOG_LEVEL="6")
 
     assert done.stdout == "['denoise', 'inside']\n", done.stderr
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import preloaded
+from running import in_threads, ran
 from stagespan.errors import SettingsError, StagespanError
 from stagespan.profiling import profile_window
 from stagespan.profiling.bounds import THREAD_NAME
@@ -93,7 +94,6 @@ def test_spans_are_a_separate_process(work: Work, tmp_path: Path) -> None:
     ],
 )
 def test_the_spans_fit_every_layout(tmp_path: Path, text: str, base: int) -> None:
-    # GIVEN a trace with the layout of torch or torch_npu
     path = tmp_path / "t.json"
     path.write_text(text)
     packed = compressed_with_spans(path, [TimelineSpan("s", 5_001, 6_002, 0, 1, 0, 0)])
@@ -124,9 +124,7 @@ def test_a_nested_window_is_skipped_with_one_warning(
             assert not inner.recorded
             assert inner.skipped is not None
             assert "'outer'" in inner.skipped
-        thread = threading.Thread(target=profile_window("third").start)
-        thread.start()
-        thread.join()
+        in_threads(profile_window("third").start)
     assert products(outer.export(tmp_path / "o.json.gz")) == 20
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     with pytest.raises(StagespanError, match="already running"):
@@ -214,7 +212,6 @@ with profile_window("s"):
 
 
 def test_the_pipelines_exception_passes(work: Work, tmp_path: Path) -> None:
-    # GIVEN a stage that raises under a window
     window = profile_window("s")
 
     def stage() -> None:
@@ -322,7 +319,6 @@ def test_a_deadline_that_is_not_reached_does_nothing(
         with profile_window("short", max_seconds=60) as window:
             work()
         assert not window.ended_early
-    # THEN nothing waits for them, and there is no message
     for thread in threading.enumerate():
         if thread.name == THREAD_NAME:
             thread.join(timeout=30)
@@ -391,9 +387,7 @@ def test_a_limit_that_the_profiler_cannot_keep_is_logged(
 
 
 def in_a_pool(work: Work) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_threads(work)
 
 
 @pytest.mark.parametrize("all_threads", [True, False])
@@ -456,7 +450,6 @@ def test_a_profiler_that_another_thread_starts_takes_over(all_threads: bool, wor
 
 
 def test_a_trace_that_is_too_large_is_refused(work: Work, tmp_path: Path) -> None:
-    # GIVEN a limit of a thousand bytes
     with profile_window("s", max_bytes=1000) as window:
         work()
     with pytest.raises(StagespanError, match=r"takes 0\.\d+ MB, more than 0\.001 MB"):
@@ -496,9 +489,7 @@ else:
     os._exit(0)
 """
     for kind in ("window", "steps"):
-        done = subprocess.run(
-            [*preloaded.python(), "-c", code, kind], capture_output=True, text=True, timeout=120
-        )
+        done = ran([*preloaded.python(), "-c", code, kind])
         said = next(line for line in done.stdout.splitlines() if line.startswith("child"))
         assert "forked" in said, done.stderr
         assert "thread" not in said

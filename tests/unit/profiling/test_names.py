@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 import preloaded
+from running import ran
 from stagespan.errors import SettingsError
 from stagespan.profiling import names
 from stagespan.profiling.names import enable_profiler_for_names, is_profiled, profiled_names
@@ -20,7 +20,6 @@ def test_names_of_the_environment_and_of_calls_add_up(monkeypatch: pytest.Monkey
     monkeypatch.setenv("ENABLE_PROFILER_NAMES", "denoise, vae_decode")
     enable_profiler_for_names("text_encoding, denoise,")
     enable_profiler_for_names(["a, b", "re"])
-    # THEN all are profiled, each once, and those of a list unchanged
     assert profiled_names() == ("denoise", "vae_decode", "text_encoding", "a, b", "re")
     assert is_profiled("a, b")
     assert not is_profiled("a")
@@ -83,14 +82,12 @@ if os.environ.get("FORK"):
 
 def warnings_of(tmp_path: Path, **variables: str) -> list[str]:
     """What a program logs that runs some stages and names some for the profiler."""
-    done = subprocess.run(
+    done = ran(
         [*preloaded.python(), "-c", PROGRAM],
-        env={**os.environ, "STAGESPAN_OUTPUT_DIR": str(tmp_path), **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
+        status=0,
+        STAGESPAN_OUTPUT_DIR=str(tmp_path),
+        **variables,
     )
-    assert done.returncode == 0, done.stderr
     return [line for line in done.stderr.splitlines() if "was not" in line or "were not" in line]
 
 

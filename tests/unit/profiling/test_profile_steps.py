@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import stagespan
+from running import in_threads
 from stagespan import profile_steps
 from stagespan.errors import SettingsError, StagespanError
 from stagespan.profiling.bounds import THREAD_NAME
@@ -69,7 +70,6 @@ def test_the_content_of_a_trace_can_be_chosen(option: str, work: Work, folder: P
 
 
 def test_a_trace_with_stacks_has_few_calls_of_the_profiler_itself(work: Work, folder: Path) -> None:
-    # WHEN ten matrix products are recorded with stacks
     with profile_steps(wait=0, warmup=0, active=1, with_stack=True) as steps:
         work()
         steps.step()
@@ -242,9 +242,7 @@ def test_work_in_other_threads(
 ) -> None:
     with profile_steps(wait=0, warmup=1, active=2, **options) as steps:
         for _ in range(3):
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join()
+            in_threads(work)
             steps.step()
     # THEN it is recorded on request, and otherwise a sentence says what to do
     names = [event["name"] for event in _events(steps.traces[0])]

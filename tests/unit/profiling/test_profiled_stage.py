@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gzip
 import json
 import logging
@@ -18,6 +19,7 @@ import pytest
 
 import preloaded
 import stagespan
+from running import in_threads, ran
 from stagespan import ProfilingContext, ProfilingContext4Debug, enable_profiler_for_names
 from stagespan.trace import breakdown, read_trace
 
@@ -76,13 +78,7 @@ run()
 def test_workers_do_not_write_each_others_files(tmp_path: Path) -> None:
     environment = {"ENABLE_PROFILER_NAMES": "denoise", "STAGESPAN_OUTPUT_DIR": str(tmp_path)}
 
-    done = subprocess.run(
-        [*preloaded.python(), "-c", _WORKER],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = ran([*preloaded.python(), "-c", _WORKER], **environment)
 
     # THEN the names of the worker's files contain its process id
     assert done.returncode == 0, done.stderr
@@ -230,11 +226,7 @@ def test_several_threads_never_profile_at_once(work: Work, folder: Path) -> None
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(functools.partial(run, number) for number in range(8)))
     assert errors == []
     for path in folder.glob("*_trace.json.gz"):
         assert read_trace(path).incomplete is None
@@ -310,13 +302,7 @@ print(result.sum().item())
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     # GIVEN a process with a limit on the size of files
     environment: dict[str, Any] = {"STAGESPAN_OUTPUT_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [*preloaded.python(), "-c", _FULL_DISK],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([*preloaded.python(), "-c", _FULL_DISK], **environment)
     # THEN it returns its result, a warning is printed, and there is no file
     assert done.stdout.split() == ["8.0"], done.stderr
     assert "could not be written" in done.stderr
@@ -330,13 +316,7 @@ def test_names_from_the_environment(tmp_path: Path) -> None:
         "import torch, stagespan\nwith stagespan.ProfilingContext('denoise'): torch.ones(4) + 1\n"
     )
     environment = {"ENABLE_PROFILER_NAMES": "denoise", "STAGESPAN_OUTPUT_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [*preloaded.python(), "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([*preloaded.python(), "-c", code], **environment)
     # THEN its stage has files, and the terminal does not show the profiler's own messages
     assert done.returncode == 0, done.stderr
     assert files(tmp_path) == ["denoise_breakdown.json", "denoise_trace.json.gz"]
@@ -481,14 +461,12 @@ with stagespan.ProfilingContext("after"):
 def run_in_threads(work: str, folder: Path, **settings: str) -> str:
     """Run a program that calls functions in one new thread each; returns its errors."""
     environment = {f"STAGESPAN_PROFILER_{name}": value for name, value in settings.items()}
-    done = subprocess.run(
+    done = ran(
         [*preloaded.python(), "-c", _IN_THREADS.replace("{work}", work)],
-        env={**os.environ, **environment, "STAGESPAN_OUTPUT_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=120,
+        status=0,
+        **environment,
+        STAGESPAN_OUTPUT_DIR=str(folder),
     )
-    assert done.returncode == 0, done.stderr
     return done.stderr
 
 
@@ -511,7 +489,6 @@ def test_a_stage_that_outlasts_its_thread_is_profiled_up_to_its_end(tmp_path: Pa
 def test_a_stage_that_ends_in_another_thread_than_it_began_is_not_profiled(
     work: Work, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN a generator that begins in this thread
     @ProfilingContext("stream")
     def stream() -> Iterator[int]:
         work()

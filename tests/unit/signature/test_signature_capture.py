@@ -8,7 +8,6 @@ import enum
 import gc
 import json
 import pathlib
-import subprocess
 import sys
 import weakref
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from running import ran
 from stagespan.signature import capture
 
 torch = pytest.importorskip("torch")
@@ -56,7 +56,6 @@ def test_gradient_and_strides_are_kept_only_when_not_the_default() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.uint16])
 def test_integer_tensors_keep_their_range(dtype: Any) -> None:
-    # GIVEN more integers than are kept individually
     ids = torch.arange(5, 105).to(dtype)
 
     assert capture(ids)["value_range"] == [5, 104]
@@ -245,6 +244,4 @@ def test_capture_works_without_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-
-    assert done.returncode == 0, done.stderr
+    ran([sys.executable, "-c", program], status=0)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import preloaded
+from running import ran
 
 pytest.importorskip("torch")
 
@@ -95,14 +94,13 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("debug")
-    done = subprocess.run(
+    done = ran(
         [*preloaded.python(), "-c", PROGRAM],
-        env={**os.environ, "STAGESPAN_DEBUG": "true", "STAGESPAN_OUTPUT_DIR": str(folder)},
         cwd=folder,
-        capture_output=True,
-        text=True,
+        status=0,
+        STAGESPAN_DEBUG="true",
+        STAGESPAN_OUTPUT_DIR=str(folder),
     )
-    assert done.returncode == 0, done.stderr
     return {**json.loads(done.stdout.splitlines()[-1]), "folder": folder}
 
 
@@ -151,7 +149,6 @@ def test_inputs_of_generators_modules_and_blocks_are_captured(seen: Any) -> None
 
 
 def test_one_signature_however_the_arguments_were_passed(seen: Any) -> None:
-    # GIVEN a method called by position, then by keyword
     assert seen["signatures"]["method"]["count"] == 2
     assert seen["first"].count("method") == 1
 
@@ -160,5 +157,4 @@ def test_the_file_is_written_at_exit(seen: Any) -> None:
     # GIVEN a run in debug mode with an output folder
     path = Path(seen["folder"]) / "timing_io_signature.json"
 
-    # THEN the file contains what the run had captured
     assert json.loads(path.read_text())["stages"]["method"]["count"] == 2

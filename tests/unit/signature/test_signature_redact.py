@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import preloaded
+from running import ran
 from stagespan.signature import capture, hiding
 from stagespan.signature.capture import capture_arguments
 from stagespan.signature.model import StageSignature
@@ -297,13 +298,10 @@ def run(code: str, cwd: Path, **variables: str) -> None:
 
 
 def stages(cwd: Path) -> str:
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "stagespan", "stages", "out/timing_io_signature.json"],
         cwd=cwd,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        status=0,
     )
     return done.stdout
 
@@ -326,7 +324,6 @@ def test_a_run_that_redacts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("umask", [0o022, 0o000])
 def test_files_with_content_are_for_their_owner_only(umask: int, tmp_path: Path) -> None:
-    # GIVEN an older file that others can read
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "timing_io_signature.json").write_text("{}")
     os.chmod(tmp_path / "out" / "timing_io_signature.json", 0o644)
@@ -354,15 +351,13 @@ def test_a_script_of_a_replay_has_no_text_and_is_for_its_owner_only(tmp_path: Pa
         ("-m", "stagespan", "bench", "out/timing_io_signature.json", "--output", "out"),
         ("out/profile_encode.py",),
     ):
-        done = subprocess.run(
+        ran(
             [*preloaded.python(), *arguments, "--factory", "factory:get_stage", "--timing-steps=1"],
-            env={**os.environ, "PYTHONPATH": "."},
             cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
+            timeout_s=300,
+            status=0,
+            PYTHONPATH=".",
         )
-        assert done.returncode == 0, done.stderr
 
     script = tmp_path / "out" / "profile_encode.py"
     assert stat.S_IMODE(script.stat().st_mode) == 0o600

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from running import in_threads
 from stagespan import _core
 from stagespan.errors import SignatureError
 from stagespan.signature import (
@@ -101,7 +102,6 @@ def test_always_on_contexts_are_not_captured() -> None:
 
 
 def test_the_first_run_of_a_shape_is_marked() -> None:
-    # GIVEN a stage that runs with two shapes, each twice
     calls = [run(function=denoise, args=(torch.zeros(n, 30),)) for n in (3, 3, 4, 4)]
 
     reset_signatures()
@@ -161,7 +161,6 @@ def test_the_key_is_that_of_the_form() -> None:
 
 
 def test_times_are_kept_by_signature() -> None:
-    # GIVEN runs of two shapes with known times
     for size, end in ((2, 1_000_000), (2, 3_000_000), (2, 2_000_000), (5, 9_000_000)):
         run(function=denoise, args=(torch.zeros(size, 30),), end_ns=end)
 
@@ -262,12 +261,7 @@ def test_threads_lose_nothing() -> None:
         for turn in range(50):
             run(stage=f"s{turn % 2}", function=denoise, args=(torch.zeros(number, 30),))
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(functools.partial(work, n) for n in range(8)))
 
     stats = signature_stats()
     assert [sum(row["count"] for row in stats[name]) for name in ("s0", "s1")] == [200, 200]

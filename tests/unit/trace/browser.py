@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from running import ran
+
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE_S = 120.0
 # The browser uses its file descriptors 3 and 4, which may be in use in this process.
@@ -37,7 +39,7 @@ def program() -> str | None:
         found = shutil.which(name)
         if found is None:
             continue
-        done = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=60)
+        done = ran([found, "--version"])
         if done.returncode == 0 and "snap" not in done.stdout + done.stderr:
             return found
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from running import in_threads
 from stagespan.trace import breakdown, read_trace
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -57,7 +57,6 @@ def test_self_times_equal_those_of_torch(tmp_path: Path, options: Any, suffix: s
 
 
 def test_times_are_unix_times(tmp_path: Path) -> None:
-    # GIVEN a trace that was recorded between two readings of the clock
     before = time.time_ns()
     path = tmp_path / "trace.json"
     profiled(lambda: torch.ones(4) + 1, path)
@@ -77,9 +76,7 @@ def test_names_of_annotations_are_unchanged(tmp_path: Path) -> None:
         for name in names:
             with torch.profiler.record_function(name):
                 torch.ones(4) + 1
-        thread = threading.Thread(target=lambda: torch.ones(4) + 1)
-        thread.start()
-        thread.join()
+        in_threads(lambda: torch.ones(4) + 1)
 
     profiled(work, path)
     trace = read_trace(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+from running import ran
 
 Words = NDArray[np.uint64]
 
@@ -129,9 +130,7 @@ print(sum(trace.left_out.values()) + len(trace.events))
 def test_texts_chosen_for_their_hashes_are_read_like_others(make: object, tmp_path: Path) -> None:
     # GIVEN a trace of tens of thousands of texts with the same hash for a known function
     path = make(tmp_path)  # type: ignore[operator]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path)], capture_output=True, text=True
-    )
+    done = ran([sys.executable, "-c", PROGRAM, str(path)])
     # THEN that takes a negligible time
     assert done.returncode == 0, done.stderr or f"ended by signal {-done.returncode}"
     assert int(done.stdout) >= 60_000
