@@ -25,97 +25,10 @@ from recorded_process import ready
 from stagespan.export.requests import AWAITED_KEEP, Part, Resource
 from stagespan.recording.reading import Segment
 
-WORKERS = """
-import json, multiprocessing, os, random, signal, sys, time
-import stagespan
-
-def durations_ns(seed, count):
-    drawn = random.Random(seed)
-    return [int(drawn.lognormvariate(15, 1)) for _ in range(count)]
-
-def worker(seed, count, how):
-    now = time.time_ns()
-    for i, duration in enumerate(durations_ns(seed, count)):
-        stagespan.record("decode", now - duration, now, error=i % 10 == 0)
-    with stagespan.span("outer") as outer:
-        outer.add(tokens=7)
-    if how == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if how == "term":
-        os.kill(os.getpid(), signal.SIGTERM)
-    if how == "exit":
-        os._exit(0)
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context("fork")
-    print("ready", flush=True)
-    for line in sys.stdin:
-        seed, count, how = json.loads(line)
-        child = context.Process(target=worker, args=(seed, count, how))
-        child.start()
-        child.join()
-        print(child.exitcode, flush=True)
-"""
-
-
-TWO_PROCESSES = """
-import multiprocessing, os, signal, sys, time
-import stagespan
-
-def worker(tasks, replies, how):
-    remote = stagespan.extract(tasks.get())
-    with remote:
-        with stagespan.span("work"):
-            for n in range(98):
-                with stagespan.span("step") as step:
-                    step.add(tokens=n, seconds=0.25)
-        replies.put(remote.inject(queue="replies"))
-        tasks.get()
-        if how == "return":
-            return
-    if how == "exit":
-        os._exit(0)
-    os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGTERM)
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context("fork")
-    tasks, replies = context.SimpleQueue(), context.SimpleQueue()
-    child = context.Process(target=worker, args=(tasks, replies, sys.argv[1]))
-    child.start()
-    with stagespan.request("req-1"):
-        with stagespan.span("parse"):
-            tasks.put(stagespan.inject(queue="tasks"))
-        with stagespan.extract(replies.get()), stagespan.span("render"):
-            pass
-        try:
-            with stagespan.span("check"):
-                raise ValueError
-        except ValueError:
-            pass
-    tasks.put(None)
-    child.join()
-    print("ready", flush=True)
-    input()
-"""
-
-
-ONE_REQUEST = """
-import stagespan
-with stagespan.request("r"), stagespan.span("decode"):
-    pass
-print("ready", flush=True)
-input()
-"""
-
-
-MANY_REQUESTS = """
-import stagespan
-for n in range(200):
-    with stagespan.request(f"r{n}"), stagespan.span("decode"):
-        pass
-print("ready", flush=True)
-input()
-"""
+PROGRAMS = Path(__file__).parents[1] / "programs"
+WORKERS = PROGRAMS / "known_durations.py"
+TWO_PROCESSES = PROGRAMS / "handed_to_a_worker.py"
+REQUESTS = PROGRAMS / "many_requests.py"
 
 
 def large_request(number: int) -> list[Part]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import MANY_REQUESTS, documented, exporter, innermost, of, scraped, until
+from exporting import REQUESTS, documented, exporter, innermost, of, scraped, until
 from recorded_process import end, started, tell
 
 from running import ran
@@ -123,7 +123,7 @@ def test_a_full_disk_for_kept_requests_is_told_once_and_counted(
         f"mount -t tmpfs -o size=64k none {target} && ! head -c 1M /dev/zero > {target}/full"
     )
     with exporter("--keep", str(target), prefix=full) as (process, port):
-        recorded = started(MANY_REQUESTS, STAGESPAN_JOB="svc")
+        recorded = started(REQUESTS, "200", STAGESPAN_JOB="svc")
         assert until(lambda: of(scraped(port), "stagespan_lost_total", cause="keep") == 200, 40)
         assert until(lambda: of(scraped(port), COUNT, stage="decode") == 200)
         # THEN no part of a file is left

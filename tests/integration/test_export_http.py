@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import exporter, get, until
+from exporting import REQUESTS, exporter, get, until
 from recorded_process import end, ready, started
 
 from stagespan import recording
@@ -26,20 +26,11 @@ pytest.importorskip("prometheus_client", reason="prometheus_client is not instal
 
 pytestmark = pytest.mark.slow
 
-SERVICE = """
-import stagespan, sys
-for n in range(3):
-    with stagespan.request(f"r{n}"), stagespan.span("decode"):
-        pass
-print("ready", flush=True)
-sys.stdin.readline()
-"""
-
 
 @contextlib.contextmanager
 def serving(host: str = "127.0.0.1") -> Iterator[tuple[Any, dict[str, int]]]:
     """Run an exporter beside a service; yield its process, and the ports of its servers."""
-    service = started(SERVICE, STAGESPAN_JOB="svc")
+    service = started(REQUESTS, "3", STAGESPAN_JOB="svc")
     with exporter("--page", f"{host}:0") as (process, port):
         said = ready(process)
         ports = {"/metrics": port, "/data.json": int(said.rstrip("/").rpartition(":")[2])}
@@ -190,7 +181,7 @@ def test_the_page_takes_at_most_one_sample_a_second(folder: Path) -> None:
 
 
 def test_only_the_recordings_of_a_request_are_read_for_it(folder: Path) -> None:
-    services = [started(SERVICE) for _ in range(5)]
+    services = [started(REQUESTS, "3") for _ in range(5)]
     segments = {one.pid: recording.open(one.pid).segments() for one in services}
     node = Node()
     node.read()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from exporting import (
-    MANY_REQUESTS,
+    REQUESTS,
     TWO_PROCESSES,
     exporter,
     free_port,
@@ -198,7 +198,7 @@ def test_a_place_without_kept_requests_is_named(server: Server) -> None:
 def test_a_store_that_goes_away_delays_nothing(folder: Path, server: Server) -> None:
     with exporter("--keep", "s3://bucket/kept") as (process, port):
         server.stop()
-        recorded = started(MANY_REQUESTS, STAGESPAN_JOB="svc")
+        recorded = started(REQUESTS, "200", STAGESPAN_JOB="svc")
         count = "stagespan_stage_duration_seconds_count"
         until(lambda: of(scraped(port), "stagespan_lost_total", cause="keep") == 200, 60)
         assert until(lambda: of(scraped(port), count, stage="decode") == 200)

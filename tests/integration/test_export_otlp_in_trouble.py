@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import ONE_REQUEST, exporter, large_request, of, otlp_exporter, scraped, until
+from exporting import REQUESTS, exporter, large_request, of, otlp_exporter, scraped, until
 from recorded_process import end, started
 
 from stagespan.errors import StagespanError
@@ -64,7 +64,7 @@ def failing() -> Iterator[str]:
 def test_a_collector_in_trouble_delays_no_end(folder: Path, protocol: str, trouble: Any) -> None:
     # GIVEN a collector that does not take what it is sent
     with trouble() as url, otlp_exporter(url, OTEL_EXPORTER_OTLP_PROTOCOL=protocol) as process:
-        recorded = started(ONE_REQUEST)
+        recorded = started(REQUESTS, "1")
         time.sleep(2)
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
@@ -144,7 +144,7 @@ def test_a_slow_collector_that_fails_at_times_gets_everything(folder: Path) -> N
         return 503 if next(calls) % 2 else 200
 
     with collector.http(answer) as received, otlp_exporter(received.url):
-        process = started(ONE_REQUEST)
+        process = started(REQUESTS, "1")
         # WHEN a request is sent THEN it arrives once
         until(lambda: received.spans("decode"), 40)
         end(process)
@@ -243,7 +243,7 @@ def test_what_a_collector_rejects_is_counted_and_told_once(folder: Path, protoco
             "OTEL_METRIC_EXPORT_INTERVAL": "1000000",
         }
         with exporter("--otlp", received.url, **variables) as (process, port):
-            recorded = started(ONE_REQUEST)
+            recorded = started(REQUESTS, "1")
             # WHEN figures and a request were sent THEN both are counted
             cause = {"cause": "otlp_rejected"}
             assert until(lambda: of(scraped(port), "stagespan_lost_total", **cause) == 6)
@@ -302,7 +302,7 @@ NOT_DELIVERED: dict[str, tuple[Reply, str]] = {
 def test_only_the_answer_of_a_collector_is_a_delivery(folder: Path, what: str) -> None:
     reply, sentence = NOT_DELIVERED[what]
     with replying(reply) as (url, paths):
-        recorded = started(ONE_REQUEST, STAGESPAN_JOB="svc")
+        recorded = started(REQUESTS, "1", STAGESPAN_JOB="svc")
         variables = {"OTEL_METRIC_EXPORT_INTERVAL": "1000"}
         with exporter("--otlp", url, **variables) as (process, port):
             # WHEN a request and figures are sent THEN they are counted as not delivered

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import ONE_REQUEST, exporter, of, otlp_exporter, scraped, until
+from exporting import REQUESTS, exporter, of, otlp_exporter, scraped, until
 from recorded_process import end, start, started, tell
 
 from running import ran
@@ -80,7 +80,7 @@ def test_headers_compression_and_attributes_of_the_environment_hold(folder: Path
         "OTEL_SERVICE_NAME": "of-the-exporter",
     }
     with collector.http() as received, otlp_exporter(received.url, **variables):
-        process = started(ONE_REQUEST, STAGESPAN_JOB="svc")
+        process = started(REQUESTS, "1", STAGESPAN_JOB="svc")
         until(lambda: received.spans("decode"))
         points = until(lambda: received.points("stagespan.stage.duration"))
         end(process)
@@ -193,7 +193,7 @@ def test_the_endpoint_can_be_that_of_the_environment(folder: Path, protocol: str
     with collector.RECEIVERS[protocol]() as received:
         variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = received.url
         with exporter("--otlp", **variables):
-            process = started(ONE_REQUEST, **variables)
+            process = started(REQUESTS, "1", **variables)
             until(lambda: received.spans("decode"))
             until(lambda: received.points("stagespan.stage.duration"))
             end(process)
@@ -226,7 +226,7 @@ def test_a_collector_with_a_certificate_of_its_own(
         "OTEL_EXPORTER_OTLP_PROTOCOL": collector.PROTOCOLS[protocol],
         "STAGESPAN_JOB": "svc",
     }
-    started(ONE_REQUEST, STAGESPAN_JOB="svc")
+    started(REQUESTS, "1", STAGESPAN_JOB="svc")
     with collector.RECEIVERS[protocol](pair=pair) as received:
         # WHEN the certificate is not known THEN nothing is delivered, which is told in few lines
         with exporter("--otlp", received.url, **variables) as (side_car, port):
@@ -238,7 +238,7 @@ def test_a_collector_with_a_certificate_of_its_own(
         assert errors.startswith("OpenTelemetry's exporter says: ")
         variables["OTEL_EXPORTER_OTLP_CERTIFICATE"] = str(pair[0])
         with otlp_exporter(received.url, **variables):
-            again = started(ONE_REQUEST, STAGESPAN_JOB="svc")
+            again = started(REQUESTS, "1", STAGESPAN_JOB="svc")
             until(lambda: received.spans("decode"))
             end(again)
 

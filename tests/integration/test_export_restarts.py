@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import exporter, of, scraped, until
+from exporting import REQUESTS, exporter, of, scraped, until
 from recorded_process import command_here, end, ready, start, started, tell
 
 from changed_json import VALUES, places, put
@@ -26,15 +26,6 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is n
 collector = pytest.importorskip("collector")
 
 pytestmark = pytest.mark.slow
-
-REQUESTS = """
-import sys, time, stagespan
-for n in range(int(sys.argv[1])):
-    with stagespan.request(f"r{n}"), stagespan.span("decode"):
-        pass
-print("ready", flush=True)
-input()
-"""
 
 
 def kill(process: Any) -> None:
