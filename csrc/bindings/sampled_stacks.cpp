@@ -15,6 +15,7 @@ namespace {
 constexpr std::size_t kDeepest = 4096;   // frames that are read of a stack
 constexpr std::size_t kMostShown = 192;  // frames that are kept of them, the outermost ones
 constexpr std::size_t kMostNodes = 200'000;
+constexpr std::size_t kMostCodes = 50'000;  // a program may make code without end
 
 // Methods that tell less than the class of their object: those of modules of torch, and calls of objects.
 constexpr std::string_view kNamedByClass[] = {"forward", "__call__", "_call_impl", "_wrapped_call_impl"};
@@ -126,6 +127,8 @@ std::uint32_t SampledStacks::code_of(PyFrameObject* frame) noexcept {
   auto* const code = reinterpret_cast<PyCodeObject*>(held.get());
   const auto found = code_places_.find(code);
   if (found != code_places_.end()) return found->second;
+  if (codes_.size() == kMostCodes) codes_.push_back({nullptr, nullptr, "?", "(other code)", "<other>", 0, false});
+  if (codes_.size() > kMostCodes) return kMostCodes;
   const Ref globals = globals_of(frame);
   const Ref parameter = first_parameter(code);
   const std::string name = text_of(code->co_name);
@@ -161,7 +164,7 @@ std::uint32_t SampledStacks::class_of(PyFrameObject* frame) noexcept {
 
 // The line and the operation that a frame executes, as one number above 0.
 std::uint32_t SampledStacks::operation_of(PyFrameObject* frame, Code& code) noexcept {
-  if (code.operations == nullptr) code.operations = operations_of(code.object);
+  if (code.operations == nullptr && code.object != nullptr) code.operations = operations_of(code.object);
   PyErr_Clear();
   const int at = instruction_of(frame);
   const bool is_known = code.operations != nullptr && PyBytes_Check(code.operations) != 0 && at >= 0 &&

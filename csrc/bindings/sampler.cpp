@@ -36,6 +36,7 @@ constexpr int kMostCpuShare = 50;             // at most a 50th of the process's
 constexpr int kSamplesPerCheck = 8;           // of the CPU times, whose clocks are slow
 constexpr int kLongestFactor = 16;            // of the interval, when the sampler would take more
 constexpr int kMostReady = 16;                // times what a thread computed
+constexpr std::size_t kMostEnded = 64;        // threads
 constexpr std::int64_t kUnknown = -1;
 
 std::int64_t clock_ns(clockid_t clock) noexcept {
@@ -89,6 +90,7 @@ struct Thread {
   std::uint32_t leaf = UINT32_MAX;
   std::int64_t collecting_since_ns = 0;
   std::int64_t collected_ns = 0;  // in garbage collections since the last sample
+  std::int64_t seen_ns = 0;       // when it was last there
 };
 
 // All but the fields under "stop" is guarded by the interpreter's lock.
@@ -132,11 +134,14 @@ void take(Sampler& s, bool is_first) noexcept {
     ++s.samples;
   }
   const pid_t main_thread = getpid();
+  std::size_t count = 0;
   for (PyThreadState* state = PyInterpreterState_ThreadHead(PyInterpreterState_Main()); state != nullptr;
        state = PyThreadState_Next(state)) {
     if (state == s.state) continue;
     auto [place, is_new] = s.threads.try_emplace(PyThreadState_GetID(state));
     Thread& thread = place->second;
+    thread.seen_ns = now;
+    ++count;
     if (thread.native_id == 0) thread.native_id = native_id_of(state);
     const std::int64_t cpu_ns = thread.native_id == 0 ? kUnknown : thread_cpu_ns(thread.native_id);
     if (cpu_ns == kUnknown) continue;
@@ -167,6 +172,9 @@ void take(Sampler& s, bool is_first) noexcept {
     const std::int64_t rest_cpu_ns = std::max<std::int64_t>(computed_ns - collected_ns, 0);
     s.stacks.add(thread.leaf, rest_ns, rest_cpu_ns, std::max<std::int64_t>(rest_ns - rest_cpu_ns - ready_ns, 0));
   }
+  // Threads that have ended are forgotten from time to time.
+  if (s.threads.size() > 2 * count + kMostEnded)
+    std::erase_if(s.threads, [&](const auto& one) { return one.second.seen_ns != now; });
 }
 
 // What multiprocessing calls this process, without numbers: workers of one kind are shown together.
@@ -224,9 +232,11 @@ void* run(void* argument) noexcept {
     if (is_writing) read_worker(s);
     PyEval_SaveThread();
     if (is_writing) {
+      const std::int64_t before_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
       write(s);
+      const std::int64_t cost_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID) - before_ns;
+      write_every_ns = std::max(std::min(2 * write_every_ns, kWriteEveryNs), cost_ns * kMostCpuShare);
       written_ns = now;
-      write_every_ns = std::min(2 * write_every_ns, kWriteEveryNs);
     }
     if (s.samples % kSamplesPerCheck == 0) {
       const std::int64_t own_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID) - kFreeCpuNs;
@@ -303,8 +313,8 @@ PyObject* py_stop(PyObject*, PyObject*) noexcept {
   Sampler& s = sampler();
   if (!s.is_wanted) Py_RETURN_NONE;
   s.is_wanted = false;
-  read_worker(s);
   stop_thread(s);
+  read_worker(s);
   write(s);
   Py_RETURN_NONE;
 }

@@ -469,3 +469,13 @@ def test_sampling_and_stages_are_not_mixed(tmp_path: Path) -> None:
     done = run("--json", "-", "--stage", "json:dumps", script, cwd=tmp_path)
     assert done.returncode == 2
     assert "--json writes samples" in done.stderr
+
+
+def test_a_file_that_cannot_be_written_does_not_change_the_status(tmp_path: Path) -> None:
+    # GIVEN a path below a file
+    path = Path("/dev/null/samples.json")
+    # WHEN the samples are to be written to it
+    done = run("--json", path, PROGRAMS / "sorting.py", cwd=tmp_path)
+    # THEN one sentence says why they are not
+    assert done.returncode == 0
+    assert re.fullmatch(rf"stagespan: {path} cannot be written \(.*\n", done.stderr)

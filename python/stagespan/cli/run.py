@@ -231,17 +231,21 @@ class _Ending:
         from rich.console import Console
 
         from stagespan.cli.output import write_to
+        from stagespan.errors import StagespanError
         from stagespan.process.files import json_bytes
         from stagespan.sampling.page import print_sampled
         from stagespan.sampling.result import sampled
 
-        found = sampled(processes)
-        if found is None:
+        result = sampled(processes)
+        if result is None:
             return False
         if self._json_file is None:
-            print_sampled(found, self._called, Console(stderr=True))
-        else:
-            write_to(self._json_file, json_bytes(found.to_dict(), indent=2) + b"\n")
+            print_sampled(result, self._called, Console(stderr=True))
+            return True
+        try:
+            write_to(self._json_file, json_bytes(result.to_dict(), indent=2).decode() + "\n")
+        except StagespanError as error:
+            click.echo(f"stagespan: {error}", err=True)
         return True
 
 

@@ -34,12 +34,12 @@ _PASSING = frozenset(
 )
 # Functions of decorators, which only call the function that they decorate.
 _WRAPPERS = frozenset({"wrapper", "wrapped", "inner", "_wrapper", "decorate_context"})
-# Modules in which threads wait for work.
+# Modules, and the packages of modules, in which threads wait for work.
 _WAITING = (
-    *("asyncio", "concurrent.futures", "gevent", "multiprocessing", "queue", "selectors"),
-    *("socketserver", "threading", "trio", "uvloop"),
+    *("asyncio.", "concurrent.futures.", "gevent.", "multiprocessing.", "queue.", "selectors."),
+    *("socketserver.", "threading.", "trio.", "uvloop."),
 )
-_EVENT_LOOPS = ("asyncio", "gevent", "trio", "uvloop")
+_EVENT_LOOPS = ("asyncio.", "gevent.", "trio.", "uvloop.")
 # After these operations, the interpreter looks whether another thread wants its lock.
 _OF_PYTHON = ("JUMP", "POP_JUMP", "RESUME", "NOP", "CACHE", "YIELD", "RETURN", "LOAD_", "STORE_")
 
@@ -87,7 +87,9 @@ class Call:
 
     def by_time(self) -> list[Call]:
         """Return the calls below this one, imports first, then those with the most time."""
-        return sorted(self.children.values(), key=lambda one: (one.name != IMPORTS, -one.wall_ns))
+        return sorted(
+            self.children.values(), key=lambda call: (call.name != IMPORTS, -call.wall_ns)
+        )
 
     def everything(self) -> Iterator[Call]:
         """Yield this call and all below it, each before those below it."""
@@ -120,9 +122,9 @@ def roles_of(processes: Iterable[Process]) -> list[Role]:
     for process in processes:
         members[process.role].append(process)
     roles = []
-    for name, found in members.items():
-        role = Role(name, len(found), Call(""), defaultdict(int))
-        for process in found:
+    for name, alike in members.items():
+        role = Role(name, len(alike), Call(""), defaultdict(int))
+        for process in alike:
             _Stacks(process, role).add()
         _add_up(role.top)
         roles.append(role)
@@ -171,7 +173,7 @@ class _Stacks:
             return _Place(self._role.top, "user" if is_script else "")
         if code.module == "multiprocessing.process" and code.name.endswith("_bootstrap"):
             return _Place(self._role.top)  # above it is what the parent was doing at the fork
-        loop = above.is_in_loop or code.module.startswith(_EVENT_LOOPS)
+        loop = above.is_in_loop or f"{code.module}.".startswith(_EVENT_LOOPS)
         same = _Place(above.call, above.package, above.is_import, loop, above.is_other_thread)
         if code.file.startswith("<frozen importlib"):
             same.call = above.call if above.is_import else above.call.child(IMPORTS, "import")
@@ -226,7 +228,7 @@ class _Stacks:
 
     def _is_idle(self, code: Code, place: _Place) -> bool:
         """Whether a thread that waits there has no work."""
-        if not code.module.startswith(_WAITING):
+        if not f"{code.module}.".startswith(_WAITING):
             has_no_work = place.call is self._role.top or code.name.endswith("accept")
             return place.is_other_thread and has_no_work
         # What the main thread waits for is part of its time, unless that is the next event.
@@ -250,5 +252,5 @@ def _add_up(top: Call) -> None:
     for call in reversed(list(top.everything())):
         below = call.children.values()
         own_ns = call.python_ns + sum(call.native_ns.values()) + call.waiting_ns
-        call.wall_ns = own_ns + sum(one.wall_ns for one in below)
-        call.cpu_ns = call.own_cpu_ns + sum(one.cpu_ns for one in below)
+        call.wall_ns = own_ns + sum(child.wall_ns for child in below)
+        call.cpu_ns = call.own_cpu_ns + sum(child.cpu_ns for child in below)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _WIDTH = 100
 
 
-def print_sampled(found: Sampled, program: Sequence[str], console: Console) -> None:
+def print_sampled(sampled: Sampled, program: Sequence[str], console: Console) -> None:
     """Print the tables of all roles, and the command that times the best functions as stages.
 
     ``program`` is what follows the options of `stagespan run`: the script and its arguments.
@@ -33,15 +33,15 @@ def print_sampled(found: Sampled, program: Sequence[str], console: Console) -> N
     if not console.is_terminal:
         console.width = columns() or _WIDTH
     with trimmed(console):
-        show(f"Where the time went: {found.line()}", "bold")
-        for table in found.tables():
+        show(f"Where the time went: {sampled.line()}", "bold")
+        for table in sampled.tables():
             cells = _columns(table, console.encoding)
             console.print(fitted_table(cells, console.width), highlight=False)
             if table.note:
                 show(f"{table.note}\n")
-        if found.suggested_stages:
+        if sampled.suggested_stages:
             show("To time these functions as stages:\n")
-            show(command(found.suggested_stages, program))
+            show(command(sampled.suggested_stages, program))
 
 
 def _columns(table: Table, encoding: str) -> list[Column]:

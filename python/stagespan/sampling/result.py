@@ -86,13 +86,13 @@ def sampled(processes: Sequence[Process]) -> Sampled | None:
         interval_ms=processes[0].interval_ns / 1e6,
         wall_ms=max(process.wall_ns for process in processes) / 1e6,
         roles=[RoleFigures(role.name, role.processes, _tree(role.top)) for role in roles],
-        suggested_stages=stages.suggested(row for one in shown for row in one.rows),
+        suggested_stages=stages.suggested(row for role_rows in shown for row in role_rows.rows),
         shown=shown,
     )
 
 
-def _table(one: RoleRows) -> Table:
-    role = one.role
+def _table(shown: RoleRows) -> Table:
+    role = shown.role
     idle = ", ".join(
         f"{where} {duration(time_ns)}"
         for where, time_ns in sorted(role.idle_ns.items(), key=lambda pair: -pair[1])
@@ -108,7 +108,7 @@ def _table(one: RoleRows) -> Table:
                 row.calls[0].wall_ns,
                 row.mostly,
             )
-            for row in one.rows
+            for row in shown.rows
         ],
         f"Waiting, not in the table: {idle}." if idle else "",
     )
@@ -127,9 +127,9 @@ def _tree(top: Call) -> list[TreeNode]:
     made: dict[Call, list[TreeNode]] = {}
     for call in reversed(list(top.everything())):
         below = [
-            node(one.name, one.kind, one.wall_ns, one.cpu_ns, one.place, made[one])
-            for one in call.by_time()
-            if one.wall_ns >= least_ns
+            node(child.name, child.kind, child.wall_ns, child.cpu_ns, child.place, made[child])
+            for child in call.by_time()
+            if child.wall_ns >= least_ns
         ]
         active_ns = call.python_ns + sum(call.native_ns.values())
         below += [

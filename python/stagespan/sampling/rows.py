@@ -52,9 +52,13 @@ def rows_of(top: Call) -> list[Row]:
         while len(below := _below(calls[-1], chosen)) == 1 and _passes_on(calls[-1], below[0]):
             calls.append(below[0])
         rows.append(Row(tuple(calls), guide, call.wall_ns / top.wall_ns, _mostly(calls[-1], below)))
-        for i, one in enumerate(below):
+        for i, child in enumerate(below):
             is_last = i == len(below) - 1
-            add(one, follow + ("└─ " if is_last else "├─ "), follow + ("   " if is_last else "│  "))
+            add(
+                child,
+                follow + ("└─ " if is_last else "├─ "),
+                follow + ("   " if is_last else "│  "),
+            )
 
     for call in _below(top, chosen):
         add(call, "", "")
@@ -62,7 +66,7 @@ def rows_of(top: Call) -> list[Row]:
 
 
 def _below(call: Call, chosen: set[Call]) -> list[Call]:
-    return [one for one in call.by_time() if one in chosen]
+    return [child for child in call.by_time() if child in chosen]
 
 
 def _passes_on(call: Call, to: Call) -> bool:
@@ -70,7 +74,7 @@ def _passes_on(call: Call, to: Call) -> bool:
 
 
 def _chosen(top: Call) -> set[Call]:
-    """Return the calls to show: the largest ones, of which no row costs one that passes time on."""
+    """Return the largest calls; those that share the row of another one do not count."""
     chosen: set[Call] = set()
     count = 0
     least_ns = _LEAST_SHARE * top.wall_ns
@@ -84,9 +88,9 @@ def _chosen(top: Call) -> set[Call]:
         chosen.add(call)
         above = call.parent
         count += above is None or above is top or not _passes_on(above, call)
-        for one in call.by_time():
+        for child in call.by_time():
             order += 1
-            heapq.heappush(queue, (-one.wall_ns, order, one))
+            heapq.heappush(queue, (-child.wall_ns, order, child))
     return chosen
 
 
@@ -98,12 +102,12 @@ def _mostly(call: Call, below: list[Call]) -> str:
     native_ns: dict[str, int] = defaultdict(int)
     left = [call]
     while left:
-        one = left.pop()
-        waiting_ns += one.waiting_ns
-        python_ns += one.python_ns
-        for line, time_ns in one.native_ns.items():
-            native_ns[line if one is call else ""] += time_ns
-        left.extend(child for child in one.children.values() if child not in below)
+        inner = left.pop()
+        waiting_ns += inner.waiting_ns
+        python_ns += inner.python_ns
+        for line, time_ns in inner.native_ns.items():
+            native_ns[line if inner is call else ""] += time_ns
+        left.extend(child for child in inner.children.values() if child not in below)
     kinds = {
         "waiting": waiting_ns,
         "Python": python_ns,
@@ -114,7 +118,7 @@ def _mostly(call: Call, below: list[Call]) -> str:
         return ""
     kind = max(kinds, key=lambda name: kinds[name])
     if kind == "native code":
-        line = max(native_ns, key=lambda one: native_ns[one])
+        line = max(native_ns, key=lambda text: native_ns[text])
         if line and native_ns[line] > rest_ns / 2:
             return f"{kind}, {line}"
     return kind

@@ -84,7 +84,7 @@ def read_processes(folder: Path) -> list[Process]:
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             processes.append(_read(path.read_text(errors="replace")))
-        except (OSError, ValueError, IndexError):  # the disk was full
+        except (OSError, ValueError, IndexError):  # it is being written, or the disk was full
             continue
     return processes
 

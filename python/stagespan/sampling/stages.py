@@ -21,13 +21,13 @@ def suggested(rows: Iterable[Row]) -> list[str]:
 
     These are the calls with most time; if there are more, those whose time is not in other rows.
     """
-    found: dict[str, Row] = {}
+    places: dict[str, Row] = {}
     for row in rows:
         call = _best_of(row) if row.share >= _LEAST_SHARE else None
         if call is not None and call.place is not None:
-            found.setdefault(call.place, row)
-    best = sorted(found, key=lambda place: (not found[place].mostly, -found[place].share))
-    return [place for place in found if place in best[:_MOST_STAGES]]
+            places.setdefault(call.place, row)
+    best = sorted(places, key=lambda place: (not places[place].mostly, -places[place].share))
+    return [place for place in places if place in best[:_MOST_STAGES]]
 
 
 def command(stages: Sequence[str], program: Sequence[str]) -> str:
@@ -55,11 +55,11 @@ def _can_be_timed(call: Call) -> bool:
     try:
         for part in parents:
             owner = getattr(owner, part)
-        found = inspect.getattr_static(owner, last)
+        attribute = inspect.getattr_static(owner, last)
     except AttributeError:
         return False
-    function = getattr(found, "__func__", found)
-    if isinstance(found, type) or not (callable(function) or isinstance(found, property)):
+    function = getattr(attribute, "__func__", attribute)
+    if isinstance(attribute, type) or not (callable(function) or isinstance(attribute, property)):
         return False
     code = getattr(function, "__code__", None)
     is_same = code is not None and (code.co_filename, code.co_firstlineno) == (
