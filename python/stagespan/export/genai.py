@@ -38,21 +38,21 @@ def attributes_of(parts: Sequence[Part], operation: str) -> dict[str, str | int 
     if root is None:
         return {}
     resource = root.resource
-    found: dict[str, str | int | float | bool] = {
+    attributes: dict[str, str | int | float | bool] = {
         **_common(Group(resource.service, resource.pipeline, resource.rank), operation)
     }
     streamed = [part for part in parts if part.segment["chunks"]]
-    found["gen_ai.request.stream"] = bool(streamed)
+    attributes["gen_ai.request.stream"] = bool(streamed)
     if streamed:
         # A worker and the front may both count the chunks that they hand on.
-        first = root if root in streamed else max(streamed, key=lambda one: one.segment["chunks"])
-        found["gen_ai.usage.output_tokens"] = first.segment["chunk_amount"]
+        first = root if root in streamed else max(streamed, key=lambda part: part.segment["chunks"])
+        attributes["gen_ai.usage.output_tokens"] = first.segment["chunk_amount"]
         first_ns = first.segment["first_chunk_ns"]
         if first_ns is not None and first.resource.host == resource.host:
-            found["gen_ai.response.time_to_first_chunk"] = (first_ns - root.begin_ns) / 1e9
+            attributes["gen_ai.response.time_to_first_chunk"] = (first_ns - root.begin_ns) / 1e9
     if root.segment["status"] not in ("ok", "unused"):
-        found["error.type"] = root.segment["status"]
-    return found
+        attributes["error.type"] = root.segment["status"]
+    return attributes
 
 
 def durations(figures: Counts, group: Group, operation: str) -> Iterator[Durations]:
@@ -69,7 +69,7 @@ def durations(figures: Counts, group: Group, operation: str) -> Iterator[Duratio
 
 
 def _common(group: Group, operation: str) -> dict[str, str]:
-    found = {_OPERATION: operation, _PROVIDER: group.service}
+    attributes = {_OPERATION: operation, _PROVIDER: group.service}
     if group.pipeline != "default":
-        found[_MODEL] = group.pipeline
-    return found
+        attributes[_MODEL] = group.pipeline
+    return attributes

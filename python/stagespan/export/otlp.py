@@ -99,18 +99,18 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
     segment = part.segment
     trace_id, own_id = int(segment["trace_id"] or "0", 16), int(segment["segment"] or "0", 16)
     resource = _resource_of(part.resource)
-    own = _context(trace_id, own_id)
+    context = _context(trace_id, own_id)
     follows = segment["origin"] == "root" and segment["parent_segment"] is not None
     received = part.returns if follows else (segment, *part.returns)
-    hops = [one for one in received if one["parent_segment"] is not None]
-    for one in hops:
-        yield _hop(one, trace_id, resource)
+    hops = [hop for hop in received if hop["parent_segment"] is not None]
+    for hop in hops:
+        yield _hop(hop, trace_id, resource)
     parent = segment["parent_hop"]
     attributes: dict[str, Any] = {
         "stagespan.request.id": segment["id"],
         "stagespan.status": segment["status"],
         "stagespan.origin": segment["origin"],
-        "stagespan.complete": part.is_whole and all(one.work is not None for one in part.spans),
+        "stagespan.complete": part.is_whole and all(hop.work is not None for hop in part.spans),
         **more,
     }
     if segment["attempt"] > 1:
@@ -127,9 +127,9 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
             attributes["stagespan.part_time_to_first_chunk_s"] = (first_ns - begin_ns) / 1e9
     if part.batches:
         attributes["stagespan.batch.ids"] = [
-            f"{_batch_context(one, part).span_id:016x}" for one in part.batches
+            f"{_batch_context(hop, part).span_id:016x}" for hop in part.batches
         ]
-        attributes["stagespan.batch.sizes"] = [one.size for one in part.batches]
+        attributes["stagespan.batch.sizes"] = [hop.size for hop in part.batches]
     if parent is None or follows:
         kind = SpanKind.INTERNAL
     else:
@@ -137,7 +137,7 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
     failed = segment["status"] not in ("ok", "unused")
     yield ReadableSpan(
         name=segment["queue"] or part.resource.pipeline,
-        context=own,
+        context=context,
         parent=None
         if parent is None
         else _context(trace_id, int(parent, 16), is_remote=not follows),
@@ -231,14 +231,14 @@ def _digest(identity: str) -> bytes:
 
 
 def _batch(batch: Batch, part: Part, resource: OtelResource) -> Iterator[ReadableSpan]:
-    own = _batch_context(batch, part)
+    context = _batch_context(batch, part)
     links = [Link(_context(int(trace, 16), int(segment, 16))) for trace, segment in batch.links]
     more = {"stagespan.batch.size": batch.size}
-    yield _stage(batch.span, own.trace_id, own.span_id, None, resource, links, more)
-    seed = own.span_id ^ batch.span.id
+    yield _stage(batch.span, context.trace_id, context.span_id, None, resource, links, more)
+    seed = context.span_id ^ batch.span.id
     for span in batch.inner:
-        above = own.span_id if span.parent == batch.span.id else span_id_in(seed, span.parent)
-        yield _stage(span, own.trace_id, span_id_in(seed, span.id), above, resource)
+        above = context.span_id if span.parent == batch.span.id else span_id_in(seed, span.parent)
+        yield _stage(span, context.trace_id, span_id_in(seed, span.id), above, resource)
 
 
 # --- metrics --------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def metrics_of(
     of_instance = {} if instance is None else {"service.instance.id": instance}
     now_ns, host = time.time_ns(), os.uname().nodename
     series = gauges.series()
-    found = []
+    messages = []
     open_groups = {group for group, _ in (*gauges.running, *gauges.waiting)} | {*gauges.oldest_ns}
     for group in dict.fromkeys((*totals, *sorted(open_groups))):
         figures = totals.get(group) or Counts({}, {})
@@ -287,14 +287,14 @@ def metrics_of(
                 points.Metric(name, None, "s", points.Histogram(rows, _CUMULATIVE))
                 for name, rows in of_genai.items()
             ]
-        found.append(_resource_metrics(attributes, made))
-    own = [_metric(FAMILIES["up"], _numbers("up", series["up"], begin_ns, now_ns))]
+        messages.append(_resource_metrics(attributes, made))
+    of_exporter = [_metric(FAMILIES["up"], _numbers("up", series["up"], begin_ns, now_ns))]
     if lost:
         by_cause: Series = {(cause,): number for cause, number in lost.items()}
-        own.append(_metric(FAMILIES["lost"], _numbers("lost", by_cause, begin_ns, now_ns)))
+        of_exporter.append(_metric(FAMILIES["lost"], _numbers("lost", by_cause, begin_ns, now_ns)))
     exporter = {"service.name": "stagespan-export", "host.name": host, **of_instance}
-    found.append(_resource_metrics(exporter, own))
-    return points.MetricsData(found)
+    messages.append(_resource_metrics(exporter, of_exporter))
+    return points.MetricsData(messages)
 
 
 def _resource_metrics(
@@ -466,12 +466,12 @@ class Otlp:
 
     def close(self, longest_s: float = LONGEST_END_S) -> None:
         """Deliver what is in the queues, for at most ``longest_s``, and at most 1 s."""
-        ends = (partial(one.close, longest_s) for one in (self._traces, self._metrics))
-        closing = [threading.Thread(target=one) for one in ends]
-        for one in closing:
-            one.start()
-        for one in closing:
-            one.join()
+        ends = (partial(thread.close, longest_s) for thread in (self._traces, self._metrics))
+        closing = [threading.Thread(target=thread) for thread in ends]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
 
 
 # --- in one process -------------------------------------------------------------------------------

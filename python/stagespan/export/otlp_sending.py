@@ -71,11 +71,11 @@ def address(signal: str, url: str | None) -> str:
     if url is not None:
         parts = _parts_of(url)
         return url.rstrip("/") if protocol == "grpc" else f"{_base(parts)}/v1/{signal}"
-    own = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT")
+    of_signal = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT")
     common = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     if protocol == "grpc":
-        return (own or common or f"http://localhost:{_GRPC_PORT}").rstrip("/")
-    return own or f"{(common or 'http://localhost:4318').rstrip('/')}/v1/{signal}"
+        return (of_signal or common or f"http://localhost:{_GRPC_PORT}").rstrip("/")
+    return of_signal or f"{(common or 'http://localhost:4318').rstrip('/')}/v1/{signal}"
 
 
 def is_disabled() -> bool:
@@ -319,7 +319,7 @@ def exporter_for(signal: str, url: str | None, answers: Answers) -> Any:
     _check_files(signal.upper())
     options: dict[str, Any] = {}
     timeouts = ("OTEL_EXPORTER_OTLP_TIMEOUT", f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT")
-    if not any(os.environ.get(one) for one in timeouts):
+    if not any(os.environ.get(variable) for variable in timeouts):
         options["timeout"] = _LONGEST_CALL_S
     if url is not None:
         options["endpoint"] = address(signal, url)
@@ -328,7 +328,7 @@ def exporter_for(signal: str, url: str | None, answers: Answers) -> Any:
     if protocol != "grpc":
         # With one of these variables, the exporter makes a session with the user's credentials.
         credentials = (_CREDENTIALS.format(""), _CREDENTIALS.format(f"{signal.upper()}_"))
-        if not any(os.environ.get(one) for one in credentials):
+        if not any(os.environ.get(variable) for variable in credentials):
             options["session"] = _session()
     try:
         exporter = getattr(exporters, name)(**options)

@@ -47,12 +47,12 @@ def quantile_s(histogram: Histogram, q: float) -> float | None:
 
 def _together(families: Iterable[dict[str, Histogram]]) -> dict[str, Histogram]:
     """Return the durations of each stage in all families."""
-    found: dict[str, Histogram] = {}
+    by_stage: dict[str, Histogram] = {}
     for durations in families:
         for stage, histogram in durations.items():
-            known = found.get(stage)
-            found[stage] = histogram.combined(known, operator.add) if known else histogram
-    return found
+            known = by_stage.get(stage)
+            by_stage[stage] = histogram.combined(known, operator.add) if known else histogram
+    return by_stage
 
 
 class Live:
@@ -87,13 +87,13 @@ class Live:
             recent = figures.without(earlier.get(group, Counts({}, {})))
             errors = recent.amounts.get("errors", {})
             for gauge, families in _ROWS.items():
-                known = _together(recent.durations.get(family, {}) for family in families)
+                recent_by_stage = _together(recent.durations.get(family, {}) for family in families)
                 is_queue = gauge == "waiting"
                 counts = gauges.waiting if is_queue else gauges.running
                 # A stage that is open may have never ended.
                 is_open = [name for of, name in counts if of == group]
-                for stage in dict.fromkeys([*known, *is_open]):
-                    histogram = known.get(stage, empty)
+                for stage in dict.fromkeys([*recent_by_stage, *is_open]):
+                    histogram = recent_by_stage.get(stage, empty)
                     stages.append(
                         {
                             **group._asdict(),
@@ -116,15 +116,15 @@ class Live:
         }
 
     def _requests(self) -> list[dict[str, Any]]:
-        found = [
-            (one.duration_ns, one.trace_id, status, group.service)
+        requests = [
+            (exemplar.duration_ns, exemplar.trace_id, status, group.service)
             for (group, family, status), buckets in self._node.exemplars().items()
             if family == "request"
-            for one in buckets.values()
+            for exemplar in buckets.values()
         ]
         return [
             {"seconds": ns / 1e9, "trace_id": trace, "status": status, "service": service}
-            for ns, trace, status, service in sorted(found, reverse=True)[:_MOST_REQUESTS]
+            for ns, trace, status, service in sorted(requests, reverse=True)[:_MOST_REQUESTS]
         ]
 
 
@@ -134,10 +134,10 @@ def _timeline(node: Node, trace_id: str) -> str:
     from stagespan.recording import requests_page
     from stagespan.recording.timelines import timelines
 
-    found = [one for one in timelines(node.recordings_of(trace_id)) if one.trace_id == trace_id]
-    if not found:
+    of_trace = [one for one in timelines(node.recordings_of(trace_id)) if one.trace_id == trace_id]
+    if not of_trace:
         raise StagespanError(f"The request of the trace {trace_id} is in no recording any more.")
-    requests = requests_page.Requests(found, found, {}, len(found), in_detail=True)
+    requests = requests_page.Requests(of_trace, of_trace, {}, len(of_trace), in_detail=True)
     return html_page(requests_page.RequestsPage(requests))
 
 

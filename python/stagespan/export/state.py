@@ -95,16 +95,16 @@ def write(path: Path, state: State) -> None:
         "retained": [(group, _saved(figures)) for group, figures in state.retained],
         "processes": [
             {
-                "identity": one.identity,
-                "group": one.group,
-                "ns_per_tick": one.ns_per_tick,
-                "resets": one.resets,
-                "figures": _saved(one.figures),
-                "given": _saved(one.given),
-                "taken": one.taken,
-                "unsent": one.unsent,
+                "identity": process.identity,
+                "group": process.group,
+                "ns_per_tick": process.ns_per_tick,
+                "resets": process.resets,
+                "figures": _saved(process.figures),
+                "given": _saved(process.given),
+                "taken": process.taken,
+                "unsent": process.unsent,
             }
-            for one in state.processes
+            for process in state.processes
         ],
     }
     write_whole(path, msgspec.json.encode(page), private=True)
@@ -211,16 +211,16 @@ class _Reader:
         version = page.get("schema_version")
         if version != _SCHEMA_VERSION:
             self._note(f"its version is {_shown(version)}")
-        groups = (self._group(one) for one in self._list(page, "retained"))
-        processes = (self._process(one) for one in self._list(page, "processes"))
+        groups = (self._group(restored) for restored in self._list(page, "retained"))
+        processes = (self._process(restored) for restored in self._list(page, "processes"))
         folded, lost = page.get("folded"), page.get("lost", {})
         if not isinstance(folded, list):
             self._note("it has no list 'folded'")
         return State(
             list(self._converted(self._list(page, "stages"), str)),
             list(self._converted(self._list(page, "units"), str)),
-            [one for one in groups if one is not None],
-            [one for one in processes if one is not None],
+            [restored for restored in groups if restored is not None],
+            [restored for restored in processes if restored is not None],
             list(self._converted(folded, str)) if isinstance(folded, list) else None,
             {
                 cause: number

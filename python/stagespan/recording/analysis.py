@@ -84,15 +84,15 @@ def analyze_recordings(folder: Path) -> Analysis | None:
     """
     if not folder.is_dir():
         return None
-    found = [open_recording(path) for path in sorted(folder.glob(f"*{_SUFFIX}"))]
-    if not found:
+    recordings = [open_recording(path) for path in sorted(folder.glob(f"*{_SUFFIX}"))]
+    if not recordings:
         return None
-    ranks = {recording.rank: recording for recording in found if recording.rank is not None}
+    ranks = {recording.rank: recording for recording in recordings if recording.rank is not None}
     jobs_of_ranks = {recording.job for recording in ranks.values()}
-    if len(ranks) < 2 or len(jobs_of_ranks) > 1 or len(ranks) < len(found):
+    if len(ranks) < 2 or len(jobs_of_ranks) > 1 or len(ranks) < len(recordings):
         raise StagespanError(
-            f"{folder} contains {len(found)} recordings, which are not one for each rank of a job:"
-            " pass one of them, or a process id (see `stagespan ps --all`)."
+            f"{folder} contains {len(recordings)} recordings, which are not one for each rank of a "
+            "job: pass one of them, or a process id (see `stagespan ps --all`)."
         )
     most = most_collectives(len(ranks))
     return analysis_of_ranks(

@@ -47,22 +47,22 @@ def analyze(
 
     Raises TraceError or StagespanError, with what to do, if the path cannot be read.
     """
-    found = local_path(path)
+    local = local_path(path)
     captures = [capture] if isinstance(capture, (str, os.PathLike)) else list(capture)
     if against is not None and captures:
         raise StagespanError(
             "A comparison does not use captures of device graphs: omit either of them."
         )
     if against is not None:
-        return analyze_path(found, local_path(against), jobs)
+        return analyze_path(local, local_path(against), jobs)
     if captures:
-        return analyze_path(found, captures=[local_path(each) for each in captures])
-    if is_recording(found):
-        return analyze_recording(found)
-    if found.is_file() and reader.looks_like_report(found):
-        return reports.analyze_report(found)
-    without_traces = reports.reports_without_traces(found)
+        return analyze_path(local, captures=[local_path(each) for each in captures])
+    if is_recording(local):
+        return analyze_recording(local)
+    if local.is_file() and reader.looks_like_report(local):
+        return reports.analyze_report(local)
+    without_traces = reports.reports_without_traces(local)
     if without_traces:
-        return reports.analyze_reports(found, without_traces)
-    of_ranks = analyze_recordings(found)
-    return analyze_path(found, None, jobs, cluster, progress) if of_ranks is None else of_ranks
+        return reports.analyze_reports(local, without_traces)
+    of_ranks = analyze_recordings(local)
+    return analyze_path(local, None, jobs, cluster, progress) if of_ranks is None else of_ranks

@@ -48,7 +48,7 @@ def columns(recording: RequestSource) -> dict[str, list[Any]]:
         name: spans[name].tolist() for name in spans.dtype.names or ()
     }
     is_open = (spans["end_ns"] == OPEN_NS).tolist()
-    found = {
+    values = {
         "stage": [names[code] for code in of_spans["stage"]],
         "kind": [KINDS[flags >> _core.KIND_SHIFT] for flags in of_spans["flags"]],
         "thread": of_spans["thread"],
@@ -65,8 +65,8 @@ def columns(recording: RequestSource) -> dict[str, list[Any]]:
     for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns"):
         is_unknown = np.isnan(spans[name])
         rounded = np.rint(np.where(is_unknown, 0, spans[name])).astype(np.int64)
-        found[name] = _known(rounded.tolist(), is_unknown.tolist())
-    return found
+        values[name] = _known(rounded.tolist(), is_unknown.tolist())
+    return values
 
 
 def rows(recording: RequestSource) -> list[dict[str, Any]]:
@@ -111,16 +111,16 @@ def as_parquet(recording: Recording) -> bytes:
             "--format parquet needs pyarrow (the extra 'parquet'): install it with "
             "`pip install pyarrow`, or choose --format csv."
         ) from None
-    found = columns(recording)
+    values = columns(recording)
     text = arrow.dictionary(arrow.int32(), arrow.string())
-    types = dict.fromkeys(found, arrow.int64())
+    types = dict.fromkeys(values, arrow.int64())
     types.update(dict.fromkeys(("stage", "kind", "thread_name", "request", "trace_id"), text))
     types["error"] = arrow.bool_()
     types.update({"id": arrow.uint64(), "parent": arrow.uint64(), "request_number": arrow.uint64()})
     identity = _encoded(summary.identity(recording)).strip()
     schema = arrow.schema(types.items(), metadata={"stagespan": identity})
     sink = arrow.BufferOutputStream()
-    parquet.write_table(arrow.Table.from_pydict(found, schema=schema), sink, compression="zstd")
+    parquet.write_table(arrow.Table.from_pydict(values, schema=schema), sink, compression="zstd")
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -172,7 +172,7 @@ def as_perfetto(*recordings: RequestSource) -> str:
 def _arguments(process: ProcessSlices) -> Iterator[dict[str, Any]]:
     """Yield the arguments of each slice of a process."""
     spans, amounts = process.spans, process.recording.amounts()
-    own = {one["number"]: one for one in process.segments if one["origin"] != "return"}
+    by_number = {one["number"]: one for one in process.segments if one["origin"] != "return"}
     of_spans = {
         name: spans[name].tolist() for name in ("id", "parent", "request", "flags", "end_ns")
     }
@@ -186,7 +186,7 @@ def _arguments(process: ProcessSlices) -> Iterator[dict[str, Any]]:
         args = {"id": of_spans["id"][row]}
         if category != OF_DEVICE:
             args["parent"] = of_spans["parent"][row]
-            request = own.get(of_spans["request"][row])
+            request = by_number.get(of_spans["request"][row])
             if request is not None:
                 args["request"] = request["id"]
                 if request["trace_id"] is not None:
@@ -249,11 +249,11 @@ class _Way:
     def _add_segments(self) -> None:
         slices = self.process.slices
         for i in range(self.process.first_segment, len(slices)):
-            one = self.process.segments[slices["row"][i]]
+            segment = self.process.segments[slices["row"][i]]
             if slices["category"][i] == REQUEST:
-                self._requests[one["number"]] = i
+                self._requests[segment["number"]] = i
             else:
-                self._waits[QUEUE, one["number"], one["received_ns"] or 0] = i
+                self._waits[QUEUE, segment["number"], segment["received_ns"] or 0] = i
 
     def _at(self, flow: _Flow) -> _Flow:
         """Return a flow with the indices of slices in the whole time line."""
@@ -268,17 +268,17 @@ class _Way:
         """Return the slice from which a request was sent, and a time inside of it."""
         begins_ns, ends_ns = self._begin_ns, self._end_ns
         around = (i for i in self._outermost.get(number, ()) if ends_ns[i] >= sent_ns)
-        found = next((i for i in around if begins_ns[i] <= sent_ns), self._requests.get(number))
-        if found is None or begins_ns[found] > sent_ns:
+        slice_ = next((i for i in around if begins_ns[i] <= sent_ns), self._requests.get(number))
+        if slice_ is None or begins_ns[slice_] > sent_ns:
             return []
-        return self._at([(min(sent_ns, ends_ns[found]), found)])  # it may end before
+        return self._at([(min(sent_ns, ends_ns[slice_]), slice_)])  # it may end before
 
     def arrival(self, hop: Segment) -> _Flow:
         """Return the slices of a hop in the process that received it, by time."""
         number, process = hop["number"], self.process
         received_ns = hop["received_ns"] or 0
         waits = (self._waits.get((category, number, received_ns)) for category in (HANDOFF, QUEUE))
-        found = [(self._begin_ns[i], i) for i in waits if i is not None]
+        starts = [(self._begin_ns[i], i) for i in waits if i is not None]
         if hop["begin_ns"] is not None:
             begin_ns = hop["begin_ns"] + process.shift_ns
             work = self._outermost.get(number, [])
@@ -286,9 +286,9 @@ class _Way:
             end_ns = (hop["end_ns"] or process.until_ns) + process.shift_ns
             is_inside = at < len(work) and self._begin_ns[work[at]] <= end_ns
             first = work[at] if is_inside else self._requests.get(number)
-            found += [] if first is None else [(max(self._begin_ns[first], begin_ns), first)]
+            starts += [] if first is None else [(max(self._begin_ns[first], begin_ns), first)]
         # The times of a damaged recording can contradict each other.
-        inside = [(at_ns, i) for at_ns, i in found if at_ns <= self._end_ns[i]]
+        inside = [(at_ns, i) for at_ns, i in starts if at_ns <= self._end_ns[i]]
         return self._at(sorted(inside, key=lambda one: one[0]))
 
 
@@ -300,7 +300,7 @@ def _hop_flows(ways: Sequence[_Way]) -> list[_Flow]:
         for segment in way.process.segments
         if segment["segment"] is not None and segment["origin"] != "return"
     }
-    found = []
+    flows = []
     for way in ways:
         for hop in way.process.segments:
             if hop["received_ns"] is None:
@@ -316,8 +316,8 @@ def _hop_flows(ways: Sequence[_Way]) -> list[_Flow]:
                 start = of.sender(number, sent_ns)
                 if start and (not flow or start[0][0] <= flow[0][0]):
                     flow = start + flow
-            found.append(flow)
-    return found
+            flows.append(flow)
+    return flows
 
 
 def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:

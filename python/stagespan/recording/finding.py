@@ -65,14 +65,14 @@ def recordings(*, spans: bool = False) -> list[Recording]:
 
     Raises ShortageError if this process lacks descriptors or memory to read them.
     """
-    found = []
+    opened = []
     for path in recording_paths():
         try:
-            found.append(Recording(path, everything=spans))
+            opened.append(Recording(path, everything=spans))
         except StagespanError as error:
             if isinstance(error, ShortageError) and not isinstance(error, TooLargeError):
                 raise
-    return sorted(found, key=lambda recording: (recording.begin_ns, recording.pid))
+    return sorted(opened, key=lambda recording: (recording.begin_ns, recording.pid))
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -243,29 +243,33 @@ def of_pid(pid: int, *, spans: bool = True) -> list[Recording]:
     held = None if process is None else _held_by(pid, inner, without_a_name=False)
     paths = [] if held is None else [held]  # first, because the name of a file tells more
     paths += [path for path, of_pid, _ in _files() if of_pid in (pid, inner)]
-    found, reason = [], None
+    opened, reason = [], None
     for path in paths:
         try:
-            found.append(Recording(path, everything=spans))
+            opened.append(Recording(path, everything=spans))
         except ShortageError:
             raise
         except StagespanError as error:
             reason = error
     if process is not None:
-        of_process = [one for one in found if one.is_of(process)]
+        of_process = [recording for recording in opened if recording.is_of(process)]
         if of_process:
             # Those before a call of `exec` may be kept.
-            return sorted(of_process, key=lambda one: one.begin_ns)[-1:]
-    found = [one for one in found if one.pid == pid]
-    here = [one for one in found if process is None or one.pid_namespace == process.pid_namespace]
+            return sorted(of_process, key=lambda recording: recording.begin_ns)[-1:]
+    opened = [recording for recording in opened if recording.pid == pid]
+    here = [
+        recording
+        for recording in opened
+        if process is None or recording.pid_namespace == process.pid_namespace
+    ]
     if pid == os.getpid():
         here = []  # those of earlier processes
     if here:
         return here
-    if found and pid != os.getpid():
+    if opened and pid != os.getpid():
         raise StagespanError(
             f"The process {pid} of this pid namespace has no recording that can be read here. Pass "
-            f"the file of another process that has or had this id: {_listed(found)}."
+            f"the file of another process that has or had this id: {_listed(opened)}."
         )
     if reason is not None and pid != os.getpid():
         raise reason
@@ -280,26 +284,27 @@ def of_pid(pid: int, *, spans: bool = True) -> list[Recording]:
     )
 
 
-def ambiguous(pid: int, found: list[Recording]) -> StagespanError:
+def ambiguous(pid: int, candidates: list[Recording]) -> StagespanError:
     """Return an error that lists the recordings that belong to a process id."""
     return StagespanError(
-        f"{len(found)} processes have or had the id {pid}, in other containers or earlier: pass "
-        f"the file of one of their recordings: {_listed(found)}."
+        f"{len(candidates)} processes have or had the id {pid}, in other containers or earlier: "
+        f"pass the file of one of their recordings: {_listed(candidates)}."
     )
 
 
-def _listed(found: list[Recording]) -> str:
+def _listed(candidates: list[Recording]) -> str:
     return "; ".join(
-        f"{one.path} ({one.program}, pid namespace {one.pid_namespace or 'unknown'}, {one.state})"
-        for one in found
+        f"{recording.path} ({recording.program}, pid namespace "
+        f"{recording.pid_namespace or 'unknown'}, {recording.state})"
+        for recording in candidates
     )
 
 
 def _only_one(pid: int, *, spans: bool) -> Recording:
-    found = of_pid(pid, spans=spans)
-    if len(found) > 1:
-        raise ambiguous(pid, found)
-    return found[0]
+    candidates = of_pid(pid, spans=spans)
+    if len(candidates) > 1:
+        raise ambiguous(pid, candidates)
+    return candidates[0]
 
 
 def _live_process(pid: int) -> LiveProcess | None:

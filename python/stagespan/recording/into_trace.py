@@ -49,7 +49,9 @@ def merge_spans(
         raise StagespanError(f"{trace_path} already contains the spans of stagespan.")
     begin_ns, end_ns = int(trace.events.begin_ns.min()), int(trace.events.end_ns.max())
     fitting = of_pid(_process_of(trace)) if recording is None else [open_recording(recording)]
-    overlapping = [(one, spans) for one in fitting if (spans := _spans(one, begin_ns, end_ns))]
+    overlapping = [
+        (source, spans) for source in fitting if (spans := _spans(source, begin_ns, end_ns))
+    ]
     if not overlapping:
         raise StagespanError(
             f"No span of process {fitting[0].pid} overlaps {trace_path}: pass the recording of the "
@@ -57,7 +59,7 @@ def merge_spans(
             f"overwritten."
         )
     if len(overlapping) > 1:
-        raise ambiguous(overlapping[0][0].pid, [one for one, _ in overlapping])
+        raise ambiguous(overlapping[0][0].pid, [source for source, _ in overlapping])
     ((found, spans),) = overlapping
     try:
         return Merged(compressed_with_spans(Path(trace_path), spans), len(spans), found.pid)
@@ -68,13 +70,13 @@ def merge_spans(
 def _process_of(trace: Trace) -> int:
     """Return the id of the process with the most host events."""
     host = trace.rows_of(("cpu_op", "user_annotation", "python_function"))
-    known = Counter(pid for pid in trace.events.pid[host].tolist() if pid > 0)
-    if not known:
+    pids = Counter(pid for pid in trace.events.pid[host].tolist() if pid > 0)
+    if not pids:
         raise StagespanError(
             f"{trace.path} does not contain a process id: pass the recording with --recording "
             f"FILE|PID."
         )
-    return int(known.most_common(1)[0][0])
+    return int(pids.most_common(1)[0][0])
 
 
 def _spans(recording: Recording, begin_ns: int, end_ns: int) -> list[TimelineSpan]:
@@ -83,10 +85,10 @@ def _spans(recording: Recording, begin_ns: int, end_ns: int) -> list[TimelineSpa
     spans = with_open(recording)
     overlapping = spans[(spans["begin_ns"] < end_ns) & (spans["end_ns"] > begin_ns)]
     columns = ("stage", "begin_ns", "end_ns", "thread", "id", "parent", "request")
-    found = []
+    on_timeline = []
     for stage, begin, end, thread, id_, parent, request in overlapping[[*columns]].tolist():
         is_open = end == OPEN_NS
         times = begin, end_ns if is_open else end
         ids = thread, id_, parent, request
-        found.append(TimelineSpan(names[stage], *times, *ids, is_open, threads.get(thread)))
-    return found
+        on_timeline.append(TimelineSpan(names[stage], *times, *ids, is_open, threads.get(thread)))
+    return on_timeline

@@ -96,26 +96,27 @@ class Job:
 
     def _since(self, now: _Reading, earlier: _Reading, kind: Kind) -> Stats:
         parts = []
-        for one in self.recordings:
-            snapshot, before = now.by_path[one.path], earlier.by_path.get(one.path)
+        for process in self.recordings:
+            snapshot, before = now.by_path[process.path], earlier.by_path.get(process.path)
             # A process that was not there before has begun since.
             recent = snapshot if before is None else snapshot.since(before)
-            parts.append(statistics.of_recording(recent, one.lost(), one.begin_ns, kind))
+            parts.append(statistics.of_recording(recent, process.lost(), process.begin_ns, kind))
         window_s = (now.time_ns - earlier.time_ns) / 1e9
         return statistics.merged(parts, window_s, is_lifetime=False)
 
     def _ringed(self, now: _Reading, began_ns: int, kind: Kind) -> Stats:
-        if any(one.lost()["threads"] for one in self.recordings):  # some threads had no ring
+        # Some threads may have had no ring.
+        if any(process.lost()["threads"] for process in self.recordings):
             return self._lifetime(now, kind)
-        complete_ns = (one.complete_ns for one in self.recordings if one.has_spans)
+        complete_ns = (process.complete_ns for process in self.recordings if process.has_spans)
         first_ns = max(began_ns, *complete_ns)
         parts = [
             statistics.from_rings(
-                *(one.spans(), one.stage_names(), one.lost(), first_ns, now.time_ns),
+                *(process.spans(), process.stage_names(), process.lost(), first_ns, now.time_ns),
                 number_of(kind),
             )
-            for one in self.recordings
-            if one.has_spans
+            for process in self.recordings
+            if process.has_spans
         ]
         window_s = max(now.time_ns - first_ns, 0) / 1e9
         return statistics.merged(parts, window_s, is_lifetime=False)
@@ -149,10 +150,10 @@ def processes(name: str, *, spans: bool, among: list[Recording] | None = None) -
     Processes without a rank that ended before the first live one began belong to an earlier run of
     the job, and are left out. Raises StagespanError if there is no recording of the job.
     """
-    found = recordings() if among is None else among
-    in_job = [one for one in found if one.job == name]
+    among = recordings() if among is None else among
+    in_job = [one for one in among if one.job == name]
     if not in_job:
-        jobs = sorted({one.job for one in found if one.job})
+        jobs = sorted({one.job for one in among if one.job})
         known = f"the jobs are {', '.join(jobs)}" if jobs else "no recording belongs to a job"
         raise StagespanError(f"There is no recording of the job {name!r}: {known}. {REMOVED}")
     begins = [one.begin_ns for one in in_job if one.state in ("alive", "unknown")]

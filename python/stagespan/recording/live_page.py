@@ -273,13 +273,13 @@ class Page:
         seconds = last.at_s - first.at_s
         if last.window is not None:
             recent, seconds = last.window.stats[kind], last.window.seconds
-            own = last.window.self_ns[kind]
+            own_ns = last.window.self_ns[kind]
         elif seconds <= 0:
-            recent, own = last.recording.stats(kind=kind), {}
+            recent, own_ns = last.recording.stats(kind=kind), {}
         else:
             between = last.recording.snapshot().since(first.recording.snapshot())
             recent = statistics.of_recording(between, {}, 0, kind)
-            own = {
+            own_ns = {
                 name: stage.total_ns - stage.children_ns
                 for name, stage in between.stages(number_of(kind)).items()
             }
@@ -290,13 +290,13 @@ class Page:
                 stage.count,
                 stage.errors,
                 recent.get(name),
-                max(own.get(name, 0), 0),
+                max(own_ns.get(name, 0), 0),
             )
             for name, stage in last.recording.stats(kind=kind).items()
         ]
 
     def _position_rows(self, shown_ranks: list[ranks.Rank]) -> list[_PositionRow]:
-        found = []
+        rows = []
         for rank in shown_ranks:
             positions = summary.positions(rank.recording)
             if len(shown_ranks) > 1:
@@ -304,8 +304,8 @@ class Page:
             for position in positions:
                 label = rank.label if len(shown_ranks) > 1 else f"{position.thread} {position.name}"
                 elapsed = "" if position.elapsed_ns is None else duration(position.elapsed_ns)
-                found.append(_PositionRow(label, position.stages, elapsed))
-        return found
+                rows.append(_PositionRow(label, position.stages, elapsed))
+        return rows
 
     def _position_table(self, rows: list[_PositionRow], width: int, total: int) -> Table:
         hidden = f" ({total - len(rows)} more)" if total > len(rows) else ""
@@ -347,19 +347,19 @@ def _window(recording: Recording, observed_s: float) -> _Window | None:
     lengths = (spans["end_ns"] - spans["begin_ns"]).tolist()
     ids, stages, parents = (spans[name].tolist() for name in ("id", "stage", "parent"))
     places = {id_: place for place, id_ in enumerate(ids)}
-    own: dict[int, Counter[str]] = {number_of(kind): Counter() for kind in _KINDS}
+    self_ns: dict[int, Counter[str]] = {number_of(kind): Counter() for kind in _KINDS}
     for number, stage, parent, length in zip(numbers, stages, parents, lengths, strict=True):
-        if number not in own:
+        if number not in self_ns:
             continue
-        own[number][names[stage]] += length
+        self_ns[number][names[stage]] += length
         around = places.get(parent)
-        if around is not None and numbers[around] in own:
-            own[numbers[around]][names[stages[around]]] -= length
+        if around is not None and numbers[around] in self_ns:
+            self_ns[numbers[around]][names[stages[around]]] -= length
     of_kind = {
         kind: spans[spans["flags"] >> _core.KIND_SHIFT == number_of(kind)] for kind in _KINDS
     }
     stats = {kind: statistics.of_spans(of, names, {}, seconds) for kind, of in of_kind.items()}
-    return _Window(stats, seconds, {kind: own[number_of(kind)] for kind in _KINDS})
+    return _Window(stats, seconds, {kind: self_ns[number_of(kind)] for kind in _KINDS})
 
 
 class _PositionRow(NamedTuple):
@@ -439,10 +439,12 @@ def _line(name: str, changes: list[_Change], total_ns: int, are_ranks: bool) -> 
     recent = [change.recent for change in changes if change.recent is not None]
     if len(recent) > 1 and not are_ranks:
         recent = [statistics.merged_stage(recent)]
-    device = [one.device_elapsed_ns.mean_ns for one in recent if one.device_elapsed_ns is not None]
+    device = [
+        stats.device_elapsed_ns.mean_ns for stats in recent if stats.device_elapsed_ns is not None
+    ]
     # If there are several ranks, show the slowest one.
     slowest = [
-        max((getattr(one, key) for one in recent), default=0.0)
+        max((getattr(stats, key) for stats in recent), default=0.0)
         for key in ("p50_ns", "p95_ns", "p99_ns")
     ]
     return _Line(

@@ -55,13 +55,13 @@ class Members:
 
     def handed_over(self) -> list[Stages]:
         """Return the stages of processes whose recordings could not be read at their end."""
-        found: list[Stages] = []
+        stages: list[Stages] = []
         for path in self._folder.glob(f"*{FIGURES}"):
             try:
-                found.append(merged.decoded(path.read_bytes()))
+                stages.append(merged.decoded(path.read_bytes()))
             except (OSError, ValueError):  # the disk was full
                 continue
-        return found
+        return stages
 
     def _recordings(self) -> list[Recording]:
         found = []

@@ -273,11 +273,11 @@ def stages(timelines: Sequence[Timeline]) -> list[StageFigures]:
 
 def entries(timelines: Sequence[Timeline]) -> set[str]:
     """Return the queues to which only unknown senders have sent, such as ``http``."""
-    known, unknown = set[str](), set[str]()
+    named, unknown = set[str](), set[str]()
     for timeline in timelines:
         for hop in timeline.hops:
-            (unknown if hop.sender is None else known).add(hop.queue or "")
-    return unknown - known
+            (unknown if hop.sender is None else named).add(hop.queue or "")
+    return unknown - named
 
 
 def hand_offs(timelines: Sequence[Timeline]) -> list[HandOffFigures]:

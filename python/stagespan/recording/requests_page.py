@@ -356,19 +356,19 @@ def _label(stretch: Stretch) -> str:
 def _row(
     name: str, begin_ns: int, parts: Iterator[Part], keys: list[tuple[str, str]]
 ) -> TimelineRow:
-    found = [part for part in parts if part.kind != "unattributed"]
+    shown_parts = [part for part in parts if part.kind != "unattributed"]
     of_stage = {name: at for at, (_, name) in enumerate(keys) if at > 1}
     of_kind = {"handoff": 0, "queue": 1}
     names: dict[str, int] = {}
-    key = [of_kind.get(part.kind, of_stage.get(part.name, 0)) for part in found]
+    key = [of_kind.get(part.kind, of_stage.get(part.name, 0)) for part in shown_parts]
     label = [
         names.setdefault(f"{_KINDS[part.kind][0]} {one_line(part.name)}".rstrip(), len(names))
-        for part in found
+        for part in shown_parts
     ]
     return TimelineRow(
         name,
-        np.array([part.begin_ns - begin_ns for part in found], dtype=np.int64),
-        np.array([part.end_ns - begin_ns for part in found], dtype=np.int64),
+        np.array([part.begin_ns - begin_ns for part in shown_parts], dtype=np.int64),
+        np.array([part.end_ns - begin_ns for part in shown_parts], dtype=np.int64),
         np.array(key, dtype=np.intp),
         keys,
         np.array(label, dtype=np.intp),

@@ -108,23 +108,25 @@ class ProcessSlices:
         return slices
 
     def _of_segments(self) -> NDArray[np.void]:
-        found = []
-        for row, one in enumerate(self.segments):
-            begin_ns, end_ns = one["begin_ns"], one["end_ns"] or OPEN_NS
-            if one["status"] == "unused" or (begin_ns is None and one["received_ns"] is None):
+        slices = []
+        for row, segment in enumerate(self.segments):
+            begin_ns, end_ns = segment["begin_ns"], segment["end_ns"] or OPEN_NS
+            if segment["status"] == "unused" or (
+                begin_ns is None and segment["received_ns"] is None
+            ):
                 continue
             if begin_ns is None:  # it waits, or did when the process ended
-                queue = one["queue"] or ""
+                queue = segment["queue"] or ""
                 name, owner, category = queue, f"{_OWNERS[QUEUE]} {queue}", QUEUE
-                begin_ns = one["received_ns"] or 0
-            elif one["origin"] != "return":
-                name, owner, category = one["id"], _OWNERS[REMOTE], REQUEST
+                begin_ns = segment["received_ns"] or 0
+            elif segment["origin"] != "return":
+                name, owner, category = segment["id"], _OWNERS[REMOTE], REQUEST
             else:
                 continue
             self.names.append(name)
             place = self.pid, len(self.names) - 1, category, self._owner(owner)
-            found.append((begin_ns, end_ns, 0, *place, row))
-        return np.array(found, _SLICE)
+            slices.append((begin_ns, end_ns, 0, *place, row))
+        return np.array(slices, _SLICE)
 
     def _owner(self, name: str) -> int:
         if name not in self.owners:
@@ -177,17 +179,17 @@ class TimeLine:
     @cached_property
     def process_names(self) -> dict[int, str]:
         """The names of processes and of their devices."""
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         hosts = {process.recording.host for process in self.processes}
         for process in self.processes:
             recording = process.recording
             label = recording.name
             label += "" if recording.rank is None else f", rank {recording.rank}"
             label += f", host {recording.host}" if len(hosts) > 1 else ""
-            found[process.pid] = label
+            names[process.pid] = label
             if (process.slices["category"] == OF_DEVICE).any():
-                found[process.pid + BEYOND_IDS] = f"device of {label}"
-        return found
+                names[process.pid + BEYOND_IDS] = f"device of {label}"
+        return names
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -284,13 +286,13 @@ def _pids(recordings: Sequence[RequestSource]) -> list[int]:
 
     Those of other containers can. What is kept of one process may be several recordings.
     """
-    found: dict[str, int] = {}
+    by_identity: dict[str, int] = {}
     times: Counter[int] = Counter()
-    for one in recordings:
-        if one.identity not in found:
-            found[one.identity] = one.pid + 2 * BEYOND_IDS * times[one.pid]
-            times[one.pid] += 1
-    return [found[one.identity] for one in recordings]
+    for recording in recordings:
+        if recording.identity not in by_identity:
+            by_identity[recording.identity] = recording.pid + 2 * BEYOND_IDS * times[recording.pid]
+            times[recording.pid] += 1
+    return [by_identity[recording.identity] for recording in recordings]
 
 
 def _shifts(recordings: Sequence[RequestSource]) -> list[int]:
@@ -304,11 +306,11 @@ def _shifts(recordings: Sequence[RequestSource]) -> list[int]:
     for one in recordings:
         offsets_ns.setdefault(one.clock, one.unix_offset_ns)
     if len(offsets_ns) > 1:
-        found = timelines(recordings)
-        roots = Counter(one.segments[0].recording.clock for one in found)
+        requests = timelines(recordings)
+        roots = Counter(one.segments[0].recording.clock for one in requests)
         first = max(roots, key=lambda clock: roots[clock], default=0)
         errors_ns: dict[int, int] = {}
-        of_first = [one for one in found if one.segments[0].recording.clock == first]
+        of_first = [one for one in requests if one.segments[0].recording.clock == first]
         for stretch in (stretch for one in of_first for stretch in one.segments):
             clock = stretch.recording.clock
             if clock == first or stretch.offset_ns is None:

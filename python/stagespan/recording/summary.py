@@ -59,14 +59,14 @@ def positions(recording: Recording) -> list[Position]:
             by_thread[span["thread"]].append(span)
     finished = {thread["thread"]: thread["spans"] for thread in recording.threads()}
     latest = _latest_spans(recording) if recording.has_spans else {}
-    found = []
+    open_positions = []
     for thread, spans in by_thread.items():
         # Spans of different asyncio tasks are not nested, so use the one that began last.
         innermost = max(spans, key=lambda span: (span["begin_ns"], span["depth"]))
         idle = innermost["elapsed_ns"]
         if idle is not None and recording.read_ns is not None and thread in latest:
             idle = min(idle, max(recording.read_ns - int(latest[thread]["end_ns"][0]), 0))
-        found.append(
+        open_positions.append(
             Position(
                 thread,
                 innermost["thread_name"] or "",
@@ -77,7 +77,9 @@ def positions(recording: Recording) -> list[Position]:
                 innermost["request"],
             )
         )
-    return sorted(found, key=lambda position: (-finished.get(position.thread, 0), position.thread))
+    return sorted(
+        open_positions, key=lambda position: (-finished.get(position.thread, 0), position.thread)
+    )
 
 
 def _path(innermost: RecordedOpenSpan, spans: list[RecordedOpenSpan]) -> tuple[str, ...]:
@@ -150,14 +152,14 @@ def load(recordings: Iterable[Recording]) -> Load:
                 running[span["stage"]] += 1
         if len(recording.open_segments) >= recording.most_segments:
             unshown += recording.lost()["requests"]
-        for one in recording.segments():
-            if one["status"] != "open":
+        for segment in recording.segments():
+            if segment["status"] != "open":
                 continue
-            since_ns = one["received_ns"] or one["begin_ns"] or now_ns
-            if one["begin_ns"] is None:
-                waits[one["queue"] or ""].append(now_ns - since_ns)
-            if one["origin"] != "return":
-                request = one["trace_id"] or (recording.path, one["number"])
+            since_ns = segment["received_ns"] or segment["begin_ns"] or now_ns
+            if segment["begin_ns"] is None:
+                waits[segment["queue"] or ""].append(now_ns - since_ns)
+            if segment["origin"] != "return":
+                request = segment["trace_id"] or (recording.path, segment["number"])
                 ages_ns[request] = max(ages_ns[request], now_ns - since_ns)
     return Load(
         running=dict(running.most_common()),
@@ -192,7 +194,7 @@ def rates(recordings: list[Recording], interval_s: float = 0.25) -> dict[str, fl
     if not alive:
         return {}
     time.sleep(interval_s)
-    found = {}
+    by_recording = {}
     for recording in alive:
         try:
             later = recording.refresh()
@@ -203,8 +205,8 @@ def rates(recordings: list[Recording], interval_s: float = 0.25) -> dict[str, fl
         seconds = (later.read_ns - recording.read_ns) / 1e9
         if seconds > 0:
             spans = finished_spans(later) - finished_spans(recording)
-            found[recording.path] = max(spans, 0) / seconds
-    return found
+            by_recording[recording.path] = max(spans, 0) / seconds
+    return by_recording
 
 
 def stalled(
@@ -221,15 +223,15 @@ def stalled(
     if recording.state not in ("alive", "unknown"):
         return []
     least_ns = seconds * 1e9
-    found = [span for span in recording.open_spans() if (span["elapsed_ns"] or 0) >= least_ns]
+    long_open = [span for span in recording.open_spans() if (span["elapsed_ns"] or 0) >= least_ns]
     if stage is not None:
-        return [span for span in found if span["stage"] == stage]
+        return [span for span in long_open if span["stage"] == stage]
     waiting = {
         (position.thread, position.begin_ns)
         for position in positions(recording)
         if position.idle_ns is not None and position.idle_ns >= least_ns
     }
-    return [span for span in found if (span["thread"], span["begin_ns"]) in waiting]
+    return [span for span in long_open if (span["thread"], span["begin_ns"]) in waiting]
 
 
 def as_dict(recording: Recording) -> dict[str, Any]:

@@ -149,29 +149,33 @@ def _joined_requests(
     recordings: Iterable[RequestSource], id_: str | None, are_all: bool
 ) -> list[Timeline]:
     processes = _without_copies([_Process(one) for one in recordings])
-    found = _Segments({}, defaultdict(list), defaultdict(list), defaultdict(list), {}, are_all)
+    all_segments = _Segments(
+        {}, defaultdict(list), defaultdict(list), defaultdict(list), {}, are_all
+    )
     for process in processes:
         if process.is_full:
             since_ns = min((one.begin_ns for one in process.stretches), default=math.inf)
             clock = _clock(process.recording)
-            found.since_ns[clock] = max(since_ns, found.since_ns.get(clock, -math.inf))
+            all_segments.since_ns[clock] = max(
+                since_ns, all_segments.since_ns.get(clock, -math.inf)
+            )
         for stretch in process.stretches:
             segment = stretch.segment
             if segment["segment"] is not None:
-                found.by_id[segment["segment"]] = stretch
+                all_segments.by_id[segment["segment"]] = stretch
             if segment["parent_segment"] is not None:
-                found.by_parent[segment["parent_segment"]].append(stretch)
+                all_segments.by_parent[segment["parent_segment"]].append(stretch)
         for one in process.returns:
             if one["segment"] is not None:
-                found.returns[one["segment"]].append((process, one))
+                all_segments.returns[one["segment"]].append((process, one))
         for one in process.dropped:
             if one["parent_segment"] is not None:
-                found.dropped[one["parent_segment"]].append((process, one))
+                all_segments.dropped[one["parent_segment"]].append((process, one))
     return [
-        _joined(stretch, found)
+        _joined(stretch, all_segments)
         for process in processes
         for stretch in process.stretches
-        if stretch.segment["parent_segment"] not in found.by_id
+        if stretch.segment["parent_segment"] not in all_segments.by_id
         and id_ in (None, stretch.segment["id"])
     ]
 
@@ -267,14 +271,14 @@ class _Process:
 
     @cached_property
     def _batches_by_request(self) -> dict[int, list[Span]]:
-        found: defaultdict[int, dict[int, Span]] = defaultdict(dict)
+        by_number: defaultdict[int, dict[int, Span]] = defaultdict(dict)
         places: Counter[int] = Counter()
         for id_, number, size in self.recording.links():
             if id_ in self._batches:
                 one = self._batches[id_]._replace(size=size, place=places[id_])
-                found[number].setdefault(id_, one)
+                by_number[number].setdefault(id_, one)
                 places[id_] += 1
-        return {number: list(batches.values()) for number, batches in found.items()}
+        return {number: list(batches.values()) for number, batches in by_number.items()}
 
     @cached_property
     def _links_since(self) -> float:
@@ -310,18 +314,18 @@ class _Segments(NamedTuple):
         return stretch.begin_ns < since_ns
 
 
-def _joined(root: Stretch, found: _Segments) -> Timeline:
-    segments = _descendants(root, found.by_parent)
+def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
+    segments = _descendants(root, all_segments.by_parent)
     own_returns = [
         (stretch, process, one)
         for stretch in segments
-        for process, one in found.returns.get(stretch.segment["segment"] or "", ())
+        for process, one in all_segments.returns.get(stretch.segment["segment"] or "", ())
     ]
     _place(root, segments, own_returns)
     for stretch in segments:
         stretch.parts = []
-    hops, out_and_back_ns = _hops(root, segments, own_returns, found.by_id)
-    missing, missing_causes = _missing_hops(root, segments, own_returns, found)
+    hops, out_and_back_ns = _hops(root, segments, own_returns, all_segments.by_id)
+    missing, missing_causes = _missing_hops(root, segments, own_returns, all_segments)
     received_ns = root.segment["received_ns"]
     begin_ns, end_ns = root.begin_ns, root.end_ns
     if received_ns is not None:
@@ -358,7 +362,7 @@ def _joined(root: Stretch, found: _Segments) -> Timeline:
         spent=spent,
         hops=hops + missing,
         segments=segments,
-        causes=_causes(root, segments, own_returns, found) + missing_causes,
+        causes=_causes(root, segments, own_returns, all_segments) + missing_causes,
         chunks=sum(one.segment["chunks"] for one in chunked),
         tokens=sum(one.segment["chunk_amount"] for one in chunked),
         part_first_chunk_ns=_part_first_chunk_ns(chunked),
@@ -372,12 +376,12 @@ def _joined(root: Stretch, found: _Segments) -> Timeline:
 def _part_first_chunk_ns(chunked: Sequence[Stretch]) -> int | None:
     """Return when the first chunk of some segments was made, since the start of its segment."""
     firsts = []
-    for one in chunked:
-        first_ns, begin_ns = one.segment["first_chunk_ns"], one.segment["begin_ns"]
-        if first_ns is None or begin_ns is None or (one.offset_ns is None and len(chunked) > 1):
+    for stretch in chunked:
+        first_ns, begin_ns = stretch.segment["first_chunk_ns"], stretch.segment["begin_ns"]
+        if first_ns is None or begin_ns is None or (stretch.offset_ns is None and len(chunked) > 1):
             return None
         after_ns = first_ns - begin_ns
-        firsts.append((one.begin_ns + (one.offset_ns or 0) + after_ns, after_ns))
+        firsts.append((stretch.begin_ns + (stretch.offset_ns or 0) + after_ns, after_ns))
     return min(firsts)[1] if firsts else None
 
 
@@ -391,16 +395,16 @@ def _outside(part: Part, begin_ns: int, end_ns: int) -> int:
 def _descendants(root: Stretch, by_parent: dict[str, list[Stretch]]) -> list[Stretch]:
     """Return the root and all segments that it has led to, with their depths."""
     root.depth, root.is_discarded = 0, False
-    found, seen = [root], {id(root)}
-    for stretch in found:  # grows
+    descendants, seen = [root], {id(root)}
+    for stretch in descendants:  # grows
         for child in by_parent.get(stretch.segment["segment"] or "", ()):
             if id(child) in seen:
                 continue
             seen.add(id(child))
             child.depth = stretch.depth + 1
             child.is_discarded = stretch.is_discarded or child.segment["status"] == "discarded"
-            found.append(child)
-    return found
+            descendants.append(child)
+    return descendants
 
 
 _OwnReturns = Sequence[tuple[Stretch, _Process, "Segment"]]
@@ -450,7 +454,7 @@ def _clock(recording: RequestSource) -> object:
 
 
 def _hops(
-    root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns, known: dict[str, Stretch]
+    root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns, senders: dict[str, Stretch]
 ) -> tuple[list[Hop], list[int]]:
     """Return the hops and round trips of a request, and add the parts of the hops."""
     hops, out_and_back_ns = [], []
@@ -463,7 +467,7 @@ def _hops(
         received -= recording.unix_offset_ns
         entered = segment["begin_ns"]
         entered = None if entered is None else entered - recording.unix_offset_ns
-        sender = known.get(segment["parent_segment"] or "")
+        sender = senders.get(segment["parent_segment"] or "")
         hand_off_ns, error_ns, sent_ns = _hand_off(stretch, segment, sender, received)
         is_repeated = segment["origin"] == "repeated"
         hops.append(
@@ -524,7 +528,7 @@ def _out_and_back(back: Segment, remote: Stretch, received_ns: int) -> int | Non
 
 
 def _missing_hops(
-    root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns, found: _Segments
+    root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns, all_segments: _Segments
 ) -> tuple[list[Hop], list[str]]:
     """Return the hops that were sent, and that no process has received and entered.
 
@@ -536,7 +540,7 @@ def _missing_hops(
     removed = {root.segment["parent_segment"]} - {None}
     for _, _, one in returns:
         parent = one["parent_segment"]
-        if parent is not None and parent not in found.by_id:
+        if parent is not None and parent not in all_segments.by_id:
             removed.add(parent)
         elif parent is not None:
             arrived[parent].add(one["parent_hop"])
@@ -546,22 +550,22 @@ def _missing_hops(
     for stretch in segments:
         segment, pid = stretch.segment, stretch.recording.pid
         own_id = segment["segment"] or ""
-        own = arrived[own_id] | {
+        received = arrived[own_id] | {
             child.segment["parent_hop"]
-            for child in found.by_parent[own_id]
+            for child in all_segments.by_parent[own_id]
             if child.segment["received_ns"] is not None
         }
-        for process, one in found.dropped[own_id]:
-            if one["parent_hop"] not in own:
-                own.add(one["parent_hop"])
+        for process, one in all_segments.dropped[own_id]:
+            if one["parent_hop"] not in received:
+                received.add(one["parent_hop"])
                 causes[_MISSING["not_entered"]] += 1
                 hops.append(_hop_without_entry("not_entered", pid, process.recording.pid, one))
-        count = max(segment["hops_sent"] - len(own), 0)
+        count = max(segment["hops_sent"] - len(received), 0)
         explained, count = max(explained - count, 0), max(count - explained, 0)
         is_open = "open" in (root.segment["status"], segment["status"])
-        is_gone = found.may_be_overwritten(root)
+        is_gone = all_segments.may_be_overwritten(root)
         state = "waiting" if is_open else ("overwritten" if is_gone else "lost")
-        is_elsewhere = state == "lost" and not found.are_all
+        is_elsewhere = state == "lost" and not all_segments.are_all
         causes["receiver not among these recordings" if is_elsewhere else _MISSING[state]] += count
         hops += [_hop_without_entry(state, pid)] * min(count, _MOST_MISSING)
     return hops, _counted(causes)
@@ -602,16 +606,16 @@ def _causes(
     root: Stretch,
     segments: Sequence[Stretch],
     returns: _OwnReturns,
-    found: _Segments,
+    all_segments: _Segments,
 ) -> list[str]:
     causes: Counter[str] = Counter()
-    gone = "recording removed" if found.are_all else "sender not among these recordings"
-    if found.may_be_overwritten(root):
+    gone = "recording removed" if all_segments.are_all else "sender not among these recordings"
+    if all_segments.may_be_overwritten(root):
         gone = _MISSING["overwritten"]
     if root.segment["parent_segment"] is not None:
         causes[gone] += 1  # the segment that has sent it
     parents = {one["parent_segment"] for _, _, one in returns} - {None}
-    causes[gone] += sum(parent not in found.by_id for parent in parents)
+    causes[gone] += sum(parent not in all_segments.by_id for parent in parents)
     for stretch in segments:
         segment, recording = stretch.segment, stretch.recording
         if segment["status"] == "abandoned" and segment["end_ns"] is None:
