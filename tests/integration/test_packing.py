@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import stagespan
+from running import ran
 from stagespan import _core
 
 PROGRAM = """
@@ -36,14 +37,7 @@ def test_a_packed_program_times_and_analyses(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text(f'{{"traceEvents": [{event}]}}'.replace("'", '"'))
 
     packing = ["--log-level", "ERROR", "--exclude-module", "torch", "program.py"]
-    packed = subprocess.run(
-        [sys.executable, "-m", "PyInstaller", *packing],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert packed.returncode == 0, packed.stderr
+    ran([sys.executable, "-m", "PyInstaller", *packing], cwd=tmp_path, timeout_s=600, status=0)
     done = subprocess.run(
         [tmp_path / "dist/program/program"],
         cwd=tmp_path,

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from recording import in_child, python
 
+from running import ran
+
 pytestmark = pytest.mark.usefixtures("fresh")
 
 
@@ -215,9 +217,7 @@ def test_a_worker_of_a_pool_that_ends_by_itself_ends_cleanly(
     script = tmp_path / "program.py"
     script.write_text(WORKERS)
 
-    done = subprocess.run(
-        [sys.executable, str(script), kind], capture_output=True, text=True, timeout=60
-    )
+    done = ran([sys.executable, str(script), kind])
 
     # THEN their recordings are removed, as at every clean exit
     assert (done.returncode, done.stderr) == (0, "")

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from perfetto import check
-from recorded_process import command, end, ready, start
+from recorded_process import command, end, started
 
 from stagespan import recording
 from stagespan.recording import dump
@@ -57,12 +57,9 @@ PROGRAM = """
 
 def test_a_trace_for_perfetto_is_strictly_valid(folder: Path, tmp_path: Path) -> None:
     # GIVEN a process with threads, tasks, requests, tokens, and open spans
-    process = start(PROGRAM)
-    try:
-        ready(process)
-        alive = json.loads(command("dump", str(process.pid)).stdout)
-    finally:
-        end(process)
+    process = started(PROGRAM)
+    alive = json.loads(command("dump", str(process.pid)).stdout)
+    end(process)
     found = recording.open(process.pid)
     path = tmp_path / "trace.json"
     path.write_text(dump.as_perfetto(found))

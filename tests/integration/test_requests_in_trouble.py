@@ -18,7 +18,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from perfetto import check
-from recorded_process import command_here, copy_sparse, end, extents, ready, recordings_in, start
+from recorded_process import (
+    command_here,
+    copy_sparse,
+    end,
+    extents,
+    ready,
+    recordings_in,
+    start,
+    started,
+)
 
 from properties import examples
 from stagespan import recording
@@ -210,16 +219,13 @@ OPEN = """
 
 
 def test_a_request_that_never_ends(folder: Path) -> None:
-    process = start(OPEN)
-    try:
-        ready(process)
-        (path,) = (one.path for one in recordings_in(folder))
-        found = {one.id: one for one in timelines([recording.open(path)])}
-        later = {one.id: one for one in timelines([recording.open(path)])}
-        text = command_here("requests", path, "--status", "open").stdout
-        recovered = command_here("recover", path).stdout
-    finally:
-        end(process)
+    process = started(OPEN)
+    (path,) = (one.path for one in recordings_in(folder))
+    found = {one.id: one for one in timelines([recording.open(path)])}
+    later = {one.id: one for one in timelines([recording.open(path)])}
+    text = command_here("requests", path, "--status", "open").stdout
+    recovered = command_here("recover", path).stdout
+    end(process)
     # THEN it grows, and its time is that of its open span
     one = found["never ends"]
     assert one.status == "open"

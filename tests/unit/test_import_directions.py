@@ -96,7 +96,6 @@ def test_no_part_imports_from_a_higher_one() -> None:
     wrong = []
     for path in modules():
         part = part_of(path)
-        # WHEN each import of the package is checked, including those inside functions
         for name in imported(tree_of(path)):
             if not name.startswith("stagespan."):
                 continue
@@ -119,7 +118,6 @@ def test_folders_of_trace_import_only_from_lower_ones() -> None:
         module = module_of(path)
         if module == "trace":
             continue
-        # WHEN their imports from trace are checked, including those inside functions
         own = module.split(".")[1]
         for name in imported(tree_of(path)):
             part = name.removeprefix("stagespan.trace.").split(".")[0]
@@ -134,7 +132,6 @@ def test_folders_of_trace_import_only_from_lower_ones() -> None:
 
 @needs_sources
 def test_no_modules_import_each_other_in_a_cycle() -> None:
-    # GIVEN which module imports which, also inside functions and for types
     paths = {module_of(path): path for path in PACKAGE.rglob("*.py")}
     imports: dict[str, set[str]] = {}
     for module, path in paths.items():
@@ -161,7 +158,6 @@ def test_modules_of_scripts_need_only_torch_and_the_standard_library() -> None:
     known = {f"stagespan.harness.standalone.{path.stem}" for path in paths}
     wrong = []
     for path in paths:
-        # WHEN their imports are checked, including those inside functions
         for name in imported(tree_of(path)):
             package, module = name.split(".")[0], name.rpartition(".")[0]
             # THEN each leads to the standard library, to torch, or to a name in one of them; PIL is

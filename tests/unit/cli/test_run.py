@@ -102,7 +102,6 @@ def test_stages_are_timed_without_a_change_to_the_script(project: Path) -> None:
         "['app/script.py', '--debug', '-x', 'a b'] True",
         "__main__ A script. True",
     ]
-    # AND its stages are in the table and in the file
     stages = stages_of(project / "out" / "timing.json")
     assert {name: stage["count"] for name, stage in stages.items()} == {
         "denoise": 1,
@@ -296,7 +295,6 @@ def test_a_stage_that_the_program_times_itself_is_counted_once(
     expected = {"encode": 10, "Model.load": 10, "Model.size": 10, "Model.step": 10, "step": 10}
     assert counts == expected | (decode if debug else {})
     assert "was not timed" not in done.stderr
-    # THEN the output says what debug mode cannot capture
     assert ("without its inputs and outputs" in done.stderr) is debug
 
 
@@ -337,7 +335,6 @@ def test_targets_that_cannot_be_run_are_refused_in_one_sentence(
 
 
 def test_workers_of_the_script_can_import_it(project: Path) -> None:
-    # GIVEN a script whose workers start fresh interpreters
     (project / "pool.py").write_text(
         textwrap.dedent(
             """
@@ -375,7 +372,6 @@ def test_a_stage_that_ran_only_in_compiled_code(
     stage: str, call: str, sentence: str | None, project: Path
 ) -> None:
     pytest.importorskip("torch")
-    # GIVEN a program that compiles a module, or a function that calls the stage
     (project / "compiled.py").write_text(
         textwrap.dedent(
             f"""

@@ -134,7 +134,6 @@ def test_a_straggler(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("of", "ranks"), [(1, 2), (10, 2), (60, 8), (4_000, 3), (30_000, 2)])
 def test_chances_are_those_of_exact_fractions(of: int, ranks: int) -> None:
-    # GIVEN how often a rank can be last, by chance or more often
     for times in sorted({-(-of // ranks), of // ranks + of // 20 + 1, of}):
         ways, exact = math.comb(of, times), 0
         for n in range(times, of + 1):
@@ -156,7 +155,6 @@ def test_being_last_less_often_than_the_others_is_chance(of: int, ranks: int) ->
 
 
 def test_ranks_that_arrive_last_in_turn_are_not_stragglers(tmp_path: Path) -> None:
-    # GIVEN two ranks that each arrive late at half of the collectives
     arrivals = [
         [1_000.0 * n + (300 if n % 2 == rank else 0) for n in range(10)] for rank in range(2)
     ]
@@ -231,7 +229,6 @@ def test_collectives_with_the_longest_waits_come_first(tmp_path: Path) -> None:
 
 
 def test_a_collective_on_one_known_clock_is_not_compared(tmp_path: Path) -> None:
-    # GIVEN three hosts, of which the third only takes part in broadcasts, with an unknown clock
     late = together([[1_000.0 * n + 200 * rank for n in range(1, 11)] for rank in range(2)])
     sends = [("Broadcast", 5_000.0 * n, 5_000.0 * n + 20) for n in range(10, 13)]
     for rank in range(2):
@@ -312,7 +309,6 @@ def test_waiting_while_computing_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_imbalance_of_computing(tmp_path: Path) -> None:
-    # GIVEN three ranks that compute 400, 400 and 700 µs between their first and last collectives
     calls = together([[100, 1_100, 2_100]] * 3)
     for rank, us in enumerate((200, 200, 350)):
         computing = [(20, 20 + us / 5), *((n + 150, n + 150 + us) for n in (0, 1_000, 2_000))]
@@ -365,11 +361,10 @@ def test_bandwidth_of_the_bus(op: str, gigabytes: float, tmp_path: Path) -> None
 
 def test_eight_real_ranks(traces: Path) -> None:
     found = ranks_in(traces / "nccl_dlrm_8rank")
-    # THEN all are there, and their clocks differ by one to a few µs
     assert found.numbers == list(range(8))
     assert (found.world_size, found.missing, found.matched.count) == (8, [], 8)
     assert abs(found.clocks.offset_ns).max() < 2 * US
-    # AND rank 7 arrived last at five: at the first 505 µs after rank 6, according to their starts
+    # THEN rank 7 arrived last at five: at the first 505 µs after rank 6, according to their starts
     assert found.waits.last.tolist() == [0, 0, 0, 0, 1, 2, 0, 5]
     first = found.waits.instances[0]
     assert (first.op, first.last) == ("all_to_all", 7)
@@ -378,7 +373,6 @@ def test_eight_real_ranks(traces: Path) -> None:
     assert first.waited_ns == pytest.approx(
         sum((2_135, 7_624, 508, 0, 4_872, 4_669, 505)) * US + _third(found), abs=10 * US
     )
-    # AND the share of all waiting is as in docs/ranks.md
     waiting = finding_in(found, "ranks.waiting")
     assert waiting.numbers["time_ns"] == pytest.approx(45_183 * US, abs=US)
     assert waiting.numbers["percent"] == pytest.approx(48.2, abs=0.05)
@@ -407,7 +401,6 @@ def test_some_of_the_real_ranks(traces: Path, tmp_path: Path) -> None:
 
 
 def test_two_real_ranks_of_an_npu(traces: Path) -> None:
-    # GIVEN the result folders of two ranks
     found = ranks_in(traces / "ascend_level1")
     # THEN their four all-reduces are matched; rank 1 arrived 5.6 ms late at the first
     assert [each.backend for each in found.summaries] == ["npu", "npu"]

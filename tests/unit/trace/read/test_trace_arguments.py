@@ -63,7 +63,6 @@ def test_numbers_texts_and_lists(write_trace: Write) -> None:
 
 
 def test_instants_have_separate_arguments(write_trace: Write) -> None:
-    # GIVEN an event and an instant with the same key
     entries = [complete(1, {"Bytes": 1}), {"ph": "i", "ts": 2, "args": {"Bytes": -512, "Addr": 3}}]
     trace = read_trace(write_trace(entries))
     assert values(trace, "Bytes") == [(0, 1)]
@@ -75,7 +74,6 @@ def test_instants_have_separate_arguments(write_trace: Write) -> None:
 
 
 def test_rows_are_those_of_the_table(write_trace: Write) -> None:
-    # GIVEN entries that are left out, and a start and an end, between events
     entries = [
         {"ph": "X", "name": "no time", "args": {"k": 0}},
         {"ph": "B", "ts": 1, "name": "joined", "args": {"k": 1}},

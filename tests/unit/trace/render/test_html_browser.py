@@ -50,7 +50,6 @@ def rows(browser: Browser, title: str) -> list[list[str]]:
 
 
 def test_the_bar_of_several_devices_says_so(browser: Browser, tmp_path: Path) -> None:
-    # GIVEN a page about two devices
     program = Program()
     for device in (0, 1):
         program.launch("gemm", 80)
@@ -62,7 +61,6 @@ def test_the_bar_of_several_devices_says_so(browser: Browser, tmp_path: Path) ->
 
 
 def test_all_sections_are_there_without_errors(browser: Browser, tmp_path: Path) -> None:
-    # GIVEN the page of a program with waits and unhidden communication
     analysis = analyze(a_program().trace(tmp_path))
     browser.open(page_of(a_program(), tmp_path))
     headings = browser.text("h2")
@@ -73,7 +71,6 @@ def test_all_sections_are_there_without_errors(browser: Browser, tmp_path: Path)
     assert browser.text("nav a")[:3] == ["Summary", "Findings", "Timeline"]
     assert len(browser.text(".findings > li")) == len(analysis.findings())
     assert analysis.findings()[0].sentence in browser.text(".findings > li")[0]
-    # THEN the charts are drawn
     assert browser.evaluate("document.documentElement.dataset.ready") == "yes"
     assert browser.evaluate(f"{BOXES}.length") > 80
     ticks = browser.evaluate("document.querySelector('#analysis-idle .chart svg').textContent")
@@ -207,7 +204,6 @@ def test_everything_can_be_reached_with_the_keyboard(browser: Browser, tmp_path:
     browser.evaluate("scrollTo(0, 0)")
     browser.press("n")
     assert browser.evaluate("scrollY") > 0
-    # WHEN + and 0 are pressed in the timeline
     whole = browser.evaluate(RANGE)
     browser.evaluate("document.querySelector('#timeline .chart').focus()")
     browser.press("+")
@@ -238,7 +234,6 @@ def test_a_time_links_to_the_timeline(browser: Browser, tmp_path: Path) -> None:
 def test_hostile_names_have_no_effect(browser: Browser, tmp_path: Path) -> None:
     # GIVEN a trace whose names are scripts, tags, escape codes and 10,000 letters
     browser.open(page_of(a_program(HOSTILE), tmp_path))
-    # THEN none of it has run, and there is no tag or link from it
     assert browser.evaluate("typeof window.hostile") == "undefined"
     assert (
         browser.evaluate("document.querySelectorAll('main img, main b, main script').length") == 0
@@ -248,11 +243,10 @@ def test_hostile_names_have_no_effect(browser: Browser, tmp_path: Path) -> None:
     )
     assert "example.invalid" not in links
     assert browser.complaints == []
-    # AND it can be read, and no name makes the page wider than the window
     everything = browser.evaluate("document.body.textContent")
     assert "</script><script>window.hostile" in everything
     assert browser.evaluate("document.documentElement.scrollWidth") <= 1280
-    # AND the labels that appear over the bars show tags as text
+    # THEN the labels that appear over the bars show tags as text
     browser.evaluate(f"""for (const [x0, x1, y0, y1] of {BOXES}) {{
       const {{ plot }} = timelineNode, frame = plot.picture.getBoundingClientRect();
       timelineNode.dispatchEvent(new PointerEvent("pointermove", {{
@@ -265,7 +259,6 @@ def test_hostile_names_have_no_effect(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_the_page_cannot_send_requests(browser: Browser, tmp_path: Path) -> None:
-    # GIVEN a server that counts its requests
     asked: list[str] = []
 
     class Counting(http.server.BaseHTTPRequestHandler):

@@ -41,7 +41,6 @@ def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
     assert policy["default-src"] == "'none'"
     assert policy["img-src"] == "data: blob:"
     assert not {"connect-src", "font-src", "frame-src"} & policy.keys()
-    # THEN there are no URLs but the name of SVG's elements
     urls = re.findall(r"https?://[^\"]*|//cdn|@import|url\(", page)
     assert set(urls) == {"http://www.w3.org/2000/svg"}
 
@@ -100,7 +99,6 @@ def test_the_bar_of_several_devices_shows_their_sums(tmp_path: Path) -> None:
 
 
 def test_the_timeline_has_every_row_and_its_times(tmp_path: Path) -> None:
-    # GIVEN a program of twelve steps with two stages each
     analysis = analyze(a_program().trace(tmp_path))
     found = rows_of(contents.page_data(analysis))
     assert list(found) == [
@@ -172,7 +170,6 @@ def test_no_time_is_lost_if_there_are_more_events_than_bars(
 @pytest.mark.parametrize("name", ["ProfilerStep#{}", "iteration {}"])
 @pytest.mark.parametrize("steps", [600, 601, 2_100])
 def test_any_number_of_steps_gets_a_page(steps: int, name: str, tmp_path: Path) -> None:
-    # GIVEN a trace with many steps
     program = Program()
     for number in range(steps):
         with program.within(name.format(number), "user_annotation"):
@@ -213,7 +210,6 @@ def test_parts_of_a_row_cover_their_events(times: list[tuple[int, int]], most: i
     for number, at in enumerate(bars.longest):
         assert bars.of[at] == number
         assert end[at] - begin[at] == (end - begin)[bars.of == number].max()
-    # AND they are separated at the largest gaps
     gaps = begin[1:] - end[:-1]
     chosen = np.sort(gaps[np.flatnonzero(np.diff(bars.of))])[::-1]
     assert chosen.tolist() == np.sort(gaps)[::-1][: most - 1].tolist()

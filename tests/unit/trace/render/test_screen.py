@@ -81,7 +81,6 @@ def test_real_traces_fit(name: str, traces: Path) -> None:
 
 
 def test_the_bar_and_its_words_are_one_line(traces: Path) -> None:
-    # GIVEN a device that computed, communicated, copied and was idle
     analysis = analyze_path(traces / "cuda_b200_vllm_eager.json.gz")
     lines = printed(analysis, 60, 100)
     (line,) = [line for line in lines if line.startswith("Device ")]
