@@ -291,49 +291,70 @@ py::object id_text(std::uint64_t id) {
   return py::str(text);
 }
 
-py::list segments_of(const Recording& recording) {
+// What identifies an entry: the number of a segment, or a negative number of a hop that has come back to one, because
+// its entry has the number of that segment.
+std::int64_t key_of(const SegmentCopy& copy) {
+  if (copy.origin != kOriginReturn || copy.parent_hop == 0) return static_cast<std::int64_t>(copy.number);
+  return -static_cast<std::int64_t>(copy.parent_hop >> 1) - 1;
+}
+
+py::list segment_keys(const Recording& recording, bool only_open) {
   const NoCollection by_allocations;
   py::list result;
+  for (const SegmentCopy& copy : recording.copy.segments)
+    if (!only_open || (copy.origin != kOriginReturn && copy.end_ticks == 0)) result.append(key_of(copy));
+  return result;
+}
+
+py::dict segment_of(const Recording& recording, const SegmentCopy& copy) {
   const ClockFit& fit = recording.copy.fit;
   const auto time = [&](std::uint64_t ticks) {
     return ticks != 0 ? py::object(py::int_(fit.unix_ns(ticks))) : py::object(py::none());
   };
-  for (const SegmentCopy& copy : recording.copy.segments) {
-    py::dict segment;
-    segment["number"] = copy.number;
-    segment["id"] = text_of(copy.id);
-    segment["trace_id"] = trace_text(copy.trace);
-    segment["begin_ns"] = time(copy.begin_ticks);
-    segment["end_ns"] = time(copy.end_ticks);
-    segment["first_chunk_ns"] = time(copy.first_chunk_ticks);
-    segment["last_chunk_ns"] = time(copy.last_chunk_ticks);
-    segment["chunks"] = copy.chunks;
-    segment["chunk_amount"] = copy.chunk_amount;
-    segment["hops_sent"] = copy.hops_sent;
-    segment["status"] = static_cast<int>(copy.status);
-    segment["origin"] = static_cast<int>(copy.origin);
-    segment["attempt"] = copy.attempt;
-    segment["segment"] = id_text(copy.segment);
-    segment["parent_hop"] = id_text(copy.parent_hop);
-    segment["parent_segment"] = id_text(copy.parent_segment);
-    segment["received_ns"] = time(copy.received_ticks);
-    segment["sent_ns"] = time(copy.sent_ticks);
-    const bool is_known = copy.sent_clock != 0;
-    segment["sent_monotonic_ns"] = is_known ? py::object(py::int_(copy.sent_monotonic_ns)) : py::object(py::none());
-    segment["sent_unix_ns"] = is_known ? py::object(py::int_(copy.sent_unix_ns)) : py::object(py::none());
-    segment["sent_clock"] = copy.sent_clock;
-    segment["queue"] = copy.received_ticks != 0 ? recording.name_of(copy.queue_stage) : py::object(py::none());
-    segment["trace_flags"] = copy.trace_flags;
-    segment["branch"] = copy.branch.empty() ? py::object(py::none()) : text_of(copy.branch);
-    result.append(std::move(segment));
-  }
+  py::dict segment;
+  segment["number"] = copy.number;
+  segment["id"] = text_of(text_in(copy.id));
+  segment["trace_id"] = trace_text({copy.trace_high, copy.trace_low});
+  segment["begin_ns"] = time(copy.begin_ticks);
+  segment["end_ns"] = time(copy.end_ticks);
+  segment["first_chunk_ns"] = time(copy.first_chunk_ticks);
+  segment["last_chunk_ns"] = time(copy.last_chunk_ticks);
+  segment["chunks"] = copy.chunks;
+  segment["chunk_amount"] = copy.chunk_amount;
+  segment["hops_sent"] = copy.hops_sent;
+  segment["status"] = static_cast<int>(copy.status);
+  segment["origin"] = static_cast<int>(copy.origin);
+  segment["attempt"] = copy.attempt;
+  segment["segment"] = id_text(copy.segment);
+  segment["parent_hop"] = id_text(copy.parent_hop);
+  segment["parent_segment"] = id_text(copy.parent_segment);
+  segment["received_ns"] = time(copy.received_ticks);
+  segment["sent_ns"] = time(copy.sent_ticks);
+  const bool is_known = copy.sent_clock != 0;
+  segment["sent_monotonic_ns"] = is_known ? py::object(py::int_(copy.sent_monotonic_ns)) : py::object(py::none());
+  segment["sent_unix_ns"] = is_known ? py::object(py::int_(copy.sent_unix_ns)) : py::object(py::none());
+  segment["sent_clock"] = copy.sent_clock;
+  segment["queue"] = copy.received_ticks != 0 ? recording.name_of(copy.queue_stage) : py::object(py::none());
+  segment["trace_flags"] = copy.trace_flags;
+  const std::string_view branch = text_in(copy.branch);
+  segment["branch"] = branch.empty() ? py::object(py::none()) : text_of(branch);
+  return segment;
+}
+
+// [(key, segment)] of all entries, or of those with these keys.
+py::list segments_of(const Recording& recording, const std::optional<std::unordered_set<std::int64_t>>& keys) {
+  const NoCollection by_allocations;
+  py::list result;
+  for (const SegmentCopy& copy : recording.copy.segments)
+    if (const std::int64_t key = key_of(copy); !keys || keys->contains(key))
+      result.append(py::make_tuple(key, segment_of(recording, copy)));
   return result;
 }
 
 py::list links_of(const Recording& recording) {
   const NoCollection by_allocations;
   py::list result;
-  for (const LinkCopy& link : read_links(recording.copy.arena))
+  for (const LinkFields& link : read_links(recording.copy.arena))
     result.append(py::make_tuple(link.span, link.request, link.size));
   return result;
 }
@@ -432,7 +453,8 @@ void define_recording(py::module_& module) {
       .def("snapshot", snapshot_of)
       .def("spans", spans_of)
       .def("open_spans", open_of)
-      .def("segments", segments_of)
+      .def("segment_keys", segment_keys, py::arg("only_open") = false)
+      .def("segments", segments_of, py::arg("keys") = py::none())
       .def("links", links_of)
       .def("amounts", amounts_of, py::arg("spans") = py::none())
       .def("threads", threads_of)

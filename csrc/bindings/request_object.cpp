@@ -125,14 +125,15 @@ bool join_trace(RequestObject& self) noexcept {
 }
 
 /// Writes its segment or hop to the recording. Returns 1 + index of the entry; 0 with an exception set if that fails.
-std::uint32_t write_entry(const RequestObject& self, SegmentStart& start) noexcept {
+std::uint32_t write_entry(const RequestObject& self, SegmentFields& start) noexcept {
   const Ref shown = shown_id(self.id);
   const Utf8 id(shown.get());
   if (!id) return 0;
   // Last, so that what is done once for each process or thread is not part of the request.
   if (start.origin == kOriginRoot && start.begin_ticks == 0) start.begin_ticks = now_ticks();
-  start.id = id.view();
-  start.trace = self.parent.trace;
+  set_text(start.id, id.view());
+  start.trace_high = self.parent.trace.high;
+  start.trace_low = self.parent.trace.low;
   start.segment = self.segment;
   start.parent_hop = self.parent.hop;
   start.trace_flags = self.parent.flags;
@@ -144,7 +145,7 @@ bool begin_root(RequestObject& self) noexcept {
   if (!has_trace(self) && !join_trace(self)) return false;
   self.segment = random_number();
   Recorder::get().this_thread();  // makes the recording, which takes a millisecond
-  SegmentStart start;
+  SegmentFields start;
   self.shown = write_entry(self, start);
   self.begin_ticks = start.begin_ticks;
   self.is_root = true;
@@ -154,7 +155,7 @@ bool begin_root(RequestObject& self) noexcept {
 /// Writes the segment of a part after the end of a request. Most have nothing to show, and are never written.
 bool show_following(RequestObject& self) noexcept {
   if (self.shown != 0 || self.begin_ticks == 0) return true;
-  SegmentStart start;
+  SegmentFields start;
   start.begin_ticks = self.begin_ticks;
   start.parent_segment = self.parent.hop;
   self.shown = write_entry(self, start);
@@ -181,13 +182,13 @@ struct Arrival {
 /// Writes that a request was received. `sent` is null if that is not known.
 bool write_received(RequestObject& self, const SentHop* sent, const Arrival& arrival) noexcept {
   const Utf8 branch(self.branch != Py_None ? self.branch : nullptr);
-  SegmentStart start;
+  SegmentFields start;
   start.origin = self.owner == nullptr ? kOriginRemote : kOriginReturn;
   if (!has_trace(self) && !join_trace(self)) return false;
   // Our own key names one message. A foreign `traceparent` may be the parent of any number of calls.
   if (!self.begins_here && self.parent.hop != 0 && is_repeated_hop(self.parent.hop)) start.origin = kOriginRepeated;
   self.segment = self.owner == nullptr ? random_number() : self.owner->segment;
-  start.branch = branch.view();
+  set_text(start.branch, branch.view());
   start.attempt = self.attempt;
   start.queue_stage = queue_stage(self, kQueue);
   start.received_ticks = arrival.received_ticks;

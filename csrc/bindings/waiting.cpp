@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
@@ -21,41 +22,38 @@ namespace {
 // A daemon thread may be ended when it takes the lock again or imports numpy. No code that is compiled with exceptions,
 // such as pybind11, may be on the stack then.
 
+#define STAGESPAN_SPAN_ROW_FIELDS(FIELD)                                        \
+  FIELD(std::uint32_t, stage, 0)                                                \
+  FIELD(std::uint32_t, thread, 0)                                               \
+  FIELD(std::int64_t, begin_ns, 0)                                              \
+  FIELD(std::int64_t, end_ns, 0)                                                \
+  FIELD(std::uint64_t, id, 0)                                                   \
+  FIELD(std::uint64_t, parent, 0)                                               \
+  FIELD(std::uint64_t, request, 0)                                              \
+  FIELD(std::int64_t, suspended_ns, 0)                                          \
+  FIELD(std::uint16_t, depth, 0)                                                \
+  FIELD(std::uint16_t, flags, 0)                                                \
+  FIELD(double, device_elapsed_ns, 0) /* NaN if not known, like the next two */ \
+  FIELD(double, device_queue_ns, 0)                                             \
+  FIELD(double, device_tail_ns, 0)
+
 /// A row of `spans()`.
 struct SpanRow {
-  std::uint32_t stage;
-  std::uint32_t thread;
-  std::int64_t begin_ns;
-  std::int64_t end_ns;
-  std::uint64_t id;
-  std::uint64_t parent;
-  std::uint64_t request;
-  std::int64_t suspended_ns;
-  std::uint16_t depth;
-  std::uint16_t flags;
-  double device_elapsed_ns;  // NaN if not known, like the next two
-  double device_queue_ns;
-  double device_tail_ns;
+  STAGESPAN_SPAN_ROW_FIELDS(STAGESPAN_PLAIN_FIELD)
 };
+
+/// The name of a type of numbers in numpy.
+template <class T>
+constexpr char kFormat[] = {std::is_floating_point_v<T> ? 'f' : (std::is_signed_v<T> ? 'i' : 'u'), '0' + sizeof(T), 0};
 
 constexpr struct {
   const char* name;
   const char* format;
   std::size_t offset;
 } kFields[] = {
-    {"stage", "u4", offsetof(SpanRow, stage)},
-    {"thread", "u4", offsetof(SpanRow, thread)},
-    {"begin_ns", "i8", offsetof(SpanRow, begin_ns)},
-    {"end_ns", "i8", offsetof(SpanRow, end_ns)},
-    {"id", "u8", offsetof(SpanRow, id)},
-    {"parent", "u8", offsetof(SpanRow, parent)},
-    {"request", "u8", offsetof(SpanRow, request)},
-    {"suspended_ns", "i8", offsetof(SpanRow, suspended_ns)},
-    {"depth", "u2", offsetof(SpanRow, depth)},
-    {"flags", "u2", offsetof(SpanRow, flags)},
-    {"device_elapsed_ns", "f8", offsetof(SpanRow, device_elapsed_ns)},
-    {"device_queue_ns", "f8", offsetof(SpanRow, device_queue_ns)},
-    {"device_tail_ns", "f8", offsetof(SpanRow, device_tail_ns)},
+#define STAGESPAN_ROW_FIELD(type, name, initial) {#name, kFormat<type>, offsetof(SpanRow, name)},
+    STAGESPAN_SPAN_ROW_FIELDS(STAGESPAN_ROW_FIELD)
+#undef STAGESPAN_ROW_FIELD
 };
 
 // numpy.dtype({"names": [...], "formats": [...], "offsets": [...], "itemsize": ...})
@@ -103,7 +101,7 @@ PyObject* rows_by(const std::vector<SpanCopy>& copies, const DeviceCopies& devic
   if (!rows) return nullptr;
   auto* row = reinterpret_cast<SpanRow*>(PyByteArray_AS_STRING(rows.get()));
   for (const SpanCopy& copy : copies) {
-    DeviceCopy device{kUnknownNs, kUnknownNs, kUnknownNs, 0};
+    DeviceFields device;
     if (const auto found = devices.find(copy.id); found != devices.end()) device = found->second;
     const std::int64_t begin = clock.unix_ns(copy.begin_ticks);
     const std::int64_t end = clock.end_ns(copy.begin_ticks, copy.end_ticks);

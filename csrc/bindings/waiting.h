@@ -12,7 +12,7 @@
 
 namespace stagespan::python {
 
-using DeviceCopies = std::unordered_map<std::uint64_t, DeviceCopy>;
+using DeviceCopies = std::unordered_map<std::uint64_t, DeviceFields>;
 
 /// Spans of another recording as a structured array like that of `spans()`. Null with an exception set if that fails.
 PyObject* span_rows(const std::vector<SpanCopy>& copies, const DeviceCopies& devices, const ClockFit& fit);

@@ -244,16 +244,10 @@ void Resolver::write() {
       add_figure(arena, index, kDeviceTail, settled.result.tail_ns);
 
       const std::uint64_t number = header.device_head.load(relaxed);
-      DeviceRecord& record = arena.device_ring()[number & (kDeviceSpans - 1)];
-      record.commit.store(0, relaxed);
-      store_fence();
-      record.id.store(settled.id, relaxed);
-      record.elapsed_ns.store(settled.result.elapsed_ns, relaxed);
-      record.queue_ns.store(settled.result.queue_ns, relaxed);
-      record.tail_ns.store(settled.result.tail_ns, relaxed);
-      record.stage.store(settled.stage, relaxed);
-      record.device.store(static_cast<std::uint32_t>(settled.device), relaxed);
-      record.commit.store(static_cast<std::uint32_t>(number + 1), std::memory_order_release);
+      const DeviceResult& times = settled.result;
+      write_record(arena.device_ring()[number & (kDeviceSpans - 1)], number,
+                   DeviceFields{settled.id, times.elapsed_ns, times.queue_ns, times.tail_ns, settled.stage,
+                                static_cast<std::uint32_t>(settled.device)});
       header.device_head.store(number + 1, std::memory_order_release);
     }
   }

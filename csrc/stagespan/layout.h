@@ -1,6 +1,7 @@
 // layout.h: the structures of an arena. Threads write them while other threads read them.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -380,6 +381,49 @@ enum SpanFlag : std::uint16_t {
 /// In the flags that readers return: the StageKind of the span's stage. Writers leave these bits free.
 inline constexpr std::uint32_t kKindShift = 13;
 
+/// How a field is stored that others read while it is written: texts are arrays of words.
+template <class T>
+struct SharedField {
+  using Stored = std::atomic<T>;
+};
+template <class T, std::size_t size>
+struct SharedField<std::array<T, size>> {
+  using Stored = std::array<std::atomic<T>, size>;
+};
+
+template <class T>
+void store_field(std::atomic<T>& to, T value) noexcept {
+  to.store(value, std::memory_order_relaxed);
+}
+template <class T, std::size_t size>
+void store_field(std::array<std::atomic<T>, size>& to, const std::array<T, size>& value) noexcept {
+  for (std::size_t i = 0; i < size; ++i) store_field(to[i], value[i]);
+}
+
+template <class T>
+T load_field(const std::atomic<T>& from) noexcept {
+  return from.load(std::memory_order_relaxed);
+}
+template <class T, std::size_t size>
+std::array<T, size> load_field(const std::array<std::atomic<T>, size>& from) noexcept {
+  std::array<T, size> value;
+  for (std::size_t i = 0; i < size; ++i) value[i] = load_field(from[i]);
+  return value;
+}
+
+// Each record is described by one list of its fields: FIELD(type, name, initial value). From the list come the record
+// that others read while it is written, a plain copy of it, and the functions between the two.
+#define STAGESPAN_PLAIN_FIELD(type, name, initial) type name = initial;
+#define STAGESPAN_SHARED_FIELD(type, name, initial) SharedField<type>::Stored name;
+#define STAGESPAN_STORE_FIELD(type, name, initial) store_field(name, from.name);
+#define STAGESPAN_LOAD_FIELD(type, name, initial) load_field(name),
+// clang-format off
+#define STAGESPAN_SHARED_FIELDS(Fields, LIST)                               \
+  LIST(STAGESPAN_SHARED_FIELD)                                              \
+  void store(const Fields& from) noexcept { LIST(STAGESPAN_STORE_FIELD) }   \
+  Fields load() const noexcept { return {LIST(STAGESPAN_LOAD_FIELD)}; }
+// clang-format on
+
 // A finished span, 64 bytes: one cache line.
 //
 //   0        8        16       24       32       40         48     52      56     58     60      64
@@ -388,17 +432,24 @@ inline constexpr std::uint32_t kKindShift = 13;
 // `commit` is the low half of 1 + the record's number in its ring once the record is complete, and 0 while it is being
 // written. A reader that finds the same number before and after copying has a complete record. The number of every
 // 2^32nd record is also 0; readers leave these records out.
+#define STAGESPAN_SPAN_FIELDS(FIELD)       \
+  FIELD(std::uint64_t, begin_ticks, 0)     \
+  FIELD(std::uint64_t, end_ticks, 0)       \
+  FIELD(std::uint64_t, id, 0)              \
+  FIELD(std::uint64_t, parent, 0)          \
+  FIELD(std::uint64_t, request, 0)         \
+  FIELD(std::uint64_t, suspended_ticks, 0) \
+  FIELD(std::uint32_t, stage, 0)           \
+  FIELD(std::uint32_t, thread, 0)          \
+  FIELD(std::uint16_t, depth, 0)           \
+  FIELD(std::uint16_t, flags, 0)
+
+struct SpanFields {
+  STAGESPAN_SPAN_FIELDS(STAGESPAN_PLAIN_FIELD)
+};
+
 struct alignas(64) SpanRecord {
-  std::atomic<std::uint64_t> begin_ticks;
-  std::atomic<std::uint64_t> end_ticks;
-  std::atomic<std::uint64_t> id;
-  std::atomic<std::uint64_t> parent;
-  std::atomic<std::uint64_t> request;
-  std::atomic<std::uint64_t> suspended_ticks;
-  std::atomic<std::uint32_t> stage;
-  std::atomic<std::uint32_t> thread;
-  std::atomic<std::uint16_t> depth;
-  std::atomic<std::uint16_t> flags;
+  STAGESPAN_SHARED_FIELDS(SpanFields, STAGESPAN_SPAN_FIELDS)
   std::atomic<std::uint32_t> commit;
 };
 static_assert(sizeof(SpanRecord) == 64);
@@ -480,58 +531,86 @@ enum SegmentStatus : std::uint8_t {
   kStatusCount,
 };
 
+/// A text that fills its field, or is followed by zeroes.
+template <std::size_t bytes>
+using TextWords = std::array<std::uint64_t, bytes / 8>;
+
+#define STAGESPAN_SEGMENT_FIELDS(FIELD)                                                                         \
+  FIELD(std::uint64_t, begin_ticks, 0) /* when it was entered; 0 while it waits */                              \
+  FIELD(std::uint64_t, end_ticks, 0)   /* 0 while it is open */                                                 \
+  FIELD(std::uint64_t, first_chunk_ticks, 0)                                                                    \
+  FIELD(std::uint64_t, last_chunk_ticks, 0)                                                                     \
+  FIELD(std::uint64_t, chunks, 0)                                                                               \
+  FIELD(std::uint64_t, chunk_amount, 0)                                                                         \
+  FIELD(std::uint32_t, hops_sent, 0)                                                                            \
+  FIELD(std::uint8_t, status, kStatusOpen) /* a SegmentStatus */                                                \
+  FIELD(std::uint8_t, origin, kOriginRoot) /* a SegmentOrigin */                                                \
+  FIELD(std::uint16_t, attempt, 1)                                                                              \
+  FIELD(std::uint64_t, trace_high, 0) /* of the trace's id; both 0 if it belongs to no trace */                 \
+  FIELD(std::uint64_t, trace_low, 0)                                                                            \
+  FIELD(std::uint64_t, segment, 0)          /* its id in the trace */                                           \
+  FIELD(std::uint64_t, parent_hop, 0)       /* the hop that brought it, or its parent in another system */      \
+  FIELD(std::uint64_t, parent_segment, 0)   /* that the hop was sent from, 0 if unknown */                      \
+  FIELD(std::uint64_t, received_ticks, 0)   /* 0 if it began here */                                            \
+  FIELD(std::uint64_t, sent_ticks, 0)       /* on this process's clock; 0 if it was sent on another one */      \
+  FIELD(std::int64_t, sent_monotonic_ns, 0) /* on the sender's clock */                                         \
+  FIELD(std::int64_t, sent_unix_ns, 0)                                                                          \
+  FIELD(std::uint64_t, sent_clock, 0)  /* ArenaHeader::clock of the sender; 0 if nothing is known of the hop */ \
+  FIELD(std::uint32_t, queue_stage, 0) /* where it waited from received to entered */                           \
+  FIELD(std::uint32_t, trace_flags, 0)                                                                          \
+  FIELD(std::uint64_t, entered_ticks, 0) /* the latest time at which it was entered */                          \
+  FIELD(TextWords<kBranchBytes>, branch, {})                                                                    \
+  FIELD(TextWords<kRequestIdBytes>, id, {})
+
+struct SegmentFields {
+  STAGESPAN_SEGMENT_FIELDS(STAGESPAN_PLAIN_FIELD)
+};
+
 // A request in this process: 256 bytes. `number` is 0 while the entry is free or being filled, and is stored last. The
 // fields from `begin_ticks` to `status` change while it is open; each of them is complete in itself.
 struct alignas(64) SegmentEntry {
   std::atomic<std::uint64_t> number;
-  std::atomic<std::uint64_t> begin_ticks;  // when it was entered; 0 while it waits
-  std::atomic<std::uint64_t> end_ticks;    // 0 while it is open
-  std::atomic<std::uint64_t> first_chunk_ticks;
-  std::atomic<std::uint64_t> last_chunk_ticks;
-  std::atomic<std::uint64_t> chunks;
-  std::atomic<std::uint64_t> chunk_amount;
-  std::atomic<std::uint32_t> hops_sent;
-  std::atomic<std::uint8_t> status;  // a SegmentStatus
-  std::atomic<std::uint8_t> origin;  // a SegmentOrigin
-  std::atomic<std::uint16_t> attempt;
-  std::atomic<std::uint64_t> trace_id[2];       // high half first; both 0 if it belongs to no trace
-  std::atomic<std::uint64_t> segment;           // its id in the trace
-  std::atomic<std::uint64_t> parent_hop;        // the id of the hop that brought it, or of its parent in another system
-  std::atomic<std::uint64_t> parent_segment;    // that the hop was sent from, 0 if unknown
-  std::atomic<std::uint64_t> received_ticks;    // 0 if it began here
-  std::atomic<std::uint64_t> sent_ticks;        // on this process's clock; 0 if it was sent on another clock
-  std::atomic<std::int64_t> sent_monotonic_ns;  // on the sender's clock
-  std::atomic<std::int64_t> sent_unix_ns;
-  std::atomic<std::uint64_t> sent_clock;   // ArenaHeader::clock of the sender; 0 if nothing is known of the hop
-  std::atomic<std::uint32_t> queue_stage;  // where it waited from received to entered
-  std::atomic<std::uint32_t> trace_flags;
-  std::atomic<std::uint64_t> entered_ticks;  // the latest time at which it was entered
-  std::atomic<std::uint64_t> branch[kBranchBytes / 8];
-  std::atomic<std::uint64_t> id[kRequestIdBytes / 8];
+  STAGESPAN_SHARED_FIELDS(SegmentFields, STAGESPAN_SEGMENT_FIELDS)
 };
 static_assert(sizeof(SegmentEntry) == 256);
 static_assert(kSegmentsAtOnce * sizeof(SegmentEntry) % 4096 == 0);
 
-/// One of the requests that a batch served; `commit` as in a SpanRecord.
+#define STAGESPAN_LINK_FIELDS(FIELD)                                               \
+  FIELD(std::uint64_t, span, 0)                                                    \
+  FIELD(std::uint64_t, request, 0) /* the number of its segment in this process */ \
+  FIELD(std::uint32_t, size, 0)    /* the number of requests of the batch */
+
+/// One of the requests that a batch served.
+struct LinkFields {
+  STAGESPAN_LINK_FIELDS(STAGESPAN_PLAIN_FIELD)
+};
+
+/// `commit` as in a SpanRecord.
 struct LinkRecord {
-  std::atomic<std::uint64_t> span;
-  std::atomic<std::uint64_t> request;  // the number of its segment in this process
-  std::atomic<std::uint32_t> size;     // the number of requests of the batch
+  STAGESPAN_SHARED_FIELDS(LinkFields, STAGESPAN_LINK_FIELDS)
   std::atomic<std::uint32_t> commit;
   std::uint64_t reserved;
 };
 static_assert(sizeof(LinkRecord) == 32);
 static_assert(kLinksAtOnce * sizeof(LinkRecord) % 4096 == 0);
 
-/// In AmountRecord::key: the value is a double, and not an integer.
+/// In AmountFields::key: the value is a double, and not an integer.
 inline constexpr std::uint32_t kAmountIsFraction = 0x80000000;
 
-/// What a span has done, in one unit; `commit` as in a SpanRecord. The value of the latest records may still grow.
+#define STAGESPAN_AMOUNT_FIELDS(FIELD)                                         \
+  FIELD(std::uint64_t, span, 0)                                                \
+  FIELD(std::uint64_t, span_begin_ticks, 0)                                    \
+  FIELD(std::uint64_t, value, 0) /* the bits of an std::int64_t or a double */ \
+  FIELD(std::uint32_t, key, 0)   /* a work key, and kAmountIsFraction */
+
+/// What a span has done, in one unit.
+struct AmountFields {
+  STAGESPAN_AMOUNT_FIELDS(STAGESPAN_PLAIN_FIELD)
+};
+
+/// `commit` as in a SpanRecord. The value of the latest records may still grow.
 struct AmountRecord {
-  std::atomic<std::uint64_t> span;
-  std::atomic<std::uint64_t> span_begin_ticks;
-  std::atomic<std::uint64_t> value;  // the bits of an std::int64_t or a double
-  std::atomic<std::uint32_t> key;    // a work key, and kAmountIsFraction
+  STAGESPAN_SHARED_FIELDS(AmountFields, STAGESPAN_AMOUNT_FIELDS)
   std::atomic<std::uint32_t> commit;
 };
 static_assert(sizeof(AmountRecord) == 32);
@@ -579,14 +658,22 @@ static_assert(kBlocksAtOnce * sizeof(StatsBlock) % 4096 == 0);
 /// A device time that is not known.
 inline constexpr std::int64_t kUnknownNs = INT64_MIN;
 
-/// The device times of a span, which readers find by its id. Only the resolver writes it; `commit` as in a SpanRecord.
+#define STAGESPAN_DEVICE_FIELDS(FIELD)                                              \
+  FIELD(std::uint64_t, id, 0)                                                       \
+  FIELD(std::int64_t, elapsed_ns, kUnknownNs) /* from start to end on the stream */ \
+  FIELD(std::int64_t, queue_ns, kUnknownNs)   /* device begin - host begin */       \
+  FIELD(std::int64_t, tail_ns, kUnknownNs)    /* device end - host end */           \
+  FIELD(std::uint32_t, stage, 0)                                                    \
+  FIELD(std::uint32_t, device, 0) /* its index as torch counts */
+
+/// The device times of a span, which readers find by its id.
+struct DeviceFields {
+  STAGESPAN_DEVICE_FIELDS(STAGESPAN_PLAIN_FIELD)
+};
+
+/// Only the resolver writes it; `commit` as in a SpanRecord.
 struct DeviceRecord {
-  std::atomic<std::uint64_t> id;
-  std::atomic<std::int64_t> elapsed_ns;  // from start to end on the stream, gaps included
-  std::atomic<std::int64_t> queue_ns;    // device begin - host begin, or kUnknownNs
-  std::atomic<std::int64_t> tail_ns;     // device end - host end, or kUnknownNs
-  std::atomic<std::uint32_t> stage;
-  std::atomic<std::uint32_t> device;  // its index as torch counts
+  STAGESPAN_SHARED_FIELDS(DeviceFields, STAGESPAN_DEVICE_FIELDS)
   std::atomic<std::uint32_t> commit;
   std::uint32_t reserved;
 };
@@ -614,6 +701,40 @@ inline void load_fence() noexcept {
 #else
   std::atomic_thread_fence(std::memory_order_acquire);
 #endif
+}
+
+/// To be called before the fields of a record of a ring are stored.
+template <class Record>
+STAGESPAN_HOT void open_record(Record& record) noexcept {
+  record.commit.store(0, std::memory_order_relaxed);
+  store_fence();  // a reader that sees a field of this record sees that the previous one has been removed
+}
+
+/// To be called after that.
+template <class Record>
+STAGESPAN_HOT void commit_record(Record& record, std::uint64_t number) noexcept {
+  // Release: a reader that sees this number sees the fields.
+  record.commit.store(static_cast<std::uint32_t>(number + 1), std::memory_order_release);
+}
+
+template <class Record, class Fields>
+void write_record(Record& record, std::uint64_t number, const Fields& fields) noexcept {
+  open_record(record);
+  record.store(fields);
+  commit_record(record, number);
+}
+
+/// Copies a record of a ring. Returns false if it is another record, or was being written.
+template <class Record, class Fields>
+bool read_record(const Record& record, std::uint64_t number, Fields& fields) noexcept {
+  const auto wanted = static_cast<std::uint32_t>(number + 1);
+  // 0 is also the number of a record that is being written. Acquire: the fields that are read next are at least as new
+  // as this number.
+  if (wanted == 0 || record.commit.load(std::memory_order_acquire) != wanted) return false;
+  fields = record.load();
+  // A writer clears the number before it changes a field, so the same number means that no field has changed.
+  load_fence();
+  return record.commit.load(std::memory_order_relaxed) == wanted;
 }
 
 }  // namespace stagespan

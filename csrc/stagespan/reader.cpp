@@ -21,19 +21,19 @@ std::uint16_t kind_bits(ArenaView arena, std::uint32_t stage) {
 }
 
 std::optional<SpanCopy> copy_record(ArenaView arena, const SpanRecord& record, std::uint64_t number) {
-  const auto wanted = static_cast<std::uint32_t>(number + 1);
-  if (wanted == 0) return std::nullopt;  // has the same number as a record that is being written
-  // Acquire: the fields that are read next are at least as new as this number.
-  if (record.commit.load(std::memory_order_acquire) != wanted) return std::nullopt;
-  SpanCopy copy{record.begin_ticks.load(relaxed), record.end_ticks.load(relaxed), record.id.load(relaxed),
-                record.parent.load(relaxed),      record.request.load(relaxed),   record.suspended_ticks.load(relaxed),
-                record.stage.load(relaxed),       record.thread.load(relaxed),    record.depth.load(relaxed),
-                record.flags.load(relaxed)};
-  // A writer clears the number before it changes a field, so the same number means that no field has changed.
-  load_fence();
-  if (record.commit.load(relaxed) != wanted) return std::nullopt;
+  SpanCopy copy;
+  if (!read_record(record, number, copy)) return std::nullopt;
   copy.flags |= kind_bits(arena, copy.stage);
   return copy;
+}
+
+/// Calls a function with each complete record of a ring between two numbers that the ring still has, oldest first.
+template <class Record, class Take>
+void for_each_record(const Record* ring, std::uint64_t capacity, std::uint64_t floor, std::uint64_t head,
+                     const Take& take) {
+  decltype(ring->load()) fields;
+  for (std::uint64_t number = std::max(floor, head > capacity ? head - capacity : 0); number < head; ++number)
+    if (read_record(ring[number % capacity], number, fields)) take(fields);
 }
 
 std::uint32_t slots_in_use(ArenaView arena) {
@@ -164,19 +164,11 @@ std::vector<SpanCopy> read_requests(ArenaView arena, const std::vector<std::uint
   return result;
 }
 
-std::vector<LinkCopy> read_links(ArenaView arena) {
-  std::vector<LinkCopy> result;
+std::vector<LinkFields> read_links(ArenaView arena) {
+  std::vector<LinkFields> result;
   if (!arena) return result;
-  const std::uint64_t capacity = arena.link_count();
-  const std::uint64_t head = arena.header().link_head.load(std::memory_order_acquire);
-  for (std::uint64_t number = head > capacity ? head - capacity : 0; number < head; ++number) {
-    const LinkRecord& link = arena.links()[number % capacity];
-    const auto wanted = static_cast<std::uint32_t>(number + 1);
-    if (wanted == 0 || link.commit.load(std::memory_order_acquire) != wanted) continue;
-    const LinkCopy copy{link.span.load(relaxed), link.request.load(relaxed), link.size.load(relaxed)};
-    load_fence();
-    if (link.commit.load(relaxed) == wanted) result.push_back(copy);
-  }
+  for_each_record(arena.links(), arena.link_count(), 0, arena.header().link_head.load(std::memory_order_acquire),
+                  [&](const LinkFields& link) { result.push_back(link); });
   return result;
 }
 
@@ -184,55 +176,39 @@ std::unordered_map<std::uint64_t, std::map<std::uint32_t, Amount>> read_amounts(
     ArenaView arena, const std::unordered_set<std::uint64_t>* spans) {
   std::unordered_map<std::uint64_t, std::map<std::uint32_t, Amount>> result;
   if (!arena) return result;
-  const std::uint64_t capacity = arena.amount_count();
   const std::uint64_t head = arena.header().amount_head.load(std::memory_order_acquire);
-  for (std::uint64_t number = head > capacity ? head - capacity : 0; number < head; ++number) {
-    const AmountRecord& record = arena.amounts()[number % capacity];
-    const auto wanted = static_cast<std::uint32_t>(number + 1);
-    if (wanted == 0 || record.commit.load(std::memory_order_acquire) != wanted) continue;
-    const std::uint64_t span = record.span.load(relaxed);
-    if (spans != nullptr && !spans->contains(span)) continue;
-    const std::uint32_t key = record.key.load(relaxed);
-    const std::uint64_t value = record.value.load(relaxed);
-    load_fence();
-    if (record.commit.load(relaxed) != wanted) continue;
+  for_each_record(arena.amounts(), arena.amount_count(), 0, head, [&](const AmountFields& found) {
+    if (spans != nullptr && !spans->contains(found.span)) return;
     constexpr double largest = std::numeric_limits<double>::max();
-    Amount& amount = result[span][key & ~kAmountIsFraction];
+    Amount& amount = result[found.span][found.key & ~kAmountIsFraction];
+    const auto whole = std::bit_cast<std::int64_t>(found.value);
     const auto add_fraction = [&](double more) {
       amount.fraction = std::clamp(amount.fraction + more, -largest, largest);
     };
-    if ((key & kAmountIsFraction) != 0) {
-      add_fraction(std::bit_cast<double>(value));
-    } else if (std::int64_t sum = 0; !__builtin_add_overflow(amount.whole, std::bit_cast<std::int64_t>(value), &sum)) {
+    if ((found.key & kAmountIsFraction) != 0) {
+      add_fraction(std::bit_cast<double>(found.value));
+    } else if (std::int64_t sum = 0; !__builtin_add_overflow(amount.whole, whole, &sum)) {
       amount.whole = sum;
     } else {
-      add_fraction(static_cast<double>(amount.whole) + static_cast<double>(std::bit_cast<std::int64_t>(value)));
+      add_fraction(static_cast<double>(amount.whole) + static_cast<double>(whole));
       amount.whole = 0;
     }
-  }
+  });
   return result;
 }
 
-std::unordered_map<std::uint64_t, DeviceCopy> read_device_spans(ArenaView arena) {
-  std::unordered_map<std::uint64_t, DeviceCopy> result;
+std::unordered_map<std::uint64_t, DeviceFields> read_device_spans(ArenaView arena) {
+  std::unordered_map<std::uint64_t, DeviceFields> result;
   if (!arena) return result;
   const std::uint64_t floor = arena.header().device_floor.load(std::memory_order_acquire);
   const std::uint64_t head = arena.header().device_head.load(std::memory_order_acquire);
-  for (std::uint64_t number = std::max(floor, head > kDeviceSpans ? head - kDeviceSpans : 0); number < head; ++number) {
-    const DeviceRecord& record = arena.device_ring()[number & (kDeviceSpans - 1)];
-    const auto wanted = static_cast<std::uint32_t>(number + 1);
-    if (wanted == 0 || record.commit.load(std::memory_order_acquire) != wanted) continue;
-    const std::uint64_t id = record.id.load(relaxed);
-    const DeviceCopy copy{record.elapsed_ns.load(relaxed), record.queue_ns.load(relaxed), record.tail_ns.load(relaxed),
-                          record.device.load(relaxed)};
-    load_fence();
-    if (record.commit.load(relaxed) == wanted) result.insert_or_assign(id, copy);
-  }
+  for_each_record(arena.device_ring(), kDeviceSpans, floor, head,
+                  [&](const DeviceFields& times) { result.insert_or_assign(times.id, times); });
   return result;
 }
 
 bool try_read_spans(ArenaView arena, std::vector<SpanCopy>& spans,
-                    std::unordered_map<std::uint64_t, DeviceCopy>& devices) noexcept {
+                    std::unordered_map<std::uint64_t, DeviceFields>& devices) noexcept {
   try {
     spans = read_spans(arena);
     devices = read_device_spans(arena);
@@ -243,7 +219,7 @@ bool try_read_spans(ArenaView arena, std::vector<SpanCopy>& spans,
 }
 
 bool try_read_new_spans(ArenaView arena, ReadPositions& positions, std::vector<SpanCopy>& spans,
-                        std::unordered_map<std::uint64_t, DeviceCopy>& devices) noexcept {
+                        std::unordered_map<std::uint64_t, DeviceFields>& devices) noexcept {
   try {
     spans = read_new_spans(arena, positions);
     devices = read_device_spans(arena);

@@ -13,19 +13,8 @@
 
 namespace stagespan {
 
-/// A finished span from a ring, in ticks.
-struct SpanCopy {
-  std::uint64_t begin_ticks;
-  std::uint64_t end_ticks;
-  std::uint64_t id;
-  std::uint64_t parent;
-  std::uint64_t request;
-  std::uint64_t suspended_ticks;
-  std::uint32_t stage;
-  std::uint32_t thread;
-  std::uint16_t depth;
-  std::uint16_t flags;
-};
+/// A finished span from a ring, in ticks. Its flags contain its kind, see kKindShift.
+using SpanCopy = SpanFields;
 
 /// The number of spans that the rings have overwritten.
 std::uint64_t overwritten(ArenaView arena);
@@ -55,15 +44,8 @@ std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::
 std::vector<SpanCopy> read_requests(ArenaView arena, const std::vector<std::uint64_t>& requests,
                                     std::uint64_t since_ticks, std::uint64_t* complete_from);
 
-/// One of the requests that the span of a batch served.
-struct LinkCopy {
-  std::uint64_t span;
-  std::uint64_t request;
-  std::uint32_t size;
-};
-
 /// The latest links, oldest first.
-std::vector<LinkCopy> read_links(ArenaView arena);
+std::vector<LinkFields> read_links(ArenaView arena);
 
 /// The work of a span in one unit; the sum of both numbers.
 struct Amount {
@@ -75,23 +57,15 @@ struct Amount {
 std::unordered_map<std::uint64_t, std::map<std::uint32_t, Amount>> read_amounts(
     ArenaView arena, const std::unordered_set<std::uint64_t>* spans = nullptr);
 
-/// The device times of a span; kUnknownNs if not known.
-struct DeviceCopy {
-  std::int64_t elapsed_ns;
-  std::int64_t queue_ns;
-  std::int64_t tail_ns;
-  std::uint32_t device;
-};
-
 /// The device times of spans, by span id.
-std::unordered_map<std::uint64_t, DeviceCopy> read_device_spans(ArenaView arena);
+std::unordered_map<std::uint64_t, DeviceFields> read_device_spans(ArenaView arena);
 
 /// Returns both of these without exceptions. False if there was not enough memory.
 bool try_read_spans(ArenaView arena, std::vector<SpanCopy>& spans,
-                    std::unordered_map<std::uint64_t, DeviceCopy>& devices) noexcept;
+                    std::unordered_map<std::uint64_t, DeviceFields>& devices) noexcept;
 /// The same for the spans that read_new_spans() returns.
 bool try_read_new_spans(ArenaView arena, ReadPositions& positions, std::vector<SpanCopy>& spans,
-                        std::unordered_map<std::uint64_t, DeviceCopy>& devices) noexcept;
+                        std::unordered_map<std::uint64_t, DeviceFields>& devices) noexcept;
 
 struct OpenCopy {
   std::uint64_t id;

@@ -294,21 +294,11 @@ void Recorder::add_amount_locked(WorkingSpan span, std::uint32_t key, std::uint6
     return;
   }
   const std::uint64_t index = number % capacity;
-  std::atomic<std::uint8_t>& piece = header.amount_pieces[index / kAmountsAtOnce];
-  if (recording_.is_active() && piece.load(relaxed) == kPieceUnclaimed) {
-    const bool has_room = reserve_locked(kRegionAmounts, index / kAmountsAtOnce * kAmountsAtOnce, kAmountsAtOnce);
-    piece.store(has_room ? kPieceRecorded : kPieceRefused, std::memory_order_release);
-  }
+  claim_piece_locked(header.amount_pieces, kRegionAmounts, index, kAmountsAtOnce);
   AmountRecord& record = amounts[index];
   if (number >= capacity) SingleWriter::raise(header.amounts_since_ticks, record.span_begin_ticks.load(relaxed));
-  // Release: a reader that sees that the previous record is gone sees from when on all amounts are there.
-  record.commit.store(0, std::memory_order_release);
-  store_fence();  // a reader that sees a field of this record sees that the previous one has been removed
-  record.span.store(span.id, relaxed);
-  record.span_begin_ticks.store(span.begin_ticks, relaxed);
-  record.value.store(value, relaxed);
-  record.key.store(key, relaxed);
-  record.commit.store(static_cast<std::uint32_t>(number + 1), std::memory_order_release);
+  store_fence();  // a reader that sees that the previous record is gone sees from when on all amounts are there
+  write_record(record, number, AmountFields{span.id, span.begin_ticks, value, key});
   header.amount_head.store(number + 1, std::memory_order_release);
 }
 
@@ -444,6 +434,14 @@ bool Recorder::reserve_locked(Region region, std::uint64_t first, std::uint64_t 
   return recording_.reserve(arena_, {info.offset + first * info.stride, bytes}, false);
 }
 
+void Recorder::claim_piece_locked(std::atomic<std::uint8_t>* pieces, Region region, std::uint64_t index,
+                                  std::uint64_t at_once) noexcept {
+  std::atomic<std::uint8_t>& piece = pieces[index / at_once];
+  if (!recording_.is_active() || piece.load(relaxed) != kPieceUnclaimed) return;
+  const bool has_room = reserve_locked(region, index / at_once * at_once, at_once);
+  piece.store(has_room ? kPieceRecorded : kPieceRefused, std::memory_order_release);
+}
+
 bool Recorder::reserve_frames_locked(std::uint32_t slot_index, std::uint32_t first, std::uint32_t count) noexcept {
   const ArenaHeader& header = arena_.header();
   const std::uint64_t first_of_all = std::uint64_t{slot_index} * frames_per_slot(header.frames_per_thread) + first;
@@ -488,10 +486,7 @@ void Recorder::reserve_blocks_locked(std::uint32_t first) noexcept {
 }
 
 void Recorder::reserve_device_ring_locked() noexcept {
-  std::atomic<std::uint8_t>& piece = arena_.header().device_ring_piece;
-  if (!recording_.is_active() || piece.load(relaxed) != kPieceUnclaimed) return;
-  const bool has_room = reserve_locked(kRegionDevice, 0, kDeviceSpans);
-  piece.store(has_room ? kPieceRecorded : kPieceRefused, std::memory_order_release);
+  claim_piece_locked(&arena_.header().device_ring_piece, kRegionDevice, 0, kDeviceSpans);
 }
 
 void Recorder::reserve_device_stages_locked(std::uint32_t first) noexcept {

@@ -45,26 +45,6 @@ struct WorkingSpan {
   std::uint64_t begin_ticks = 0;
 };
 
-/// What is known of a segment when it begins or is received.
-struct SegmentStart {
-  std::string_view id;
-  TraceId trace;
-  std::uint64_t segment = 0;
-  std::uint64_t parent_hop = 0;
-  std::uint64_t parent_segment = 0;
-  std::uint64_t begin_ticks = 0;  // 0 if it is not entered yet
-  std::uint64_t received_ticks = 0;
-  std::uint64_t sent_ticks = 0;
-  std::int64_t sent_monotonic_ns = 0;
-  std::int64_t sent_unix_ns = 0;
-  std::uint64_t sent_clock = 0;
-  std::uint32_t queue_stage = 0;
-  std::uint32_t trace_flags = 0;
-  std::uint16_t attempt = 1;
-  SegmentOrigin origin = kOriginRoot;
-  std::string_view branch;
-};
-
 class Recorder {
  public:
   /// Starts the recorder on first use. It is never destroyed, because threads may outlive static destructors.
@@ -181,7 +161,7 @@ class Recorder {
 
   /// Writes a segment to the recording; see SegmentEntry. Returns the index of its entry. If the entries of all
   /// requests are in use, an open one loses its entry, and is counted.
-  std::uint32_t begin_segment(std::uint64_t number, const SegmentStart& start) noexcept;
+  std::uint32_t begin_segment(std::uint64_t number, const SegmentFields& start) noexcept;
   /// The entry of a segment, null if it has lost it.
   SegmentEntry* segment(std::uint64_t number, std::uint32_t index) noexcept;
   /// Enters it, again if it has ended and still has its entry.
@@ -229,7 +209,6 @@ class Recorder {
   void watch_for_leaving_threads() noexcept;
   void forget_to_leave() noexcept;
   std::uint32_t intern_locked(std::string_view name, StageKind kind);
-  void reserve_segments_locked(std::uint32_t index) noexcept;
   void add_work_locked(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction,
                        WorkingSpan span);
   void add_amount_locked(WorkingSpan span, std::uint32_t key, std::uint64_t value) noexcept;
@@ -255,6 +234,9 @@ class Recorder {
   ThreadState& attach_to_slot(bool& begins) noexcept;
   bool start_recording_locked() noexcept;
   bool reserve_locked(Region region, std::uint64_t first, std::uint64_t count) noexcept;
+  /// Reserves the elements around one, as many as are reserved at once, unless that was tried before.
+  void claim_piece_locked(std::atomic<std::uint8_t>* pieces, Region region, std::uint64_t index,
+                          std::uint64_t at_once) noexcept;
   bool reserve_frames_locked(std::uint32_t slot_index, std::uint32_t first, std::uint32_t count) noexcept;
   void reserve_slot_locked(std::uint32_t slot_index) noexcept;
   void reserve_blocks_locked(std::uint32_t first) noexcept;

@@ -1,24 +1,14 @@
 // recorder_requests.cpp: the requests in this process, their chunks, and the links of batches to them.
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "recorder.h"
-#include "text.h"
 
 namespace stagespan {
 
 namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
-
-template <std::size_t words>
-void store_text(std::atomic<std::uint64_t> (&to)[words], std::string_view text) noexcept {
-  std::uint64_t copied[words] = {};
-  const std::string_view fits = cut(text, sizeof(copied));
-  if (!fits.empty()) std::memcpy(copied, fits.data(), fits.size());  // the data of an empty text may be null
-  for (std::size_t i = 0; i < words; ++i) to[i].store(copied[i], relaxed);
-}
 
 }  // namespace
 
@@ -29,15 +19,7 @@ void Recorder::record_ticks(std::uint32_t stage, std::uint64_t begin_ticks, std:
   commit_span(thread, {begin_ticks, end_ticks, ++thread.next_id, 0, request, 0, 0, stage, kNoStage, 0, 0});
 }
 
-void Recorder::reserve_segments_locked(std::uint32_t index) noexcept {
-  ArenaHeader& header = arena_.header();
-  std::atomic<std::uint8_t>& piece = header.segment_pieces[index / kSegmentsAtOnce];
-  if (!recording_.is_active() || piece.load(relaxed) != kPieceUnclaimed) return;
-  const bool has_room = reserve_locked(kRegionSegments, index / kSegmentsAtOnce * kSegmentsAtOnce, kSegmentsAtOnce);
-  piece.store(has_room ? kPieceRecorded : kPieceRefused, std::memory_order_release);
-}
-
-std::uint32_t Recorder::begin_segment(std::uint64_t number, const SegmentStart& start) noexcept {
+std::uint32_t Recorder::begin_segment(std::uint64_t number, const SegmentFields& start) noexcept {
   if (!arena_ || number == 0) return 0;
   this_thread();  // the recording begins before the first entry is written
   const std::lock_guard lock(cold_);
@@ -55,35 +37,12 @@ std::uint32_t Recorder::begin_segment(std::uint64_t number, const SegmentStart& 
     index = next_displaced_++ % header.segment_entries;
     lose(kLostRequests);
   }
-  reserve_segments_locked(index);
+  claim_piece_locked(header.segment_pieces, kRegionSegments, index, kSegmentsAtOnce);
   SegmentEntry& entry = arena_.segments()[index];
   entry.number.store(0, relaxed);
   store_fence();  // a reader that sees a field of this segment sees that the previous one has been removed
-  entry.begin_ticks.store(start.begin_ticks, relaxed);
-  entry.end_ticks.store(0, relaxed);
-  entry.first_chunk_ticks.store(0, relaxed);
-  entry.last_chunk_ticks.store(0, relaxed);
-  entry.chunks.store(0, relaxed);
-  entry.chunk_amount.store(0, relaxed);
-  entry.hops_sent.store(0, relaxed);
-  entry.status.store(kStatusOpen, relaxed);
-  entry.origin.store(start.origin, relaxed);
-  entry.attempt.store(start.attempt, relaxed);
-  entry.trace_id[0].store(start.trace.high, relaxed);
-  entry.trace_id[1].store(start.trace.low, relaxed);
-  entry.segment.store(start.segment, relaxed);
-  entry.parent_hop.store(start.parent_hop, relaxed);
-  entry.parent_segment.store(start.parent_segment, relaxed);
-  entry.received_ticks.store(start.received_ticks, relaxed);
-  entry.sent_ticks.store(start.sent_ticks, relaxed);
-  entry.sent_monotonic_ns.store(start.sent_monotonic_ns, relaxed);
-  entry.sent_unix_ns.store(start.sent_unix_ns, relaxed);
-  entry.sent_clock.store(start.sent_clock, relaxed);
-  entry.queue_stage.store(start.queue_stage, relaxed);
-  entry.trace_flags.store(start.trace_flags, relaxed);
+  entry.store(start);
   entry.entered_ticks.store(start.begin_ticks, relaxed);
-  store_text(entry.branch, start.branch);
-  store_text(entry.id, start.id);
   entry.number.store(number, std::memory_order_release);
   SingleWriter::add(header.changes, std::uint64_t{1});
   if (header.segment_high_water.load(relaxed) <= index)
@@ -179,19 +138,9 @@ void Recorder::add_links(std::uint64_t span, const std::uint64_t* requests, std:
   std::uint64_t number = header.link_head.load(relaxed);
   for (std::uint32_t i = 0; i < count; ++i, ++number) {
     const std::uint64_t index = number % capacity;
-    std::atomic<std::uint8_t>& piece = header.link_pieces[index / kLinksAtOnce];
-    if (recording_.is_active() && piece.load(relaxed) == kPieceUnclaimed) {
-      const bool has_room = reserve_locked(kRegionLinks, index / kLinksAtOnce * kLinksAtOnce, kLinksAtOnce);
-      piece.store(has_room ? kPieceRecorded : kPieceRefused, std::memory_order_release);
-    }
+    claim_piece_locked(header.link_pieces, kRegionLinks, index, kLinksAtOnce);
     if (number >= capacity) lose(kLostLinks);
-    LinkRecord& link = arena_.links()[index];
-    link.commit.store(0, relaxed);
-    store_fence();  // a reader that sees a field of this link sees that the previous one has been removed
-    link.span.store(span, relaxed);
-    link.request.store(requests[i], relaxed);
-    link.size.store(batch_size, relaxed);
-    link.commit.store(static_cast<std::uint32_t>(number + 1), std::memory_order_release);
+    write_record(arena_.links()[index], number, LinkFields{span, requests[i], batch_size});
     header.link_head.store(number + 1, std::memory_order_release);
   }
 }

@@ -17,7 +17,6 @@
 #include "process_life.h"
 #include "recorder.h"
 #include "stage_stats.h"
-#include "text.h"
 
 namespace stagespan {
 
@@ -33,6 +32,11 @@ constexpr std::uint64_t kMostTicks = 1ULL << 63;
 template <class T>
 T plain(const std::atomic<T>& value) noexcept {
   return value.load(relaxed);
+}
+
+template <class Record>
+std::uint32_t commit_of(const Record& record) noexcept {
+  return plain(record.commit);
 }
 
 class Copier {
@@ -56,6 +60,11 @@ class Copier {
   void take(const void* first, std::uint64_t bytes) { read_to(at(offset_of(first)), offset_of(first), bytes); }
   template <class Item, class Number>
   void take_whole(Item* first, std::uint64_t count, Number number);
+
+  /// Takes the items of those pieces that are in the file.
+  template <class Item, class Number>
+  void take_pieces(const std::atomic<std::uint8_t>* pieces, Item* items, std::uint64_t used, std::uint64_t at_once,
+                   Number number);
 
   void take_header();
   void take_figures();
@@ -276,8 +285,7 @@ void Copier::take_threads(RecordingParts parts) {
       slot.head.store(0, relaxed);
       slot.floor.store(0, relaxed);
     } else if (parts == RecordingParts::kAll && plain(header().ring_pieces[i]) == kPieceRecorded) {
-      take_whole(arena.ring(i), std::min(head, capacity),
-                 [](const SpanRecord& record) { return plain(record.commit); });
+      take_whole(arena.ring(i), std::min(head, capacity), commit_of<SpanRecord>);
     }
     const std::uint32_t frames =
         std::min({plain(slot.frames_high_water), plain(header().frames_recorded[i]), header().frames_per_thread});
@@ -318,79 +326,41 @@ void Copier::check_threads(RecordingParts parts) {
   check_frames(arena.detached(), std::min(plain(header().detached_high_water), kMaxDetached));
 }
 
-template <std::size_t words>
-std::string text_of(const std::atomic<std::uint64_t> (&field)[words]) {
-  char text[words * 8];
-  for (std::size_t i = 0; i < words; ++i) {
-    const std::uint64_t word = plain(field[i]);
-    std::memcpy(text + i * 8, &word, 8);
-  }
-  return std::string(text_in(text, sizeof(text)));
+template <class Item, class Number>
+void Copier::take_pieces(const std::atomic<std::uint8_t>* pieces, Item* items, std::uint64_t used,
+                         std::uint64_t at_once, Number number) {
+  for (std::uint64_t first = 0; first < used; first += at_once)
+    if (plain(pieces[first / at_once]) == kPieceRecorded)
+      take_whole(items + first, std::min(at_once, used - first), number);
 }
 
 void Copier::take_segments() {
-  const ArenaView arena = copy_.arena;
   const std::uint32_t used = std::min(plain(header().segment_high_water), header().segment_entries);
-  for (std::uint32_t first = 0; first < used; first += kSegmentsAtOnce) {
-    if (plain(header().segment_pieces[first / kSegmentsAtOnce]) != kPieceRecorded) continue;
-    SegmentEntry* const entries = arena.segments() + first;
-    take_whole(entries, std::min(kSegmentsAtOnce, used - first),
-               [](const SegmentEntry& entry) { return plain(entry.number); });
-    for (SegmentEntry* entry = entries; entry < entries + std::min(kSegmentsAtOnce, used - first); ++entry) {
-      if (plain(entry->number) == 0) continue;
-      const std::uint8_t status = plain(entry->status), origin = plain(entry->origin);
-      if (status >= kStatusCount || origin > kOriginRepeated) {
-        ++copy_.damaged;
-        continue;
-      }
-      copy_.segments.push_back({plain(entry->number),
-                                plain(entry->begin_ticks),
-                                plain(entry->end_ticks),
-                                plain(entry->first_chunk_ticks),
-                                plain(entry->last_chunk_ticks),
-                                plain(entry->chunks),
-                                plain(entry->chunk_amount),
-                                plain(entry->hops_sent),
-                                static_cast<SegmentStatus>(status),
-                                static_cast<SegmentOrigin>(origin),
-                                plain(entry->attempt),
-                                {plain(entry->trace_id[0]), plain(entry->trace_id[1])},
-                                plain(entry->segment),
-                                plain(entry->parent_hop),
-                                plain(entry->parent_segment),
-                                plain(entry->received_ticks),
-                                plain(entry->sent_ticks),
-                                plain(entry->sent_monotonic_ns),
-                                plain(entry->sent_unix_ns),
-                                plain(entry->sent_clock),
-                                plain(entry->queue_stage),
-                                plain(entry->trace_flags),
-                                text_of(entry->branch),
-                                text_of(entry->id)});
-    }
+  SegmentEntry* const entries = copy_.arena.segments();
+  take_pieces(header().segment_pieces, entries, used, kSegmentsAtOnce,
+              [](const SegmentEntry& entry) { return plain(entry.number); });
+  for (std::uint32_t i = 0; i < used; ++i) {
+    const SegmentCopy copy{entries[i].load(), plain(entries[i].number)};
+    if (copy.number == 0) continue;
+    if (copy.status >= kStatusCount || copy.origin > kOriginRepeated)
+      ++copy_.damaged;
+    else
+      copy_.segments.push_back(copy);
   }
   std::stable_sort(copy_.segments.begin(), copy_.segments.end(),
                    [](const auto& a, const auto& b) { return a.number < b.number; });
 }
 
 void Copier::take_links() {
-  const ArenaView arena = copy_.arena;
-  const std::uint64_t used = std::min(plain(header().link_head), arena.link_count());
-  for (std::uint64_t first = 0; first < used; first += kLinksAtOnce)
-    if (plain(header().link_pieces[first / kLinksAtOnce]) == kPieceRecorded)
-      take_whole(arena.links() + first, std::min<std::uint64_t>(kLinksAtOnce, used - first),
-                 [](const LinkRecord& link) { return plain(link.commit); });
+  take_pieces(header().link_pieces, copy_.arena.links(), std::min(plain(header().link_head), copy_.arena.link_count()),
+              kLinksAtOnce, commit_of<LinkRecord>);
 }
 
 void Copier::take_amounts() {
-  const ArenaView arena = copy_.arena;
   take(&header().amount_head, sizeof(header().amount_head));
   take(header().amount_pieces, sizeof(header().amount_pieces));
-  const std::uint64_t used = std::min(plain(header().amount_head), arena.amount_count());
-  for (std::uint64_t first = 0; first < used; first += kAmountsAtOnce)
-    if (plain(header().amount_pieces[first / kAmountsAtOnce]) == kPieceRecorded)
-      take_whole(arena.amounts() + first, std::min<std::uint64_t>(kAmountsAtOnce, used - first),
-                 [](const AmountRecord& record) { return plain(record.commit); });
+  const std::uint64_t used = std::min(plain(header().amount_head), copy_.arena.amount_count());
+  take_pieces(header().amount_pieces, copy_.arena.amounts(), used, kAmountsAtOnce, commit_of<AmountRecord>);
   // Records that were overwritten during the copy are missing in it.
   load_fence();
   take(&header().amounts_since_ticks, sizeof(header().amounts_since_ticks));
@@ -430,8 +400,7 @@ void Copier::take_device() {
     header().device_floor.store(0, relaxed);
     return;
   }
-  take_whole(arena.device_ring(), std::min<std::uint64_t>(head, kDeviceSpans),
-             [](const DeviceRecord& record) { return plain(record.commit); });
+  take_whole(arena.device_ring(), std::min<std::uint64_t>(head, kDeviceSpans), commit_of<DeviceRecord>);
 }
 
 void Copier::check_names() {

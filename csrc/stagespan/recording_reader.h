@@ -12,32 +12,9 @@
 
 namespace stagespan {
 
-/// A segment in the file; the fields are those of SegmentEntry.
-struct SegmentCopy {
-  std::uint64_t number;
-  std::uint64_t begin_ticks;
-  std::uint64_t end_ticks;
-  std::uint64_t first_chunk_ticks;
-  std::uint64_t last_chunk_ticks;
-  std::uint64_t chunks;
-  std::uint64_t chunk_amount;
-  std::uint32_t hops_sent;
-  SegmentStatus status;
-  SegmentOrigin origin;
-  std::uint16_t attempt;
-  TraceId trace;
-  std::uint64_t segment;
-  std::uint64_t parent_hop;
-  std::uint64_t parent_segment;
-  std::uint64_t received_ticks;
-  std::uint64_t sent_ticks;
-  std::int64_t sent_monotonic_ns;
-  std::int64_t sent_unix_ns;
-  std::uint64_t sent_clock;
-  std::uint32_t queue_stage;
-  std::uint32_t trace_flags;
-  std::string branch;
-  std::string id;
+/// A segment in the file.
+struct SegmentCopy : SegmentFields {
+  std::uint64_t number = 0;
 };
 
 struct UnmapArena {

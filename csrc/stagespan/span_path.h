@@ -111,8 +111,7 @@ STAGESPAN_HOT void close_frame(ThreadState& thread, OpenFrame& frame, std::uint1
   // An own block means that the thread has a slot, and with it a ring.
   const std::uint64_t number = thread.head;
   SpanRecord& record = thread.ring[number & thread.ring_mask];
-  record.commit.store(0, relaxed);
-  store_fence();
+  open_record(record);
   record.begin_ticks.store(frame.begin_ticks.load(relaxed), relaxed);
   record.end_ticks.store(end_ticks, relaxed);
   record.id.store(frame.id.load(relaxed), relaxed);
@@ -124,7 +123,7 @@ STAGESPAN_HOT void close_frame(ThreadState& thread, OpenFrame& frame, std::uint1
   record.thread.store(thread.thread, relaxed);
   record.depth.store(frame.depth.load(relaxed), relaxed);
   record.flags.store(0, relaxed);
-  record.commit.store(static_cast<std::uint32_t>(number + 1), std::memory_order_release);
+  commit_record(record, number);
   thread.head = number + 1;
   thread.slot->head.store(number + 1, std::memory_order_release);
 

@@ -1,6 +1,7 @@
 // text.h: texts in fields of a fixed size, and their hash.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -25,6 +26,16 @@ inline void set_text(char* field, std::size_t size_bytes, std::string_view text)
 /// The text of a field, which has no terminator if it fills the field.
 inline std::string_view text_in(const char* field, std::size_t size_bytes) noexcept {
   return {field, strnlen(field, size_bytes)};
+}
+
+/// The same for a field of whole words.
+template <std::size_t size>
+void set_text(std::array<std::uint64_t, size>& field, std::string_view text) noexcept {
+  set_text(reinterpret_cast<char*>(field.data()), sizeof(field), text);
+}
+template <std::size_t size>
+std::string_view text_in(const std::array<std::uint64_t, size>& field) noexcept {
+  return text_in(reinterpret_cast<const char*>(field.data()), sizeof(field));
 }
 
 /// The 64-bit FNV-1a hash of a text.

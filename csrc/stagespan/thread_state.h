@@ -227,8 +227,7 @@ STAGESPAN_HOT void commit_span(ThreadState& thread, const FinishedSpan& span) no
     return;
   const std::uint64_t number = thread.head;
   SpanRecord& record = thread.ring[number & thread.ring_mask];
-  record.commit.store(0, relaxed);
-  store_fence();
+  open_record(record);
   record.begin_ticks.store(span.begin_ticks, relaxed);
   record.end_ticks.store(span.end_ticks, relaxed);
   record.id.store(span.id, relaxed);
@@ -239,8 +238,7 @@ STAGESPAN_HOT void commit_span(ThreadState& thread, const FinishedSpan& span) no
   record.thread.store(thread.thread, relaxed);
   record.depth.store(span.depth, relaxed);
   record.flags.store(span.flags & kFlagPublished, relaxed);
-  // Release: a reader that sees this number sees the fields above.
-  record.commit.store(static_cast<std::uint32_t>(number + 1), std::memory_order_release);
+  commit_record(record, number);
   thread.head = number + 1;
   thread.slot->head.store(number + 1, std::memory_order_release);
 }

@@ -170,10 +170,10 @@ class DeviceTest : public RecorderTest {
   }
   void use_own_stream() { current_ = stream_; }
 
-  DeviceCopy result_of(std::uint64_t id) {
+  DeviceFields result_of(std::uint64_t id) {
     const auto all = read_device_spans(arena());
     const auto found = all.find(id);
-    return found == all.end() ? DeviceCopy{kUnknownNs, kUnknownNs, kUnknownNs, 0} : found->second;
+    return found == all.end() ? DeviceFields{} : found->second;
   }
 
   Fake* fake_ = nullptr;

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "recording_support.h"
+#include "stagespan/text.h"
 
 namespace stagespan {
 namespace {
@@ -165,8 +166,8 @@ TEST_F(Amounts, MarksChangeWithWhateverIsRecorded) {
   changes("work of a span", [&] { recorder().add_work(stage, "tokens", 1, 0, {first_span_id_ + 5, 1}); });
   changes("the same again", [&] { recorder().add_work(stage, "tokens", 1, 0, {first_span_id_ + 5, 1}); });
   std::uint32_t index = 0;
-  SegmentStart start;
-  start.id = "marked";
+  SegmentFields start;
+  set_text(start.id, "marked");
   start.received_ticks = now_ticks();
   changes("a request", [&] { index = recorder().begin_segment(4711, start); });
   changes("that it is entered", [&] { recorder().enter_segment(4711, index, queue); });

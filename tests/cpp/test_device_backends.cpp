@@ -22,7 +22,7 @@ TEST_P(Backend, ASpanHasWhatItsQueueRan) {
   const auto [id, told] = run(stage, 2e6);
   EXPECT_EQ(device::pending(), 1U);
   EXPECT_EQ(device::resolve(5), 0U);
-  const DeviceCopy copy = result_of(id);
+  const DeviceFields copy = result_of(id);
   EXPECT_EQ(copy.elapsed_ns, told);
   EXPECT_GE(copy.elapsed_ns, 2'000'000);
   const StageFigures figures = figures_of(stage);
@@ -49,7 +49,7 @@ TEST_P(Backend, QueueAndTailCloseWithHostAndDevice) {
   close_span(waiting, 0);
   fake().skip(kBusy_ns + 5e6);
   ASSERT_EQ(device::resolve(5), 0U);
-  const DeviceCopy copy = result_of(waiting.id);
+  const DeviceFields copy = result_of(waiting.id);
   ASSERT_NE(copy.queue_ns, kUnknownNs);
   const SpanCopy span = spans_of(stage).front();
   const ClockFit fit = recorder().clock_fit();

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "recording_support.h"
+#include "stagespan/text.h"
 
 namespace stagespan {
 namespace {
@@ -92,8 +93,8 @@ class Hostile : public Recordings {
     }
     test::in_thread([&] { const ScopedTimer span(stage); });
     recorder().add_work(stage, "tokens", 5, 0.5);
-    SegmentStart start;
-    start.id = "request-77";
+    SegmentFields start;
+    set_text(start.id, "request-77");
     start.received_ticks = now_ticks();
     recorder().begin_segment(77, start);
     const std::uint64_t requests[] = {77, 78};

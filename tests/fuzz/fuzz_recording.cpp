@@ -25,6 +25,7 @@
 #include "stagespan/recording_reader.h"
 #include "stagespan/scoped_timer.h"
 #include "stagespan/snapshot.h"
+#include "stagespan/text.h"
 
 namespace stagespan {
 namespace {
@@ -83,9 +84,10 @@ class Base {
     }
     std::thread([&] { const ScopedTimer span(inner); }).join();
     recorder.add_work(stage, "tokens", 5, 0.5);
-    SegmentStart start;
-    start.id = "request-77";
-    start.trace = {1, 2};
+    SegmentFields start;
+    set_text(start.id, "request-77");
+    start.trace_high = 1;
+    start.trace_low = 2;
     recorder.begin_segment(77, start);
     const std::uint64_t requests[] = {77, 78};
     recorder.add_links(5, requests, 2, 2);
@@ -150,7 +152,8 @@ void read_everything(int fd) {
     require(is_stage(stage), "figures of an unknown stage");
     for (const double q : {0.0, 0.5, 0.99, 1.0}) (void)figures.host.quantile_ticks(q);
   }
-  for (const SegmentCopy& segment : copy.segments) require(segment.id.size() <= kRequestIdBytes, "a long request id");
+  for (const SegmentCopy& segment : copy.segments)
+    require(text_in(segment.id).size() <= kRequestIdBytes, "a long request id");
   for (const auto& [span, amounts] : read_amounts(copy.arena))
     for (const auto& [key, amount] : amounts)
       require(key < copy.arena.header().work_key_count.load() && std::isfinite(amount.fraction), "a forged amount");

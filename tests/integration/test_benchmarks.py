@@ -153,3 +153,21 @@ def test_the_benchmark_of_an_idle_exporter_measures_each_reading() -> None:
     for line, name in ((figures, "figures"), (requests, "figures and requests")):
         assert line.split(maxsplit=1)[1].startswith(name)
         assert all(float(number) > 0 for number in line.split()[-2:])
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_reading_recordings_compares_two_interpreters() -> None:
+    options = ["--quick", "--turns", "1", "--against", sys.executable]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.reading_recordings", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    analyze, requests, scrape = done.stdout.splitlines()
+    assert "analyze, 1,800 spans" in analyze
+    assert "requests, 200 requests" in requests
+    assert "scrape, 2 processes" in scrape
+    assert all(" s of the other" in line for line in (analyze, requests, scrape))

@@ -215,6 +215,29 @@ def test_each_call_of_a_foreign_parent_is_a_request(trusted: bool) -> None:
     assert counts("remote")["default"] == 3
 
 
+def test_segments_and_returned_hops_are_chosen_by_key() -> None:
+    # GIVEN a request whose message comes back, and one that is open
+    with request("by key"):
+        carrier = inject(queue="tasks")
+        with extract(carrier), span("work"):
+            pass
+    with request("open, by key"):
+        found = recording.open(os.getpid())
+    # WHEN only some of the segments are read
+    chosen = {
+        key: one for key, one in found.segments_by_key().items() if one["id"].endswith("by key")
+    }
+    # THEN they are the same as among all of them
+    assert len(chosen) == 3
+    assert chosen.keys() <= found.segment_keys
+    assert found.segments(chosen.keys()) == list(chosen.values())
+    assert all(one in found.segments() for one in chosen.values())
+    assert found.segments(set()) == []
+    open_ids = [one["id"] for one in found.open_segments]
+    assert "open, by key" in open_ids
+    assert "by key" not in open_ids
+
+
 # --- waits, batches and chunks --------------------------------------------------------------------
 
 

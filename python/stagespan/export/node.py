@@ -281,7 +281,9 @@ class Node(Exported):
                 # Before hand-offs are counted: the sender's recording may be read after the
                 # receiver's.
                 if process.used is None or not copy.shares_copy_with(process.used):
-                    self._totals.roles.learn(copy)
+                    is_renamed = copy.pipeline != process.latest.pipeline
+                    known = None if is_renamed else process.taker.known
+                    self._totals.roles.learn(copy, known or frozenset())
             except (ShortageError, OSError, MemoryError) as error:  # it is read again
                 self._is_partial = True
                 self._note_unreadable(process.path, f"{process.path} cannot be read: {error}")

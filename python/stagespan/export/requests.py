@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -128,12 +128,15 @@ class Taker:
     def __init__(self, taken: Iterable[int] = (), unsent: Iterable[int] = ()) -> None:
         """``unsent`` are the numbers of segments that were taken, but not sent."""
         self.taken = set(taken)
-        """The keys (`_key`) of the rows that were taken, and are still in the recording."""
+        """The keys of the segments that were taken, and are still in the recording."""
         self._again = set(unsent)
         self._parts: dict[int, Part] = {}
         self._batches: dict[int, Batch] = {}
         self._highest = max(self.taken, default=0)
-        self._known: set[int] | None = None  # what the last call has seen
+        self.known: frozenset[int] | None = None
+        """The keys that the latest call of `ended` has seen."""
+        self.new = 0
+        """How many of them no earlier call had seen."""
         self._are_left_open = False  # whether all rows that the last call did not take are open
         self._missed_rows, self._missed_spans = _Balance(), _Balance()
         self.missed: Counter[str] = Counter()
@@ -148,27 +151,26 @@ class Taker:
         Those that ended less than `QUIET_NS` ago are left for a later call, unless ``at_end`` is
         true.
         """
-        rows = {_key(one): one for one in copy.segments()}
-        known = set(rows)
-        seen = self._known
+        known = copy.segment_keys
+        rows = copy.segments_by_key(known - self.taken)
+        seen: Set[int] | None = self.known
         if seen is None:  # an earlier exporter may have seen them
             seen = {key for key in known if key in self.taken or 0 < key <= self._highest}
         found = {
             key: one
             for key, one in rows.items()
-            if key not in self.taken
-            and (copy.has_gone or _is_quiet(one, copy.read_ns, 0 if at_end else QUIET_NS))
+            if (copy.has_gone or _is_quiet(one, copy.read_ns, 0 if at_end else QUIET_NS))
         }
         highest = max(known, default=self._highest)
         if self._highest:
-            self._count_unseen(copy, highest, known - seen)
+            self._count_unseen(copy, highest, len(known - seen))
             # Those that had not ended for long enough when they were last seen.
-            if len(rows) >= copy.most_segments:
+            if len(known) >= copy.most_segments:
                 self.missed["requests_unread"] += len(seen - self.taken - known)
         self._highest = highest
         self.taken = (self.taken & known) | found.keys()
-        self._known = known
-        left = (one for key, one in rows.items() if key not in self.taken)
+        self.known, self.new = known, len(known - seen)
+        left = (one for key, one in rows.items() if key not in found)
         self._are_left_open = all(
             one["end_ns"] is None and one["origin"] != "return" for one in left
         )
@@ -180,14 +182,14 @@ class Taker:
         to_come = self._missed_rows.number, self._missed_spans.number
         return self._are_left_open and max(to_come) <= 0
 
-    def _count_unseen(self, copy: Recording, highest: int, new: set[int]) -> None:
+    def _count_unseen(self, copy: Recording, highest: int, new: int) -> None:
         """Count the rows that were displaced before any call has seen them.
 
         Each row has used up a number. A hop that has come back does not show its own one, which may
         be later than those of all other rows, and a row may be written after later ones.
         """
-        difference = highest - self._highest - len(new)
-        if len(copy.segments()) < copy.most_segments:
+        difference = highest - self._highest - new
+        if copy.has_free_entries:
             self._missed_rows.reset(difference)  # none was displaced: these numbers were not used
         else:
             missed = self._missed_rows.add(difference, is_last=copy.has_gone)
@@ -205,11 +207,7 @@ class Taker:
         """
         own = [one for one in ended if one["origin"] != "return"]
         if self._again:
-            again = [
-                one
-                for one in copy.segments()
-                if one["number"] in self._again and one["origin"] != "return"
-            ]
+            again = copy.segments(self._again)
             self.missed["requests_unread"] += len(self._again) - len(again)
             self._again.clear()
             own = [*again, *own]
@@ -218,8 +216,8 @@ class Taker:
         rows = of_requests(copy.spans(), [one["number"] for one in own])
         spans = by_number(rows, _made(copy, rows))
         by_segment: dict[str | None, list[Segment]] = {one["segment"]: [] for one in own}
-        for one in copy.segments():
-            if one["origin"] == "return" and one["segment"] in by_segment:
+        for one in copy.segments([key for key in copy.segment_keys if key < 0]):
+            if one["segment"] in by_segment:
                 by_segment[one["segment"]].append(one)
         batches = self._batches_of(copy)
         complete_ns = copy.complete_ns
@@ -263,11 +261,9 @@ class Taker:
         self._batches = {id_: one for id_, one in self._batches.items() if id_ in numbers}
         new = numbers.keys() - self._batches.keys()
         if new:
-            ids = {
-                one["number"]: (one["trace_id"], one["segment"])
-                for one in copy.segments()
-                if one["origin"] != "return"
-            }
+            served = {number for id_ in new for number in numbers[id_]}
+            segments = copy.segments(served & copy.segment_keys)
+            ids = {one["number"]: (one["trace_id"], one["segment"]) for one in segments}
             for span, *inner in _batches(copy, new):
                 known = [ids[number] for number in numbers[span.id] if number in ids]
                 links = [(trace, segment) for trace, segment in known if trace and segment]
@@ -297,15 +293,6 @@ def _batches(copy: Recording, ids: Collection[int]) -> Iterator[list[Span]]:
         yield _made(copy, numpy.concatenate(levels))
 
 
-def _key(one: Segment) -> int:
-    """Return what identifies a row: the number of a segment, or a negative number of a hop.
-
-    Hops that have come back have the number of the segment that they have come back to.
-    """
-    hop = one["parent_hop"]
-    return one["number"] if one["origin"] != "return" or hop is None else -(int(hop, 16) >> 1) - 1
-
-
 def _is_quiet(segment: Segment, now_ns: int | None, least_ns: int) -> bool:
     end_ns = segment["received_ns"] if segment["origin"] == "return" else segment["end_ns"]
     return end_ns is not None and now_ns is not None and now_ns - end_ns >= least_ns
@@ -317,9 +304,9 @@ class Roles:
     def __init__(self) -> None:
         self._roles: OrderedDict[str, str] = OrderedDict()
 
-    def learn(self, copy: Recording) -> None:
-        """Take the segments of a process."""
-        for one in copy.segments():
+    def learn(self, copy: Recording, known: Set[int] = frozenset()) -> None:
+        """Take the segments of a process, but not those with keys that are known."""
+        for one in copy.segments(copy.segment_keys - known):
             if one["segment"] is not None and one["origin"] != "return":
                 self._roles[one["segment"]] = one["queue"] or copy.pipeline
         while len(self._roles) > _MOST_ROLES:

@@ -174,7 +174,7 @@ def resource_of(recording: Recording) -> Resource:
     )
 
 
-def _pause_s(before: Recording | None, copy: Recording) -> float:
+def _pause_s(before: Recording | None, copy: Recording, new: int) -> float:
     """Return the most seconds until the next reading, from the rate of requests since ``before``.
 
     A request is taken a moment after it has ended, and is displaced once as many later ones have
@@ -182,8 +182,6 @@ def _pause_s(before: Recording | None, copy: Recording) -> float:
     """
     if before is None or before.read_ns is None or copy.read_ns is None:
         return math.inf
-    highest = max((one["number"] for one in before.segments()), default=0)
-    new = sum(one["number"] > highest for one in copy.segments())
     if not new:
         return math.inf
     lasts_s = copy.most_segments * (copy.read_ns - before.read_ns) / new / 1e9
@@ -216,13 +214,11 @@ class Totals:
             return
         if copy.is_exact or copy.has_gone:
             self._take(process, copy, at_end)
-            process.longest_pause_s = _pause_s(before, copy)
+            process.longest_pause_s = _pause_s(before, copy, process.taker.new)
         process.open_traces = {
             one["trace_id"]
-            for one in copy.segments()
-            if one["trace_id"] is not None
-            and one["origin"] != "return"
-            and one["number"] not in process.taker.taken
+            for one in copy.segments(copy.segment_keys - process.taker.taken)
+            if one["trace_id"] is not None and one["origin"] != "return"
         }
 
     def _take(self, process: ReadProcess, copy: Recording, at_end: bool) -> None:

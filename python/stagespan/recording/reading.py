@@ -10,6 +10,7 @@ import signal
 import stat
 import struct
 import time
+from collections.abc import Collection
 from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
@@ -270,8 +271,9 @@ class Recording:
 
     def open_spans(self) -> list[RecordedOpenSpan]:
         """Return the open spans of each thread, outermost first, as `stagespan.open_spans` does."""
-        requests = {one["number"]: one for one in self.segments() if one["origin"] != "return"}
         found = self._copy.open_spans()
+        numbers = self.segment_keys.intersection(span["request"] for span in found)
+        requests = {one["number"]: one for one in self.segments(numbers)}
         for span in found:
             span["kind"] = KINDS[span["kind"]]
             number = span["request"]
@@ -290,26 +292,53 @@ class Recording:
         return cast("list[Request]", found)
 
     @cached_property
-    def _segments(self) -> list[Segment]:
-        found = self._copy.segments()
+    def _keys(self) -> list[int]:
+        return self._copy.segment_keys()
+
+    @cached_property
+    def segment_keys(self) -> frozenset[int]:
+        """What identifies each segment and returned hop.
+
+        It is the number of a segment, and a negative number of a hop, whose own number is that of
+        the segment that it has come back to.
+        """
+        return frozenset(self._keys)
+
+    @property
+    def has_free_entries(self) -> bool:
+        """Whether there is room for another segment, so that none has been displaced."""
+        return len(self._keys) < self.most_segments
+
+    def segments_by_key(self, keys: Collection[int] | None = None) -> dict[int, Segment]:
+        """Return the segments and returned hops with these keys, or all of them, by key."""
+        return dict(self._segments_of(keys))
+
+    def _segments_of(self, keys: Collection[int] | None) -> list[tuple[int, Segment]]:
         has_ended = self.state not in ("alive", "unknown")
-        for one in found:
+        found = self._copy.segments(None if keys is None else frozenset(keys))
+        for _, one in found:
             one["origin"] = _ORIGINS[one["origin"]]
             one["status"] = STATUSES[one["status"]]
             if has_ended and one["end_ns"] is None:
                 one["status"] = "abandoned"
-        return cast("list[Segment]", found)
+        return cast("list[tuple[int, Segment]]", found)
 
-    def segments(self) -> list[Segment]:
-        """Return the latest segments and returned hops, ordered by number; see `Segment`."""
-        return self._segments
+    @cached_property
+    def _segments(self) -> list[Segment]:
+        return [one for _, one in self._segments_of(None)]
+
+    def segments(self, keys: Collection[int] | None = None) -> list[Segment]:
+        """Return the latest segments and returned hops, ordered by number; see `Segment`.
+
+        With ``keys``, only those with these keys (`segment_keys`).
+        """
+        return self._segments if keys is None else [one for _, one in self._segments_of(keys)]
 
     @cached_property
     def open_segments(self) -> list[Segment]:
         """The segments that had not ended."""
-        return [
-            one for one in self.segments() if one["origin"] != "return" and one["end_ns"] is None
-        ]
+        found = self.segments(self._copy.segment_keys(only_open=True))
+        return [one for one in found if one["origin"] != "return" and one["end_ns"] is None]
 
     def links(self) -> list[tuple[int, int, int]]:
         """Return which requests batches have served: (span id, request number, size of the batch).

@@ -1,0 +1,167 @@
+"""Measures the CPU time of reading recordings: `analyze`, `requests`, and a scrape of processes.
+
+    python -m benchmarks.reading_recordings [--against PYTHON] [--turns N] [--quick]
+
+With ``--against``, the interpreter of another checkout reads the same recordings, in turns with
+this one. A scrape is one reading of an exporter. The processes have as many requests as a recording
+has room for, and each has had 20 more since the reading before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+SPANS, REQUESTS, PROCESSES = 180_000, 20_000, 200
+_READINGS = 5
+_KEPT = 4_096
+"""How many requests a recording has room for."""
+_RING = {"STAGESPAN_RING_SPANS": "262144", "STAGESPAN_REQUESTS": "32768"}
+
+
+def record_spans(count: int) -> None:
+    """Record spans in this process."""
+    import stagespan
+
+    outer, inner = stagespan.span("outer"), stagespan.span("inner")
+    for _ in range(count // 4):
+        with outer:
+            for _ in range(3):
+                with inner:
+                    pass
+
+
+def record_requests(count: int) -> None:
+    """Record requests in this process, each with three stages and a wait."""
+    import stagespan
+
+    decode, forward, encode = (stagespan.span(name) for name in ("decode", "forward", "encode"))
+    for number in range(count):
+        with stagespan.request(f"request {number}"):
+            with decode:
+                pass
+            with forward, encode:
+                pass
+            with stagespan.queued("wait"):
+                pass
+
+
+def scrape(count: int) -> float:
+    """Return the median of the CPU seconds of a reading of some forked processes."""
+    from stagespan.export.node import Node
+
+    ends = []
+    with ExitStack() as stack:
+        for _ in range(count):
+            (asked, ask), (told, tell) = os.pipe(), os.pipe()
+            pid = os.fork()
+            if not pid:
+                record_requests(_KEPT)
+                while os.read(asked, 1):
+                    record_requests(20)
+                    os.write(tell, b"1")
+                os._exit(0)
+            stack.callback(os.waitpid, pid, 0)
+            stack.callback(os.kill, pid, signal.SIGKILL)
+            ends.append((ask, told))
+        taken_s = []
+        node = stack.enter_context(closing(Node()))
+        for _ in range(_READINGS + 1):
+            for ask, told in ends:
+                os.write(ask, b"1")
+                os.read(told, 1)
+            begin_s = time.process_time()
+            node.read()
+            node.totals()
+            taken_s.append(time.process_time() - begin_s)
+    return statistics.median(taken_s[1:])
+
+
+def recording_of(what: str, count: int, folder: str) -> Path:
+    """Return the recording of a process that has recorded and was killed."""
+    here = Path(folder, what)
+    here.mkdir(mode=0o700)
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--make", what, str(count)],
+        env=os.environ | _RING | {"STAGESPAN_RECORDING_DIR": str(here)},
+    )
+    process.wait()
+    (found,) = here.glob("*.stagespan")
+    return found
+
+
+def cpu_s(python: str, *command: str) -> float:
+    """Return the CPU seconds of a command of stagespan."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([python, "-m", "stagespan", *command], stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def scrape_s(python: str, count: int) -> float:
+    """Return what `scrape` measures with an interpreter."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        done = subprocess.run(
+            [python, __file__, "--make", "scrape", str(count)],
+            env=os.environ | {"STAGESPAN_RECORDING_DIR": folder},
+            capture_output=True,
+            check=True,
+        )
+    return float(done.stdout)
+
+
+def main() -> int:
+    """Record, measure in turns, and print the medians."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reading_recordings")
+    parser.add_argument("--against", metavar="PYTHON", help="an interpreter with another stagespan")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="little; the figures mean nothing")
+    parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.make:
+        what, count = options.make[0], int(options.make[1])
+        if what == "scrape":
+            print(scrape(count))
+            return 0
+        (record_spans if what == "spans" else record_requests)(count)
+        os.kill(os.getpid(), signal.SIGKILL)
+    part = 100 if options.quick else 1
+    pythons = [sys.executable] + ([options.against] if options.against else [])
+    taken_s: dict[tuple[str, str], list[float]] = {}
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        spans = str(recording_of("spans", SPANS // part, folder))
+        requests = str(recording_of("requests", REQUESTS // part, folder))
+        for _ in range(options.turns):
+            for python in pythons:
+                for what, measured_s in (
+                    (f"analyze, {SPANS // part:,} spans", cpu_s(python, "analyze", spans)),
+                    (
+                        f"requests, {REQUESTS // part:,} requests",
+                        cpu_s(python, "requests", requests, "--json"),
+                    ),
+                    (
+                        f"scrape, {PROCESSES // part:,} processes",
+                        scrape_s(python, PROCESSES // part),
+                    ),
+                ):
+                    taken_s.setdefault((what, python), []).append(measured_s)
+    for what in dict.fromkeys(what for what, _ in taken_s):
+        medians_s = [statistics.median(taken_s[what, python]) for python in pythons]
+        line = f"{what:>28}: {medians_s[0]:6.2f} s of CPU"
+        if options.against:
+            line += f", {medians_s[0] / medians_s[1]:.2f} x the {medians_s[1]:.2f} s of the other"
+        print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
