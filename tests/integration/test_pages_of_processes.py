@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from recorded_process import command_here, end, start, started
 
-from stagespan.recording.live_page import Page
+from stagespan.recording.live_page import LivePage
 
 FAILS = """
     import contextlib, time
@@ -129,7 +129,7 @@ def test_a_page_of_a_process_that_ends_meanwhile(folder: Path) -> None:
             print("ready", flush=True)
             input()
     """)
-    page = Page(str(process.pid), None)
+    page = LivePage(str(process.pid), None)
     page.read()
     process.communicate("\n", timeout=60)
     page.read()

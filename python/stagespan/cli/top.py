@@ -16,7 +16,7 @@ import click
 from stagespan.cli.numbers import FiniteRange
 from stagespan.errors import StagespanError
 from stagespan.pages.console import trimmed
-from stagespan.recording.live_page import Page
+from stagespan.recording.live_page import LivePage
 
 _KEYS = "q quit   f freeze   s sort   / filter"
 
@@ -43,7 +43,7 @@ def command(pid: str | None, job: str | None, interval: float, once: bool) -> No
         raise click.UsageError("Pass a file or process id, or --job, but not both.")
     from rich.console import Console
 
-    page = Page(pid, job)
+    page = LivePage(pid, job)
     console = Console()
     if once or not console.is_terminal:
         page.read()
@@ -56,7 +56,7 @@ def command(pid: str | None, job: str | None, interval: float, once: bool) -> No
     _live(console, page, interval)
 
 
-def _live(console: Any, page: Page, interval: float) -> None:
+def _live(console: Any, page: LivePage, interval: float) -> None:
     from rich.live import Live
     from rich.text import Text
 

@@ -51,7 +51,7 @@ class _Window(NamedTuple):
     """The time of each stage without that of its children."""
 
 
-class Page:
+class LivePage:
     """The state of the page: the latest readings of each process, the order, and the filter."""
 
     def __init__(self, which: str | None, job: str | None) -> None:

@@ -19,7 +19,7 @@ _LEAST_EXCESS = 1e-6
 
 
 @dataclass(frozen=True)
-class Row:
+class TreeRow:
     """One line of the tree."""
 
     label: str
@@ -35,7 +35,7 @@ class Row:
     """Whether the row is the total of a stage that is also listed under its parents."""
 
 
-def rows(report: Mapping[str, Any]) -> list[Row]:
+def rows(report: Mapping[str, Any]) -> list[TreeRow]:
     """Return the tree of a report.
 
     A stage with children has a row for the time that they do not account for, so that child rows
@@ -50,7 +50,7 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
 
     def children_of(
         parent: str | None, of_ms: float, guide: str
-    ) -> Iterator[tuple[Row, tuple[str, float, str] | None]]:
+    ) -> Iterator[tuple[TreeRow, tuple[str, float, str] | None]]:
         """Yield each row directly below a stage, with the arguments for the rows below that row."""
         children = places.get(parent, [])
         extra = _left_over(stages[parent], children) if parent is not None else []
@@ -60,15 +60,15 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
             share = place.ms / of_ms if of_ms > 0 else None
             is_open = place_counts[place.stage] == 1 and place.stage not in opened
             whole = stages[place.stage] if is_open else None
-            row = Row(place.stage, lead, place.ms, share, place.count, whole)
+            row = TreeRow(place.stage, lead, place.ms, share, place.count, whole)
             if whole is not None:
                 opened.add(place.stage)
             yield row, None if whole is None else (place.stage, place.ms, follow)
         for i, (label, ms) in enumerate(extra, len(children)):
             lead, _ = _guides(guide, i == last, False)
-            yield Row(label, lead, ms, ms / of_ms if of_ms > 0 else None), None
+            yield TreeRow(label, lead, ms, ms / of_ms if of_ms > 0 else None), None
 
-    def below(parent: str | None, of_ms: float, guide: str) -> list[Row]:
+    def below(parent: str | None, of_ms: float, guide: str) -> list[TreeRow]:
         below_rows = []
         # Not recursive, because a report can contain chains of thousands of stages.
         levels = [children_of(parent, of_ms, guide)]
@@ -89,7 +89,7 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
             if name not in opened and (place_counts[name] != 1) is is_sum:
                 opened.add(name)
                 ms = entry["duration_ms"]
-                found.append(Row(name, "", ms, None, count_of(entry), entry, is_sum=True))
+                found.append(TreeRow(name, "", ms, None, count_of(entry), entry, is_sum=True))
                 found.extend(below(name, ms, ""))
     return found
 

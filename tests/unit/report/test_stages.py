@@ -61,7 +61,7 @@ def test_the_rows_below_a_row_add_up_to_it(runs: list[Run]) -> None:
     assert sum(row.duration_ms for row in top) == pytest.approx(report["total_stages_ms"])
 
 
-def _depth(row: tree.Row) -> int:
+def _depth(row: tree.TreeRow) -> int:
     return len(row.guide) // 3
 
 

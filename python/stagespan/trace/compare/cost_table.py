@@ -175,7 +175,7 @@ class Labels:
     codes: NDArray[np.int64]
 
 
-class Structure:
+class Surroundings:
     """The program's structure in its trace: annotations, modules and operators around a call."""
 
     def __init__(self, trace: Trace) -> None:
@@ -290,7 +290,7 @@ def device_cells(
     Without shapes, calls of an operator with different inputs are in one cell.
     """
     found = attribute(trace, windows)
-    structure = Structure(trace)
+    structure = Surroundings(trace)
     sources = launch_sources(trace, found.rows)
     operators = np.full(len(found.rows), -1) if sources is None else sources.operator
     columns = [
@@ -322,7 +322,7 @@ def host_cells(
     trace: Trace, windows: Windows, written: list[str], with_shapes: bool = True
 ) -> Cells:
     """The cells of a trace without a device: operators' own times on the busiest thread."""
-    structure = Structure(trace)
+    structure = Surroundings(trace)
     events, rows = trace.events, structure.operators
     if len(rows):
         _, thread = threads(trace, rows)
