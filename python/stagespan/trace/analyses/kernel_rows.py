@@ -34,6 +34,7 @@ from stagespan.trace.derived.launch_sources import (
     stages_around,
 )
 from stagespan.trace.derived.missing import DAMAGED_TIMES, needs_operators
+from stagespan.trace.derived.threads import name_codes
 from stagespan.trace.derived.windows import base_window
 from stagespan.trace.derived.work_table import Column, WorkTable
 from stagespan.trace.rates.calls import inputs_in_words
@@ -89,12 +90,12 @@ def kernel_rows(trace: Trace) -> KernelRows | Unavailable:
     events = trace.events
     captured = captured_work(trace)
     hosts, called = operators_of(trace), found.operator
-    in_graph, call = found.of_graph, found.operator
+    in_graph, call, forward = found.of_graph, found.operator, found.forward
     if captured is not None:
         called = np.where(captured.known, captured.operator, called)
         call = np.where(captured.known, captured.numbers(captured.operator), call)
-        in_graph = in_graph & ~captured.known
-    operator = _names(hosts, called)
+        in_graph, forward = in_graph & ~captured.known, captured.forward_or(found)
+    operator = name_codes(hosts, called)
     shape, shapes = _shapes(hosts, called)
     without_shapes = in_graph if captured is None else found.of_graph & ~captured.with_shapes
     return KernelRows(
@@ -107,9 +108,9 @@ def kernel_rows(trace: Trace) -> KernelRows | Unavailable:
             trace, found.stage, _kinds(trace, events.name[rows].astype(np.int64), operator)
         ),
         name=events.name[rows].astype(np.int64),
-        operator=np.where(in_graph, _names(trace, found.calls), operator),
-        stage=_names(trace, found.stage),
-        forward=_names(hosts, found.forward if captured is None else captured.forward_or(found)),
+        operator=np.where(in_graph, name_codes(trace, found.calls), operator),
+        stage=name_codes(trace, found.stage),
+        forward=name_codes(hosts, forward),
         call=np.where(in_graph, found.calls, call),
         shape=np.where(without_shapes, -1, shape),
         shapes=shapes,
@@ -232,8 +233,8 @@ def _of_host(trace: Trace, host: HostOperators) -> KernelRows:
         kind=_kinds(trace, name, name),
         name=name,
         operator=name,
-        stage=_names(trace, stages_around(trace, host.rows)),
-        forward=_names(trace, host.forward),
+        stage=name_codes(trace, stages_around(trace, host.rows)),
+        forward=name_codes(trace, host.forward),
         call=host.rows,
         shape=shape,
         shapes=shapes,
@@ -242,13 +243,6 @@ def _of_host(trace: Trace, host: HostOperators) -> KernelRows:
         without_shapes=np.zeros(len(name), dtype=np.bool_),
         hosts=trace,
     )
-
-
-def _names(trace: Trace, rows: Rows) -> NDArray[np.int64]:
-    """Return the codes of the events' names; -1 for row -1."""
-    if len(trace.events) == 0:
-        return np.full(len(rows), -1, dtype=np.int64)
-    return np.where(rows >= 0, trace.events.name[rows], -1).astype(np.int64)
 
 
 def _kinds(trace: Trace, name: NDArray[np.int64], operator: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -11,6 +11,8 @@ from stagespan.pages.figures import Count, Figures, Ns
 from stagespan.pages.result import StructResult, Table, Unavailable, share
 from stagespan.trace.derived.device import device_work, launch_of, shared_correlations
 from stagespan.trace.derived.gaps import graph_calls
+from stagespan.trace.derived.threads import name_codes
+from stagespan.trace.derived.work_table import Column, WorkTable
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 
@@ -94,9 +96,9 @@ class Launches(StructResult, frozen=True):
                 "Graphs",
                 self.graphs,
                 ("call", "call", ""),
-                ("launches", "launches", ""),
-                ("device_events", "device events", ""),
-                ("device_ns", "device", "ns"),
+                ("calls", "launches", ""),
+                ("count", "device events", ""),
+                ("time_ns", "device", "ns"),
             ),
         ]
         return [table for table in tables if table.rows]
@@ -106,9 +108,9 @@ class Graph(Figures, frozen=True):
     """All launches of graphs by one kind of call; times in ns."""
 
     call: str
-    launches: Count
-    device_events: Count
-    device_ns: Ns
+    calls: Count = msgspec.field(name="launches")
+    count: Count = msgspec.field(name="device_events")
+    time_ns: Ns = msgspec.field(name="device_us")
     """Sum of the events' durations."""
 
 
@@ -148,19 +150,8 @@ def _queue(trace: Trace, rows: Numbers, calls: Numbers) -> dict[str, Any]:
 
 
 def _graphs(trace: Trace, rows: Numbers, calls: Numbers) -> list[Graph]:
-    events = trace.events
-    found = []
-    for code in np.unique(events.name[calls]):
-        mine = events.name[calls] == code
-        found.append(
-            Graph(
-                call=trace.names[code],
-                launches=len(np.unique(calls[mine])),
-                device_events=int(mine.sum()),
-                device_ns=int(events.dur_ns[rows[mine]].sum()),
-            )
-        )
-    return sorted(found, key=lambda graph: -graph.device_ns)
+    columns = {"call": Column(name_codes(trace, calls), trace.names)}
+    return WorkTable(trace.events.dur_ns[rows], calls, columns).by(Graph, "call")
 
 
 def _percentiles(times: Numbers) -> Percentiles | None:

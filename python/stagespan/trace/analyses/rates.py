@@ -33,6 +33,7 @@ from stagespan.trace.derived.kernel_kinds import (
     MOE,
     TRITON,
 )
+from stagespan.trace.derived.launch_sources import values_at
 from stagespan.trace.derived.missing import (
     NOT_RECORDED,
     needs_device,
@@ -40,7 +41,7 @@ from stagespan.trace.derived.missing import (
     unrecorded_device,
 )
 from stagespan.trace.derived.modules import class_of_module, module_calls
-from stagespan.trace.derived.threads import ThreadIndex
+from stagespan.trace.derived.threads import ThreadIndex, name_codes
 from stagespan.trace.derived.trees import Nesting, with_those_below
 from stagespan.trace.derived.windows import BaseWindow, base_window, steps_of
 from stagespan.trace.derived.work_table import Column, WorkTable
@@ -549,9 +550,8 @@ class _Found:
         if modules is None:
             return None
         at = modules.around(np.where(self._call >= 0, self._events(self._call), -1))
-        above = modules.tree.parent[at]
-        around = np.where(above >= 0, trace.events.name[modules.rows[above]], np.int64(-1))
-        keys, layer = pairs(around, trace.events.name[modules.rows[at]].astype(np.int64))
+        own, around = (values_at(modules.rows, each) for each in (at, modules.tree.parent[at]))
+        keys, layer = pairs(name_codes(trace, around), name_codes(trace, own))
         names = [
             " > ".join(str(class_of_module(trace.names[code])) for code in key if code >= 0)
             for key in keys.tolist()

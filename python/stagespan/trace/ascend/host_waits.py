@@ -22,7 +22,7 @@ from stagespan.trace.derived.call_site import call_sites, waiting_operators
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.derived.idle_causes import SYNC_OPERATORS, WAITING_OPERATORS, WAITS
-from stagespan.trace.derived.threads import ThreadIndex, named
+from stagespan.trace.derived.threads import ThreadIndex, name_codes, named
 from stagespan.trace.evidence import evidence, window_of
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, covered
@@ -156,9 +156,9 @@ def analyze(trace: Trace) -> HostWaits | Unavailable:
         return Unavailable("The trace shows no call that waits for the device.", "no_waits")
     operator = np.concatenate((around, alone))
     is_call = np.arange(len(rows)) < len(calls)
-    name_of_operator = np.where(operator >= 0, events.name[operator], -1)
+    name_of_operator = name_codes(trace, operator)
     name_of_call = np.where(is_call, events.name[rows], -1)
-    code = (name_of_operator.astype(np.int64) + 1) * (len(trace.names) + 1) + name_of_call + 1
+    code = (name_of_operator + 1) * (len(trace.names) + 1) + name_of_call + 1
     busy = _busy_within(trace, rows)
     sites = call_sites(trace)
     groups = []

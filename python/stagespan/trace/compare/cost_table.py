@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +39,7 @@ from stagespan.trace.derived.step_ranges import step_begins, step_ranges
 from stagespan.trace.derived.threads import named, threads
 from stagespan.trace.derived.trees import Paths, first_around
 from stagespan.trace.derived.windows import Windows
+from stagespan.trace.derived.work_table import Column
 from stagespan.trace.rates.collectives import argument_of
 from stagespan.trace.read.groups import distinct, sums
 from stagespan.trace.read.intervals import Cover, Numbers, Rows, exclusive, minus
@@ -126,20 +126,18 @@ def _with_the_first(trace: Trace, found: Gaps, windows: Windows) -> Gaps:
         elif events.end_ns[call] <= begin:
             issued = BEFORE
 
-    def ahead(value: int, column: NDArray[Any]) -> NDArray[Any]:
-        return np.concatenate((np.array([value], dtype=column.dtype), column))
-
-    return replace(
-        found,
-        begin_ns=ahead(begin, found.begin_ns),
-        end_ns=ahead(first, found.end_ns),
-        last=ahead(0, found.last),
-        first=ahead(0, found.first),
-        first_call=ahead(call, found.first_call),
-        first_origin=ahead(int(found.origins[0]), found.first_origin),
-        in_graph=ahead(0, found.in_graph),
-        issued=ahead(issued, found.issued),
-    )
+    ahead = {
+        "begin_ns": begin,
+        "end_ns": first,
+        "last": 0,
+        "first": 0,
+        "first_call": call,
+        "first_origin": int(found.origins[0]),
+        "in_graph": 0,
+        "issued": issued,
+    }
+    columns = {name: np.insert(getattr(found, name), 0, value) for name, value in ahead.items()}
+    return replace(found, **columns)
 
 
 def apportioned(parts: Numbers, numerator: int, denominator: int) -> Numbers:
@@ -167,16 +165,11 @@ _BETWEEN = " / "
 _ASCEND_COLLECTIVE = re.compile(r"^(hcom_[A-Za-z]+)__\d+_\d+_\d+$")
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """A text for each of some events: `texts[codes[i]]`; "" for events without one."""
-
-    texts: list[str]
-    codes: NDArray[np.int64]
-
-
 class Surroundings:
-    """The program's structure in its trace: annotations, modules and operators around a call."""
+    """The program's structure in its trace: annotations, modules and operators around a call.
+
+    In its columns, events without a text have the text "".
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -190,7 +183,7 @@ class Surroundings:
         operators[self.steps] = False
         self.operators = np.flatnonzero(operators)
 
-    def stages(self, calls: Rows, written: list[str]) -> Labels:
+    def stages(self, calls: Rows, written: list[str]) -> Column:
         """The stages around host events (-1 for none); `written` are the names, by code.
 
         Marks of steps are not stages.
@@ -198,7 +191,7 @@ class Surroundings:
         marks = stage_calls(self.trace)
         codes = np.zeros(len(calls), dtype=np.int64)
         if marks is None:
-            return Labels([""], codes)
+            return Column(codes, [""])
         chosen = ~np.isin(marks.rows, self.steps)
         around = first_around(marks.tree.parent, chosen)
         kept = np.flatnonzero(chosen)
@@ -206,28 +199,28 @@ class Surroundings:
         parent = values_at(number, values_at(around, marks.tree.parent[kept]))
         texts, node = self._spelled(marks.rows[kept], parent, written)
         found = values_at(around, marks.index(stages_around(self.trace, calls)))
-        return Labels(texts, values_at(node, values_at(number, found)) + 1)
+        return Column(values_at(node, values_at(number, found)) + 1, texts)
 
-    def layers(self, calls: Rows) -> Labels:
+    def layers(self, calls: Rows) -> Column:
         """The modules around each call, if the trace has Python stacks."""
         modules = module_calls(self.trace)
         if modules is None:
-            return Labels([""], np.zeros(len(calls), dtype=np.int64))
+            return Column(np.zeros(len(calls), dtype=np.int64), [""])
         names = [name.removeprefix(MODULE) for name in self.trace.names]
         texts, node = self._spelled(modules.rows, modules.tree.parent, names)
-        return Labels(texts, values_at(node, modules.around(calls)) + 1)
+        return Column(values_at(node, modules.around(calls)) + 1, texts)
 
-    def shapes(self, operators: Rows) -> Labels:
+    def shapes(self, operators: Rows) -> Column:
         """The shapes of the inputs of operators (-1 for none), as in the trace."""
         codes, texts = argument_of(self.trace, operators, "Input Dims")
         codes = np.where(operators >= 0, codes, -1)
-        return Labels([*texts, ""], np.where(codes >= 0, codes, len(texts)))
+        return Column(np.where(codes >= 0, codes, len(texts)), [*texts, ""])
 
-    def names_of(self, rows: Rows) -> Labels:
+    def names_of(self, rows: Rows) -> Column:
         """The names of events (-1 for none); those of Ascend's collectives without numbers."""
         names = [_ASCEND_COLLECTIVE.sub(r"\1", name) for name in self.trace.names]
         codes = np.where(rows >= 0, self.trace.events.name[rows], len(names))
-        return Labels([*names, ""], codes.astype(np.int64))
+        return Column(codes.astype(np.int64), [*names, ""])
 
     def _spelled(self, rows: Rows, parent: Rows, names: list[str]) -> tuple[list[str], Rows]:
         """The paths of names in a tree of `rows`, preceded by "", and the path of each row."""
@@ -294,7 +287,7 @@ def device_cells(
     sources = launch_sources(trace, found.rows)
     operators = np.full(len(found.rows), -1) if sources is None else sources.operator
     columns = [
-        Labels([], found.kind.astype(np.int64)),
+        Column(found.kind.astype(np.int64)),
         structure.stages(found.calls if sources is None else sources.origin, written),
         structure.layers(found.calls),
         structure.names_of(operators),
@@ -336,7 +329,7 @@ def host_cells(
     own = exclusive(begin, end, np.zeros(len(begin), dtype=np.int64))
     outside, own = own[: len(windows.begin_ns)], own[len(windows.begin_ns) :]
     columns = [
-        Labels([], np.zeros(len(rows), dtype=np.int64)),
+        Column(np.zeros(len(rows), dtype=np.int64)),
         structure.stages(rows, written),
         structure.layers(rows),
         structure.names_of(rows),
@@ -354,7 +347,7 @@ def _host_cell(_: int, texts: list[str]) -> CostCell:
 
 
 def _grouped(
-    columns: list[Labels],
+    columns: list[Column],
     rows: Rows,
     time_ns: Numbers,
     counted: NDArray[np.bool_],
@@ -366,8 +359,8 @@ def _grouped(
     counts = sums(group, counted[rows].astype(np.int64), len(keys)).tolist()
     times: dict[CostCell, int] = {}
     numbers: dict[CostCell, int] = {}
-    for (kind, *codes), time, number in zip(keys.tolist(), sums_ns, counts, strict=True):
-        texts = [column.texts[code] for column, code in zip(columns[1:], codes, strict=True)]
+    values = [column.values(key) for column, key in zip(columns, keys.T, strict=True)]
+    for kind, *texts, time, number in zip(*values, sums_ns, counts, strict=True):
         cell = cell_of(kind, texts)
         times[cell] = times.get(cell, 0) + time
         numbers[cell] = numbers.get(cell, 0) + number

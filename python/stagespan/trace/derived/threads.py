@@ -120,6 +120,13 @@ def names_with(trace: Trace, pattern: Pattern[str]) -> Mask:
     return np.array([search(name) is not None for name in trace.names] + [False])
 
 
+def name_codes(trace: Trace, rows: Rows) -> NDArray[np.int64]:
+    """Return the codes of the names of some events; -1 for an event of -1."""
+    if len(trace.events) == 0:
+        return np.full(len(rows), -1, dtype=np.int64)
+    return np.where(rows >= 0, trace.events.name[rows], -1).astype(np.int64)
+
+
 # --- Processes ---
 
 

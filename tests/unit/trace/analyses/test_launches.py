@@ -88,7 +88,7 @@ def test_an_unknown_call_of_one_kernel_is_not_a_graph(tmp_path: Path) -> None:
     program.events.append(program.events[-1] | {"ts": program.free[7] + 4})
     found = launches.analyze(program.trace(tmp_path))
     assert isinstance(found, Launches)
-    assert [(each.launches, each.device_events) for each in found.graphs] == [(1, 2)]
+    assert [(each.calls, each.count) for each in found.graphs] == [(1, 2)]
 
 
 def test_an_operator_of_several_kernels_is_not_a_graph_on_ascend(traces: Path) -> None:
