@@ -199,7 +199,7 @@ def test_an_error_says_that_recordings_are_removed_at_a_clean_exit(folder: Path)
     ):
         errors = " ".join(command_here(*arguments).stderr.split())
         assert "removed at a clean exit; STAGESPAN_RECORDING=keep keeps them." in errors
-    assert "standard input" in command_here("requests", "--json", "-").stderr
+    assert "standard input" in command_here("requests", "-").stderr
 
 
 # --- names ----------------------------------------------------------------------------------------
