@@ -14,7 +14,6 @@ from stagespan.trace.analyses.steps import Steps
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.derived import idle_causes as causes
-from stagespan.trace.derived.idle_causes import PACE
 from stagespan.trace.derived.step_times import COMMUNICATING
 
 _SEEN: dict[str, Analysis] = {}
@@ -111,7 +110,11 @@ def test_findings_and_verdict_agree_on_idle_time(traces: Path) -> None:
             continue
         shown = {each.code: each.numbers["percent"] for each in idle.findings()}
         together = {
-            each.code: [name for name in PACE if f"{name}_ns" in each.numbers]
+            each.code: [
+                name
+                for name, row in causes.ROWS.items()
+                if row.is_pace and f"{name}_ns" in each.numbers
+            ]
             for each in idle.findings()
         }
         for cause, code in CODES.items():
