@@ -158,14 +158,12 @@ def test_the_benchmark_of_an_idle_exporter_measures_each_reading() -> None:
 @pytest.mark.slow
 def test_the_benchmark_of_reading_recordings_compares_two_interpreters() -> None:
     options = ["--quick", "--turns", "1", "--against", sys.executable]
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "benchmarks.reading_recordings", *options],
         cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
+        timeout_s=280,
+        status=0,
     )
-    assert done.returncode == 0, done.stderr
     analyze, requests, scrape = done.stdout.splitlines()
     assert "analyze, 1,800 spans" in analyze
     assert "requests, 200 requests" in requests
