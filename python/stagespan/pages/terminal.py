@@ -49,6 +49,8 @@ _LONGEST_NAME = 80
 _HEADINGS = 13, 8
 # The least width of a column of texts, and the columns that a table has on any screen.
 _LEAST_TEXT, _FEWEST_COLUMNS = 8, 2
+# The same for pages that are printed whole, on which figures yield before names.
+_WHOLE_NAME = 40
 # Longer words, such as paths, are cut.
 _LONGEST_WORD = 20
 # The width of the columns of `Changes` after the name, and the least width of the name.
@@ -113,8 +115,10 @@ def _print_whole(
             print_block(text_block(""), console)
             if isinstance(block, Table) and block.title:
                 print_block(text_block(block.title, "bold"), console)
-        for drawn in laid_out([block], console):
-            print_block(drawn, console)
+        if isinstance(block, Table):
+            print_block(text_table(block, console.width, _WHOLE_NAME), console)
+        else:
+            print_block(*laid_out([block], console), console)
     tail = [finding_block(finding, 2, console.width) for finding in findings]
     tail += [text_block(note, "dim") for note in notes]
     for drawn in [*([text_block("")] if tail else []), *tail]:
@@ -265,11 +269,11 @@ def _bar(bar: Bar) -> RenderableType:
     return drawn.append_text(words)
 
 
-def text_table(table: Table, width: int) -> RenderableType:
+def text_table(table: Table, width: int, least_text: int = _LEAST_TEXT) -> RenderableType:
     """Return a table for the screen, with right-aligned figures and times in one unit.
 
     If it would be wider than `width`, texts and then headings are wrapped, and the last columns
-    for which there is still no space are left out.
+    for which there is still no space are left out. Texts of up to `least_text` are not wrapped.
     """
     from rich.table import Table as Grid
     from rich.text import Text
@@ -281,7 +285,7 @@ def text_table(table: Table, width: int) -> RenderableType:
     # Lines end between words: a single word, such as a verdict, is not cut.
     words = [max(map(_longest_word, column), default=0) for column in columns]
     cells = [
-        min(most, max(word, _LEAST_TEXT)) if is_text else most
+        min(most, max(word, least_text)) if is_text else most
         for most, word, is_text in zip(longest, words, texts, strict=True)
     ]
 
