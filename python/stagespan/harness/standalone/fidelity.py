@@ -37,33 +37,33 @@ def fidelity(
     each further step. The time after the loop is left out.
     """
     names = "compared live_p50_ms live_cpu_p50_ms live_runs live_steps before_ms ratio"
-    compared: dict[str, Any] = dict.fromkeys((*names.split(), "live_launches"))
-    compared["launches"] = launches
+    facts: dict[str, Any] = dict.fromkeys((*names.split(), "live_launches"))
+    facts["launches"] = launches
     if not live or not live.get("p50_ms"):
-        return compared
+        return facts
     steps = 1
     if step is not None:
         known = step.get("of")
-        compared["live_steps"] = known if known and not step.get("run_with") else None
-        steps = compared["live_steps"] or 0
-    compared["live_p50_ms"] = live["p50_ms"]
-    compared["live_cpu_p50_ms"] = live.get("cpu_p50_ms")
-    compared["live_runs"] = live.get("count")
+        facts["live_steps"] = known if known and not step.get("run_with") else None
+        steps = facts["live_steps"] or 0
+    facts["live_p50_ms"] = live["p50_ms"]
+    facts["live_cpu_p50_ms"] = live.get("cpu_p50_ms")
+    facts["live_runs"] = live.get("count")
     if step is None:
-        compared["live_launches"] = live.get("launches")
-    is_cpu = on_host and compared["live_cpu_p50_ms"] and _is_cpu_time_whole(timing)
-    compared["compared"] = "cpu" if is_cpu else "wall"
+        facts["live_launches"] = live.get("launches")
+    is_cpu = on_host and facts["live_cpu_p50_ms"] and _is_cpu_time_whole(timing)
+    facts["compared"] = "cpu" if is_cpu else "wall"
     one_ms = timing["cpu"]["p50"] if is_cpu else timing.get("p50")
     if one_ms is None or not steps:
-        return compared
+        return facts
     took_ms = one_ms * steps
     key = "before_cpu_ms" if is_cpu else "before_ms"
     before_ms = step.get(key) if step is not None and step["number"] == 2 else None
     if before_ms is not None:
-        compared["before_ms"] = before_ms
+        facts["before_ms"] = before_ms
         took_ms = before_ms + one_ms * (steps - 1)
-    compared["ratio"] = took_ms / compared["live_cpu_p50_ms" if is_cpu else "live_p50_ms"]
-    return compared
+    facts["ratio"] = took_ms / facts["live_cpu_p50_ms" if is_cpu else "live_p50_ms"]
+    return facts
 
 
 def _is_cpu_time_whole(timing: Mapping[str, Any]) -> bool:
@@ -102,32 +102,30 @@ def differences(
 
 
 def fidelity_line(
-    compared: Mapping[str, Any], reasons: list[str], timing: Mapping[str, Any] | None = None
+    facts: Mapping[str, Any], reasons: list[str], timing: Mapping[str, Any] | None = None
 ) -> str:
     """Return the result of `fidelity` as one or two sentences."""
-    if compared["live_p50_ms"] is None:
+    if facts["live_p50_ms"] is None:
         why = "".join(f": {reason}" for reason in reasons[:1])
         return f"How well this agrees with the live runs is not known{why}."
-    runs, steps = compared["live_runs"], compared["live_steps"]
-    is_cpu = compared["compared"] == "cpu"
-    live_ms = compared["live_cpu_p50_ms" if is_cpu else "live_p50_ms"]
+    runs, steps = facts["live_runs"], facts["live_steps"]
+    is_cpu = facts["compared"] == "cpu"
+    live_ms = facts["live_cpu_p50_ms" if is_cpu else "live_p50_ms"]
     line = f"Live median {'CPU time ' if is_cpu else ''}{live_ms:,.2f} ms"
     if steps is not None:
         line += f" for {steps:,} step{'' if steps == 1 else 's'}"
     if runs is not None:
         line += f" ({runs:,} run{'' if runs == 1 else 's'} of this signature)"
-    if compared["ratio"] is not None:
-        line += f", replay {compared['ratio']:.2f} x"
-        if _is_short(compared, timing):
+    if facts["ratio"] is not None:
+        line += f", replay {facts['ratio']:.2f} x"
+        if _is_short(facts, timing):
             line += " (below 1 ms: +10 to 40 % is usual)"
-        if compared["before_ms"] is not None:
-            line += (
-                f" ({compared['before_ms']:,.2f} ms up to step 2, then {steps - 1:,} x this step)"
-            )
+        if facts["before_ms"] is not None:
+            line += f" ({facts['before_ms']:,.2f} ms up to step 2, then {steps - 1:,} x this step)"
         elif steps is not None and steps > 1:
             line += f" ({steps:,} x this step)"
-    if compared["launches"] is not None and compared["live_launches"] is not None:
-        line += f", launches {compared['launches']:,} of {compared['live_launches']:,}"
+    if facts["launches"] is not None and facts["live_launches"] is not None:
+        line += f", launches {facts['launches']:,} of {facts['live_launches']:,}"
     word = "reason" if len(reasons) == 1 else "reasons"
     return f"{line}." + (f" Possible {word}: {'; '.join(reasons)}." if reasons else "")
 
@@ -138,7 +136,7 @@ def _is_short(found: Mapping[str, Any], timing: Mapping[str, Any] | None) -> boo
 
 
 def likely_reasons(
-    compared: Mapping[str, Any],
+    facts: Mapping[str, Any],
     timing: Mapping[str, Any],
     differences: list[tuple[int, str]],
     step: Mapping[str, Any] | None = None,
@@ -148,19 +146,19 @@ def likely_reasons(
     Each begins with its sign, ``slower:`` or ``faster:`` for what the replay is, and its figures
     support it. Equal launches leave only differences of the machine.
     """
-    ratio, launches, live = compared["ratio"], compared["launches"], compared["live_launches"]
+    ratio, launches, live = facts["ratio"], facts["launches"], facts["live_launches"]
     counted: list[tuple[int, str]] = []
     if live is not None and launches is not None and live != launches:
         text = f"it makes {launches:,} launches, a live run {live:,}: other branches or shapes"
         counted.append((1 if launches > live else -1, text))
     if ratio is None:
         return []
-    is_usual = _is_short(compared, timing) and 1 <= ratio <= SHORT_RATIO
+    is_usual = _is_short(facts, timing) and 1 <= ratio <= SHORT_RATIO
     if not counted and (abs(ratio - 1) <= CLOSE_ENOUGH or is_usual):
         return []
-    candidates = [*counted, *differences, *_of_the_machine(compared, timing)]
+    candidates = [*counted, *differences, *_of_the_machine(facts, timing)]
     if live is None or launches is None:
-        candidates += _of_the_work(compared, timing, step)
+        candidates += _of_the_work(facts, timing, step)
     sign = 1 if ratio > 1 else -1
     word = "slower" if sign > 0 else "faster"
     kept = [f"{word}: {text}" for way, text in candidates if way in (0, sign)]
@@ -169,9 +167,7 @@ def likely_reasons(
     return kept[:MOST_REASONS]
 
 
-def _of_the_machine(
-    compared: Mapping[str, Any], timing: Mapping[str, Any]
-) -> list[tuple[int, str]]:
+def _of_the_machine(facts: Mapping[str, Any], timing: Mapping[str, Any]) -> list[tuple[int, str]]:
     """Return reasons that do not depend on what the stage computes, with their signs."""
     reasons: list[tuple[int, str]] = []
     slowdown = timing.get("slowdown")
@@ -179,12 +175,12 @@ def _of_the_machine(
         reasons.append(
             (1, f"a fixed computation took {slowdown:.2f} x its fastest time during the replay")
         )
-    elif compared["compared"] == "wall" and timing.get("busy"):
+    elif facts["compared"] == "wall" and timing.get("busy"):
         reasons.append((1, "the machine was busy during the replay"))
-    if compared["live_runs"] == 1:
+    if facts["live_runs"] == 1:
         reasons.append((-1, "the live figure is of a single run, the first one"))
     cpu = timing.get("cpu") or {}
-    if compared["compared"] == "wall" and cpu.get("p50") and compared["live_cpu_p50_ms"] is None:
+    if facts["compared"] == "wall" and cpu.get("p50") and facts["live_cpu_p50_ms"] is None:
         text = (
             "wall times are compared, because the live runs have no CPU time, and they depend on "
             "what else the machines did"
@@ -194,17 +190,17 @@ def _of_the_machine(
 
 
 def _of_the_work(
-    compared: Mapping[str, Any], timing: Mapping[str, Any], step: Mapping[str, Any] | None
+    facts: Mapping[str, Any], timing: Mapping[str, Any], step: Mapping[str, Any] | None
 ) -> list[tuple[int, str]]:
     """Return reasons in what the stage computes, with their signs."""
     reasons: list[tuple[int, str]] = []
     if step is not None:
         text = (
-            f"the time of {compared['live_steps'] or 0:,} steps is estimated from step "
+            f"the time of {facts['live_steps'] or 0:,} steps is estimated from step "
             f"{step['number']}, and steps can take different times (--step chooses another one)"
         )
         reasons.append((0, text))
-    figures = (timing.get("cpu") or timing) if compared["compared"] == "cpu" else timing
+    figures = (timing.get("cpu") or timing) if facts["compared"] == "cpu" else timing
     low_ms, high_ms = figures.get("p25"), figures.get("p75")
     if low_ms and high_ms and high_ms > VARYING * low_ms:
         text = f"its iterations vary, the middle half from {low_ms:,.2f} to {high_ms:,.2f} ms"

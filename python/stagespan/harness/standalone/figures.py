@@ -47,19 +47,19 @@ def summary(
     mean divided by the latter. All figures are None if there are no runs. ``one_thread`` says
     whether the thread that ran them did all the work, without a device.
     """
-    figures_: dict[str, Any] = figures([run.wall_ms for run in runs])
-    figures_["clocks_mhz"] = list(clocks_mhz) if all(clocks_mhz) and clocks_mhz else None
-    figures_["cpu"] = figures([run.cpu_ms for run in runs])
-    figures_["waited_ms"] = waited_ms(runs)
-    figures_["fixed_ns"] = fastest_fixed_ns
-    figures_["slowdown"] = slowdown(runs, fastest_in_process_ns or fastest_fixed_ns)
-    figures_["busy"] = busy(runs, device, figures_["slowdown"])
-    figures_["one_thread"] = (
+    stats: dict[str, Any] = figures([run.wall_ms for run in runs])
+    stats["clocks_mhz"] = list(clocks_mhz) if all(clocks_mhz) and clocks_mhz else None
+    stats["cpu"] = figures([run.cpu_ms for run in runs])
+    stats["waited_ms"] = waited_ms(runs)
+    stats["fixed_ns"] = fastest_fixed_ns
+    stats["slowdown"] = slowdown(runs, fastest_in_process_ns or fastest_fixed_ns)
+    stats["busy"] = busy(runs, device, stats["slowdown"])
+    stats["one_thread"] = (
         device.startswith("cpu")
         and not any(is_initialized(kind) for kind in DEVICE_TYPES)
         and one_thread_worked(sum(run.wall_ms for run in runs), sum(run.others_ms for run in runs))
     )
-    return figures_
+    return stats
 
 
 def figures(times: list[float]) -> dict[str, Any]:

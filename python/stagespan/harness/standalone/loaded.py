@@ -165,7 +165,7 @@ def is_of(value: Any, kind: str) -> bool:
 def parts_of_class(owner: Any, kind: str) -> list[tuple[list[Any], Any]]:
     """Return the parts of an object that are of a class, each with the path that leads to it."""
     waiting: collections.deque[tuple[Any, list[Any]]] = collections.deque([(owner, [])])
-    instances: list[tuple[list[Any], Any]] = []
+    pairs: list[tuple[list[Any], Any]] = []
     seen: set[int] = set()
     while waiting and len(seen) < MOST_ATTRIBUTES:
         value, path = waiting.popleft()
@@ -173,10 +173,10 @@ def parts_of_class(owner: Any, kind: str) -> list[tuple[list[Any], Any]]:
             continue
         seen.add(id(value))
         if path and is_of(value, kind):
-            instances.append((path, value))
+            pairs.append((path, value))
         else:
             waiting.extend((part, [*path, name]) for name, part in parts_of(value).items())
-    return instances
+    return pairs
 
 
 def part_at(owner: Any, path: Sequence[Any]) -> Any:

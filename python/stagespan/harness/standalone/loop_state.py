@@ -55,35 +55,33 @@ class LoopState:
                 self.kept.setdefault(*self.made[place[0]])
             elif place in self.changed:
                 self.kept.setdefault(place, self.changed[place])
-        for identity in now.containers:
-            if identity not in containers:
-                self._note_made(identity, now, changed)
+        for id_ in now.containers:
+            if id_ not in containers:
+                self._note_made(id_, now, changed)
         self.changed = changed
-        for (identity, key), value in self.kept.items():
+        for (id_, key), value in self.kept.items():
             # A run can replace an object that it has changed before.
-            container = now.containers.get(identity, self.before.containers.get(identity))
+            container = now.containers.get(id_, self.before.containers.get(id_))
             if container is not None:
                 with contextlib.suppress(Exception):  # the container does not allow the change
                     _put(container, key, value)
         self.before = _Snapshot(self.roots)
         # A container that no longer exists can have the same id as a later one.
         containers = self.before.containers
-        self.made = {
-            identity: made for identity, made in self.made.items() if identity in containers
-        }
+        self.made = {id_: made for id_, made in self.made.items() if id_ in containers}
         self.kept = {place: value for place, value in self.kept.items() if place[0] in containers}
 
-    def _note_made(self, identity: int, now: _Snapshot, changed: dict[Place, Any]) -> None:
+    def _note_made(self, id_: int, now: _Snapshot, changed: dict[Place, Any]) -> None:
         """Find the place in a container of the last run through which a new one is reached."""
-        place = now.within[identity]
+        place = now.within[id_]
         while place is not None and place[0] not in self.before.containers:
             place = now.within[place[0]]
         if place is None:
             return
         if place[0] in self.made:
-            self.made[identity] = self.made[place[0]]
+            self.made[id_] = self.made[place[0]]
         elif place in changed:
-            self.made[identity] = place, changed[place]
+            self.made[id_] = place, changed[place]
 
 
 class _Snapshot:

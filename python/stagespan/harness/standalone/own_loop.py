@@ -462,10 +462,10 @@ def reachable(stage: Any, function: Any) -> list[Any]:
             for cell in getattr(value, "__closure__", None) or ():
                 with contextlib.suppress(ValueError):  # an empty cell
                     roots.append(cell.cell_contents)
-    objects: list[Any] = []
+    items: list[Any] = []
     seen: set[int] = set()
     queue = collections.deque((root, 0) for root in roots)
-    while queue and len(objects) < MOST_OBJECTS:
+    while queue and len(items) < MOST_OBJECTS:
         value, depth = queue.popleft()
         if id(value) in seen:
             continue
@@ -476,9 +476,9 @@ def reachable(stage: Any, function: Any) -> list[Any]:
             held = _held(value) if depth < DEPTH and not isinstance(value, type) else []
         except Exception:  # isinstance() asks a proxy, such as that of a web request, for its class
             continue
-        objects.append(value)
+        items.append(value)
         queue.extend((item, depth + 1) for item in held)
-    return objects
+    return items
 
 
 def _held(value: Any) -> list[Any]:
@@ -555,14 +555,13 @@ def _steps_of(scheduler: Any, holder: Any) -> int | None:
 @contextlib.contextmanager
 def _replaced(target: Any, name: str, watched: Callable[..., Any]) -> Iterator[None]:
     """Replace a method of a class, or an attribute of an instance, by a watched one."""
-    attribute = getattr(target, "__dict__", {}).get(
-        name
-    )  # a class with __slots__ may have no __dict__
+    # Objects with __slots__ have none.
+    method = getattr(target, "__dict__", {}).get(name)
     if isinstance(target, type):
-        original = attribute if attribute is not None else _static(target, name)
+        original = method if method is not None else _static(target, name)
         bound_to = None
     else:
-        original, bound_to = attribute, target
+        original, bound_to = method, target
     if not callable(original) or isinstance(original, (staticmethod, classmethod)):
         yield
         return
@@ -574,10 +573,10 @@ def _replaced(target: Any, name: str, watched: Callable[..., Any]) -> Iterator[N
     try:
         yield
     finally:
-        if attribute is None:
+        if method is None:
             delattr(target, name)
         else:
-            setattr(target, name, attribute)
+            setattr(target, name, method)
 
 
 @contextlib.contextmanager

@@ -129,13 +129,13 @@ def report(
     for sentence in filter(None, (timing["busy"], *noticed)):
         say(sentence)
     step = step_of(replay.step, runs)
-    compared = fidelity(live, timing, step, on_host=replay.device.startswith("cpu"))
+    facts = fidelity(live, timing, step, on_host=replay.device.startswith("cpu"))
     reasons = list((live or {}).get("missing", "").splitlines())
-    say(fidelity_line(compared, reasons, timing))
+    say(fidelity_line(facts, reasons, timing))
     return {
         "timing_ms": timing,
         **profiled,
-        "fidelity": compared,
+        "fidelity": facts,
         "times_ms": [run.wall_ms for run in runs],
         "trace_path": None if trace_path is None else str(trace_path),
     }

@@ -343,11 +343,11 @@ def made_monotonic(offsets: Any, end: int) -> Any:
 
 def find_class(path: str) -> Any:
     """Return a loaded class by ``package.module:Name``. Imports nothing. Raises LookupError."""
-    loaded_class = find_loaded(path)
-    if not isinstance(loaded_class, type):
+    class_ = find_loaded(path)
+    if not isinstance(class_, type):
         module = path.partition(":")[0]
         raise LookupError(f"the class {path!r} is not loaded; import {module!r} first")
-    return loaded_class
+    return class_
 
 
 def named_class(path: str) -> Any:
