@@ -44,11 +44,11 @@ class LoopState:
     def run_ended(self) -> None:
         """Put back what has changed in two runs; called after each of them."""
         now = _Snapshot(self.roots)
-        before, containers = self.before.values, self.before.containers
+        before, holders = self.before.values, self.before.containers
         changed: dict[Place, Any] = {}
         for place in {**before, **now.values}:
             was = before.get(place, MISSING)
-            if place[0] not in containers or same(was, now.values.get(place, MISSING)):
+            if place[0] not in holders or same(was, now.values.get(place, MISSING)):
                 continue
             changed[place] = was
             if place[0] in self.made:
@@ -56,7 +56,7 @@ class LoopState:
             elif place in self.changed:
                 self.kept.setdefault(place, self.changed[place])
         for id_ in now.containers:
-            if id_ not in containers:
+            if id_ not in holders:
                 self._note_made(id_, now, changed)
         self.changed = changed
         for (id_, key), value in self.kept.items():
@@ -67,9 +67,9 @@ class LoopState:
                     _put(container, key, value)
         self.before = _Snapshot(self.roots)
         # A container that no longer exists can have the same id as a later one.
-        containers = self.before.containers
-        self.made = {id_: made for id_, made in self.made.items() if id_ in containers}
-        self.kept = {place: value for place, value in self.kept.items() if place[0] in containers}
+        holders = self.before.containers
+        self.made = {id_: made for id_, made in self.made.items() if id_ in holders}
+        self.kept = {place: value for place, value in self.kept.items() if place[0] in holders}
 
     def _note_made(self, id_: int, now: _Snapshot, changed: dict[Place, Any]) -> None:
         """Find the place in a container of the last run through which a new one is reached."""

@@ -138,17 +138,17 @@ def run_context(context: Mapping[str, Any]) -> Iterator[None]:
 
 def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
     """Return (getter, setter, captured value) of each captured setting that selects kernels."""
-    settings: list[tuple[Any, Any, Any]] = []
+    modes: list[tuple[Any, Any, Any]] = []
     sdpa: Any = context.get("sdpa")
     for name in ("flash", "mem_efficient", "math", "cudnn") if isinstance(sdpa, list) else ():
         enabled = getattr(torch.backends.cuda, f"{name}_sdp_enabled", None)
         enable = getattr(torch.backends.cuda, f"enable_{name}_sdp", None)
         if enabled is not None and enable is not None:
-            settings.append((enabled, enable, name in sdpa))
+            modes.append((enabled, enable, name in sdpa))
     precision = context.get("matmul_precision")
     if precision in ("highest", "high", "medium"):
         setter = torch.set_float32_matmul_precision
-        settings.append((torch.get_float32_matmul_precision, setter, precision))
+        modes.append((torch.get_float32_matmul_precision, setter, precision))
     if isinstance(context.get("deterministic"), bool):
         is_on = torch.are_deterministic_algorithms_enabled
         # The capture shows that no operator raised an exception, so a warning is enough here.
@@ -157,5 +157,5 @@ def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
         def set_deterministic(on: bool) -> None:
             torch.use_deterministic_algorithms(on, warn_only=on and only_warns)
 
-        settings.append((is_on, set_deterministic, context["deterministic"]))
-    return settings
+        modes.append((is_on, set_deterministic, context["deterministic"]))
+    return modes
