@@ -288,7 +288,7 @@ class RequestsPage(Page):
         """Return how many requests and processes there are, and when the first one began."""
         requests = self.of.requests
         processes = {part.recording.path for timeline in requests for part in timeline.segments}
-        began = clock(min(timeline.begin_ns for timeline in requests))
+        began = clock(min((timeline.begin_ns for timeline in requests), default=None))
         count = counted(self.of.count, "request")
         return f"{count} in {counted(len(processes), 'process', 'processes')}, the first at {began}"
 
@@ -303,7 +303,7 @@ class RequestsPage(Page):
 
     def window_ns(self) -> int:
         """Return the time of the longest request."""
-        return max(timeline.total_ns for timeline in self.of.requests)
+        return max((timeline.total_ns for timeline in self.of.requests), default=0)
 
     def timeline(self) -> list[TimelineRow]:
         """Return a row for each request, and rows for its segments if it has several."""

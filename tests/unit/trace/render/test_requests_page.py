@@ -151,3 +151,9 @@ def test_a_page_of_real_requests_is_written_by_the_command(tmp_path: Path) -> No
     data = data_of(file.read_text())
     assert data["title"] == "of the command"
     assert stagespan.__version__ in data["made_by"]
+
+
+def test_a_page_without_requests() -> None:
+    data = data_of(page_of([]))
+    assert data["summary"] == "0 requests in 0 processes, the first at unknown"
+    assert data["rows"] == []
