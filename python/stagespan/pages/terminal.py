@@ -118,7 +118,8 @@ def _print_whole(
         if isinstance(block, Table):
             print_block(text_table(block, console.width, _WHOLE_NAME), console)
         else:
-            print_block(*laid_out([block], console), console)
+            for drawn in laid_out([block], console):
+                print_block(drawn, console)
     tail = [finding_block(finding, 2, console.width) for finding in findings]
     tail += [text_block(note, "dim") for note in notes]
     for drawn in [*([text_block("")] if tail else []), *tail]:
