@@ -21,7 +21,7 @@ from stagespan.device.platforms import Accelerator, Platform
 
 def use(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(platforms, "_found", None)
+    monkeypatch.setattr(platforms, "_cached", None)
 
 
 @pytest.mark.parametrize(

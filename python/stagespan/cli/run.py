@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stagespan.cli.numbers import FiniteRange
 from stagespan.pages.amounts import counted, listed
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--sample-ms",
-    type=click.FloatRange(1, 1000),
+    type=FiniteRange(1, 1000),
     default=10.0,
     show_default=True,
     help="The time between two samples, in ms.",

@@ -17,7 +17,7 @@ from scripts import names_of
 from stagespan.harness import HarnessConfig
 from stagespan.signature import StageSignature, capture
 from stagespan.signature.capture import capture_arguments
-from stagespan.signature.source import Group, flat, literal, quoted, render
+from stagespan.signature.source import Brackets, flat, literal, quoted, render
 from stagespan.signature.value_kinds.base import source_of
 
 torch = pytest.importorskip("torch")
@@ -127,15 +127,15 @@ def test_strings_are_quoted(text: str) -> None:
 
 def test_lines_are_broken_like_a_formatter_does() -> None:
     # GIVEN a call that fits on one line, one whose arguments fit on one, and one that fits on none
-    def call(*arguments: str) -> Group:
-        return Group("f(", [("", argument) for argument in arguments], ")")
+    def call(*arguments: str) -> Brackets:
+        return Brackets("f(", [("", argument) for argument in arguments], ")")
 
     short, middle, long = call("a", "b"), call("a" * 40, "b" * 50), call("a" * 60, "b" * 60)
 
     assert render(short, 0) == "f(a, b)"
     assert render(middle, 0, 8) == f"f(\n    {'a' * 40}, {'b' * 50}\n)"
     assert render(long, 4) == f"f(\n        {'a' * 60},\n        {'b' * 60},\n    )"
-    assert flat(Group("(", [("", "1")], ")", one_tuple=True)) == "(1,)"
+    assert flat(Brackets("(", [("", "1")], ")", one_tuple=True)) == "(1,)"
 
 
 class Held:

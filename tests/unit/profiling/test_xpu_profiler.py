@@ -38,7 +38,7 @@ def xpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 1)
     monkeypatch.setattr(torch.profiler, "profile", Profile)
-    monkeypatch.setattr(platforms, "_found", None)
+    monkeypatch.setattr(platforms, "_cached", None)
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_an_analysis_without_a_result_says_what_it_needs() -> None:
             "tokens": Unavailable("No tokens are known.", "no_files", needs=tokens),
             "rates": Unavailable("No rates are known.", "no_files", needs=tokens),
             "queue": Unavailable("The queue is unknown.", "no_files"),
-            "words": Unavailable("No words.", "no_files", verdict="cannot tell"),
+            "texts": Unavailable("No words.", "no_files", verdict="cannot tell"),
             "asked": Unavailable("Not comparable.", "different_work", is_requested=True),
         },
     )
