@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -39,12 +40,12 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def rows_of(error: str) -> list[str]:
-    """Return the rows of the first table, without those of imports at the top level."""
+def rows_of(error: str, role: str = "main process") -> list[str]:
+    """Return the rows of a role's table, without those of imports at the top level."""
     lines = error.splitlines()
-    (start, *_) = (at for at, line in enumerate(lines) if line.startswith(" ─"))
+    (start, *_) = (at for at, line in enumerate(lines) if re.match(rf" {role} +share ", line))
     rows = []
-    for line in lines[start + 1 :]:
+    for line in lines[start + 2 :]:
         if not line.strip():
             break
         rows.append(line)
@@ -88,6 +89,47 @@ def test_the_first_three_rows_name_what_takes_the_time(
     # THEN the first rows name the place, and the program did what it does otherwise
     assert any(culprit in row for row in rows_of(done.stderr)[:3]), done.stderr
     assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+
+
+@pytest.mark.parametrize(
+    ("program", "needed", "role", "culprits"),
+    [
+        ("serving_fastapi.py", "uvicorn", "main process", ["explain", "is_clean"]),
+        ("answering_zeromq.py", "zmq", "worker", ["rank"]),
+        pytest.param(
+            *("loading_lightning.py", "lightning", "main process"),
+            ["Measurements.__getitem__"],
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            *("reading_items.py", "torch", "main process", ["accuracy"]), marks=pytest.mark.full
+        ),
+        pytest.param(
+            *("recompiling.py", "torch", "main process", ["compilation"]), marks=pytest.mark.full
+        ),
+        pytest.param(
+            *("collecting_diffusers.py", "diffusers", "main process", ["garbage collection"]),
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            *("tokenizing_transformers.py", "transformers", "main process"),
+            ["prompt > PreTrainedTokenizerBase.encode"],
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_the_first_three_rows_name_it_in_programs_with_libraries(
+    program: str, needed: str, role: str, culprits: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip(needed)
+    # WHEN a program is run that uses a library and is slow in one place or two
+    done = run(PROGRAMS / program, cwd=tmp_path)
+    # THEN the first rows name the places, without a line about the library
+    rows = rows_of(done.stderr, role)[:3]
+    assert all(any(culprit in row for row in rows) for culprit in culprits), done.stderr
+    assert done.returncode == 0
+    # AND a function that torch.compile has compiled is not suggested
+    assert "Scaled.forward" not in done.stderr
 
 
 def test_the_suggested_command_times_these_functions(tmp_path: Path) -> None:
@@ -274,6 +316,156 @@ def test_the_json_is_as_described(tmp_path: Path) -> None:
     waits = next(node for node in nodes if node["name"] == "waits")
     assert waits["place"] == "__main__:waits"
     assert waits["cpu_ms"] < 0.2 * waits["wall_ms"]
+
+
+TROUBLE = {
+    "forks": """
+        import os, warnings
+        if (pid := os.fork()) == 0:
+            print("child", flush=True)
+            os._exit(3)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        warnings.warn("a warning of the program")
+        """,
+    "execs": """
+        import os, sys
+        print("before", flush=True)
+        os.execv(sys.executable, [sys.executable, "-c", "print('after'); raise SystemExit(4)"])
+        """,
+    "crashes": """
+        import faulthandler, os, signal
+        print("before", flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
+        """,
+    "aborts": "import os; print('before', flush=True); os.abort()",
+    "raises": "import warnings; warnings.warn('first'); print(1 / 0)",
+    "exits": "import sys; print('output', flush=True); sys.exit('a reason')",
+    "leaves at once": "import os; print('output', flush=True); os._exit(5)",
+    "has 100 threads": """
+        import threading, time
+        def work(number):
+            for _ in range(20):
+                sum(range(2_000))
+                time.sleep(0.005)
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(100)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        print(threading.active_count())
+        """,
+    "reads stdin": "import sys; print(sys.stdin.read().upper(), input.__name__)",
+    "holds the lock": """
+        import re, time
+        print(re.match("(a+)+$", "a" * 24 + "b"))
+        """,
+    "starts threads at exit": """
+        import atexit, threading
+        atexit.register(lambda: print("at exit", threading.active_count()))
+        """,
+    "warns of what it leaves open": "open('/dev/null')",
+    "profiles itself": """
+        import cProfile, sys
+        profile = cProfile.Profile()
+        profile.enable()
+        sum(range(100))
+        profile.disable()
+        print(sys.getprofile())
+        """,
+    "is traced": """
+        import sys
+        sys.settrace(lambda *event: None)
+        print(sum(map(len, ["text"] * 100)), sys.gettrace() is not None)
+        """,
+    "uses uvloop": """
+        import asyncio, threading
+        import uvloop
+        async def work():
+            await asyncio.sleep(0.1)
+            return [thread.name for thread in threading.enumerate()]
+        print(uvloop.run(work()))
+        """,
+    "uses gevent": """
+        from gevent import monkey
+        monkey.patch_all()
+        import gevent, threading
+        print(gevent.spawn(lambda: threading.active_count()).get())
+        """,
+    "has debuggers' limits": """
+        import sys
+        sys.setrecursionlimit(300)
+        def deeper(left):
+            return 0 if left == 0 else 1 + deeper(left - 1)
+        print(deeper(200))
+        try:
+            deeper(1000)
+        except RecursionError as error:
+            print(error)
+        """,
+}
+
+
+@pytest.mark.parametrize("kind", TROUBLE)
+def test_output_warnings_and_status_are_those_of_the_plain_run(kind: str, tmp_path: Path) -> None:
+    for library in ("uvloop", "gevent"):
+        if library in kind:
+            pytest.importorskip(library)
+    script = write(tmp_path, "script.py", TROUBLE[kind])
+    # GIVEN what a script does by itself, with all warnings
+    plain, sampled = (
+        subprocess.run(
+            [sys.executable, "-W", "always", *command, str(script)],
+            cwd=tmp_path,
+            input="from stdin",
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        for command in ((), ("-m", "stagespan", "run"))
+    )
+    # WHEN it is sampled THEN it does the same, and a table may stand below its own output
+    assert sampled.stdout == plain.stdout
+    assert sampled.returncode == plain.returncode, sampled.stderr
+    assert sampled.stderr.startswith(plain.stderr), (plain.stderr, sampled.stderr)
+    more = sampled.stderr.removeprefix(plain.stderr)
+    assert re.match(r"$|Where the time went|stagespan: ", more), more
+    assert "Warning" not in more
+
+
+@pytest.mark.parametrize("form", ["zip", "package", "folder"])
+def test_programs_that_are_no_script(form: str, tmp_path: Path) -> None:
+    # GIVEN a program with a module beside it
+    folder = tmp_path / "program"
+    folder.mkdir()
+    text = """
+    import sys, time, {module}
+    def main():
+        {module}.work(0.3)
+        print(__name__, __package__, sys.argv[1:])
+    main()
+    """
+    write(
+        folder,
+        "helper.py",
+        """
+        import time
+        def work(seconds):
+            until = time.perf_counter() + seconds
+            while time.perf_counter() < until:
+                pass
+        """,
+    )
+    (folder / "__init__.py").touch()
+    module = "program.helper" if form == "package" else "helper"
+    write(folder, "__main__.py", text.format(module=module))
+    called = {"zip": ["program.zip"], "package": ["-m", "program"], "folder": ["program"]}[form]
+    if form == "zip":
+        shutil.make_archive(str(folder), "zip", folder)
+    plain = run(*called, "an argument", cwd=tmp_path, command=())
+    assert plain.returncode == 0, plain.stderr
+    # WHEN it is sampled
+    done = run(*called, "an argument", cwd=tmp_path)
+    # THEN it does the same, and the functions of its modules have the time
+    assert (done.returncode, done.stdout) == (0, plain.stdout), done.stderr
+    assert any("work" in row for row in rows_of(done.stderr)), done.stderr
 
 
 def test_an_interrupt_shows_what_was_sampled(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "json_file", metavar="FILE", help="Write the samples as JSON; - is stdout.")
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
-@click.argument("program", metavar="SCRIPT.PY|MODULE")
+@click.argument("program", metavar="SCRIPT.PY|FOLDER|ZIP|MODULE")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     debug: bool,
@@ -118,19 +118,22 @@ def command(
         os.environ["STAGESPAN_PROFILER_NAMES"] = names  # also for workers
         enable_profiler_for_names(names)
     unused.leave_out()  # printed with the table
-    script.set_search_path(os.getcwd() if as_module else str(Path(program).resolve().parent))
+    if as_module:
+        script.set_search_path(os.getcwd())
+    elif script.is_folder(program):
+        script.set_search_path(program)
+    else:
+        script.set_search_path(str(Path(program).resolve().parent))
     started = script.Program.module(program) if as_module else script.Program.script(program)
     run.whose_file(run.timing_report_path().parent)  # the plain names are this process's
     options = {"telefuser": telefuser, "write": output is not None}
+    interval_ms = sample_ms if is_sampled else None
     ending = _Ending(
-        Command(
-            stages,
-            [name for name, is_on in options.items() if is_on],
-            sample_ms if is_sampled else None,
-        ),
+        Command(stages, [name for name, is_on in options.items() if is_on], interval_ms),
         named.timed(stages, program if as_module else ""),
         called,
         json_file,
+        interval_ms,
         write=output is not None,
     )
     termination.watch(ending.after_signal)
@@ -151,6 +154,7 @@ class _Ending:
         wrapper: Wrapper,
         called: Sequence[str],
         json_file: str | None,
+        sample_ms: float | None,
         *,
         write: bool,
     ) -> None:
@@ -162,6 +166,7 @@ class _Ending:
         self._command = command
         self._called = called
         self._json_file = json_file
+        self._sample_ms = sample_ms
         self._members = Members(command.folder)
         command.on_start(self._members.limit)
         self._write = write
@@ -213,7 +218,7 @@ class _Ending:
                 print_report(report, Console(stderr=True))
             has_samples = self._show_samples()
             for sentence in (
-                *([] if has_samples or report["stages"] else [_why_no_stage(self.wrapper)]),
+                *([] if has_samples or report["stages"] else [self._why_nothing()]),
                 *_about_stages(self._command, self.wrapper, report["stages"]),
                 *(_about_tracers() if has_samples else ()),
                 *unused.sentences(report["stages"]),
@@ -221,6 +226,19 @@ class _Ending:
                 click.echo(f"stagespan: {sentence}", err=True)
         for path in written:
             click.echo(f"stagespan: saved {path}", err=True)
+
+    def _why_nothing(self) -> str:
+        """Return why there is neither a stage nor a sample."""
+        if self.wrapper.stages:
+            return "no stage ran"
+        if self._sample_ms is not None:
+            return f"no sample was taken, because the program ended within {self._sample_ms:g} ms"
+        return (
+            "no stage ran, because neither the script nor --stage names one. Name the functions to "
+            "time: for example --stage __main__:main for a function of the script, or --stage "
+            "package.module:Class.method for a method of an imported module. --stage can be "
+            "repeated."
+        )
 
     def _show_samples(self) -> bool:
         """Print or write what sampling has found. Returns False if that is nothing."""
@@ -277,13 +295,3 @@ def _about_tracers() -> Iterator[str]:
 
     if tracers := active_tracers():
         yield f"{listed(tracers)} made Python code slower, so its times are too long"
-
-
-def _why_no_stage(wrapper: Wrapper) -> str:
-    if wrapper.stages:
-        return "no stage ran"
-    return (
-        "no stage ran, because neither the script nor --stage names one. Name the functions to "
-        "time: for example --stage __main__:main for a function of the script, or --stage "
-        "package.module:Class.method for a method of an imported module. --stage can be repeated."
-    )

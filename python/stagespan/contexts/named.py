@@ -361,13 +361,11 @@ def _why_not_decorated(script: Any, path: str) -> str:
 
 def _only_compiled(stage: NamedStage, graphs: int) -> str:
     """Return why a stage has no time although it was found, in a program with compiled graphs."""
-    eval_frame: Any = sys.modules.get("torch._C._dynamo.eval_frame")
-    entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
     advice = (
         "time a function that is not compiled and calls it, or set TORCH_COMPILE_DISABLE=1 for this"
         " run"
     )
-    if entries is not None and any(entries(code) for code in stage.codes):
+    if any(map(is_compiled, stage.codes)):
         return (
             f"stage {stage.target} was compiled by torch.compile and ran inside a graph, where no"
             f" time is measured: {advice}"
@@ -376,6 +374,13 @@ def _only_compiled(stage: NamedStage, graphs: int) -> str:
         f"stage {stage.target} did not run outside of graphs of torch.compile ({graphs:,} in this"
         f" program), and no time is measured inside them: if it ran in one, {advice}"
     )
+
+
+def is_compiled(code: CodeType) -> bool:
+    """Whether torch.compile has compiled this code in this process."""
+    eval_frame: Any = sys.modules.get("torch._C._dynamo.eval_frame")
+    entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
+    return entries is not None and bool(entries(code))
 
 
 def _why_not_called(stage: NamedStage) -> str:

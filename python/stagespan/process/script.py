@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 import traceback
+import zipimport
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -48,9 +49,16 @@ class Program:
 
     @staticmethod
     def script(path: str) -> Program:
-        """Read the file ``path``. Raises SettingsError if it cannot be read."""
-        if os.path.isdir(path):
-            raise SettingsError(f"{path} is a folder: pass the script in it.")
+        """Read the file ``path``, or ``__main__`` in it if it is a folder or a zip file.
+
+        Raises SettingsError if it cannot be read.
+        """
+        if is_folder(path):
+            spec: Any = importlib.machinery.PathFinder.find_spec("__main__", [path])
+            if spec is None:
+                raise SettingsError(f"{path} has no __main__.py: pass the script in it.")
+            source = spec.loader.get_source("__main__")
+            return Program(path, spec.origin, source, spec=spec, package="")
         try:
             source = Path(path).read_bytes()
         except FileNotFoundError:
@@ -189,6 +197,17 @@ class _ScriptFinder(importlib.abc.PathEntryFinder):
         else:
             set_search_path(str(Path(self._path).resolve().parent))
         Program.script(self._called).run(sys.argv[1:], prepare)
+
+
+def is_folder(path: str) -> bool:
+    """Whether a program is a folder or a zip file, which the interpreter searches for modules."""
+    if os.path.isdir(path):
+        return True
+    try:
+        zipimport.zipimporter(path)
+    except (OSError, ImportError):
+        return False
+    return True
 
 
 def set_search_path(first: str) -> None:

@@ -24,6 +24,8 @@ _TORCH_CALLS = (
     "_call_impl",
     "_wrapped_call_impl",
 )
+# It is called in place of a function that has to be compiled and has no frame of its own then.
+_COMPILING = "torch._dynamo.convert_frame"
 # Packages of the standard library that only pass calls on.
 _PASSING = frozenset(
     (
@@ -61,13 +63,18 @@ class Call:
     children: dict[str, Call] = field(default_factory=dict)
     wall_ns: int = 0
     cpu_ns: int = 0
-    waiting_ns: int = 0
-    """The time in which it waited itself."""
+    waiting_ns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """The time in which it waited itself, by line of the user's code; "" for other code."""
     python_ns: int = 0
     """The time in which it computed in Python itself, or was ready to."""
     native_ns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """The time in which it computed outside of Python itself, or was ready to, by line."""
+    """The same for computing outside of Python, or being ready to."""
     own_cpu_ns: int = 0
+
+    @property
+    def is_of_user(self) -> bool:
+        """Whether it is a function of the user's code."""
+        return self.code is not None and self.code.owner == "user"
 
     def child(
         self, name: str, kind: Kind, place: str | None = None, code: Code | None = None
@@ -102,6 +109,7 @@ class Call:
 
 IMPORTS = "imports"
 COLLECTIONS = "garbage collection"
+COMPILATION = "compilation"
 
 
 @dataclass
@@ -182,6 +190,9 @@ class _Stacks:
             return same
         if code.is_top_level:
             return self._import(code, owner, same)
+        if code.module == _COMPILING:
+            same.call, same.package = above.call.child(COMPILATION, "call"), owner
+            return same
         name = _name(node)
         last = name.rpartition(".")[2]
         if owner != "user" and "<locals>" in name:
@@ -218,12 +229,12 @@ class _Stacks:
             waiting_ns = 0
         if call is self._role.top and (waiting_ns or active_ns):
             call = call.child(OUTSIDE, "call")
-        call.waiting_ns += waiting_ns
+        line = f"{os.path.basename(code.file)}:{node.line}" if code.owner == "user" else ""
+        call.waiting_ns[line] += waiting_ns
         call.own_cpu_ns += node.cpu_ns
         if opcode.opname[node.operation].startswith(_OF_PYTHON):
             call.python_ns += active_ns
         else:
-            line = f"{os.path.basename(code.file)}:{node.line}" if code.owner == "user" else ""
             call.native_ns[line] += active_ns
 
     def _is_idle(self, code: Code, place: _Place) -> bool:
@@ -251,6 +262,6 @@ def _name(node: Node) -> str:
 def _add_up(top: Call) -> None:
     for call in reversed(list(top.everything())):
         below = call.children.values()
-        own_ns = call.python_ns + sum(call.native_ns.values()) + call.waiting_ns
+        own_ns = call.python_ns + sum(call.native_ns.values()) + sum(call.waiting_ns.values())
         call.wall_ns = own_ns + sum(child.wall_ns for child in below)
         call.cpu_ns = call.own_cpu_ns + sum(child.cpu_ns for child in below)

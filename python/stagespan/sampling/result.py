@@ -137,7 +137,8 @@ def _tree(top: Call) -> list[TreeNode]:
             for line, ns in call.native_ns.items()
             if ns > least_ns
         ]
-        if call.waiting_ns > least_ns:
-            below.append(node("waiting", "wait", call.waiting_ns, 0, None, []))
+        waiting_ns = sum(call.waiting_ns.values())
+        if waiting_ns > least_ns:
+            below.append(node("waiting", "wait", waiting_ns, 0, None, []))
         made[call] = below
     return made[top]

@@ -13,6 +13,7 @@ _LEAST_SHARE = 0.02
 _PASSES_ON = 0.9
 """A call that spends this part of its time in another one shares the row of that one."""
 _LONGEST_NAME = 44
+_WAITING, _NATIVE, _PYTHON = "waiting", "native code", "Python"
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,14 @@ class Row:
     def label(self) -> str:
         """The names of its calls."""
         names = [call.name for call in self.calls if call.name != IMPORTS or call is self.call]
-        text = " > ".join(names)
-        if len(names) > 2 and len(text) > _LONGEST_NAME:
-            text = f"{names[0]} > ... > {names[-1]}"
-        return text if len(text) <= _LONGEST_NAME else f"... > {names[-1]}" if names[1:] else text
+        texts = [" > ".join(names)]
+        if len(names) > 2:
+            texts.append(f"{names[0]} > ... > {names[-1]}")
+            of_user = [call.name for call in self.calls[:-1] if call.is_of_user]
+            texts += [f"... > {name} > {names[-1]}" for name in of_user[-1:]]
+        if len(names) > 1:
+            texts.append(f"... > {names[-1]}")
+        return next((text for text in texts if len(text) <= _LONGEST_NAME), texts[-1])
 
 
 def rows_of(top: Call) -> list[Row]:
@@ -98,27 +103,23 @@ def _mostly(call: Call, below: list[Call]) -> str:
     """Return what a call did in the time that the rows below it do not have."""
     if call.kind != "call":
         return ""
-    waiting_ns, python_ns = 0, 0
-    native_ns: dict[str, int] = defaultdict(int)
+    python_ns = 0
+    lines_ns: dict[str, dict[str, int]] = {kind: defaultdict(int) for kind in (_WAITING, _NATIVE)}
     left = [call]
     while left:
         inner = left.pop()
-        waiting_ns += inner.waiting_ns
         python_ns += inner.python_ns
-        for line, time_ns in inner.native_ns.items():
-            native_ns[line if inner is call else ""] += time_ns
+        for kind, by_line in ((_WAITING, inner.waiting_ns), (_NATIVE, inner.native_ns)):
+            for line, time_ns in by_line.items():
+                lines_ns[kind][line if inner is call else ""] += time_ns
         left.extend(child for child in inner.children.values() if child not in below)
-    kinds = {
-        "waiting": waiting_ns,
-        "Python": python_ns,
-        "native code": sum(native_ns.values()),
-    }
-    rest_ns = sum(kinds.values())
-    if rest_ns < 0.25 * call.wall_ns:
+    kinds = {kind: sum(by_line.values()) for kind, by_line in lines_ns.items()}
+    kinds[_PYTHON] = python_ns
+    if sum(kinds.values()) < 0.25 * call.wall_ns:
         return ""
     kind = max(kinds, key=lambda name: kinds[name])
-    if kind == "native code":
-        line = max(native_ns, key=lambda text: native_ns[text])
-        if line and native_ns[line] > rest_ns / 2:
+    if kind != _PYTHON:
+        line = max(lines_ns[kind], key=lambda text: lines_ns[kind][text])
+        if line and lines_ns[kind][line] > sum(kinds.values()) / 2:
             return f"{kind}, {line}"
     return kind

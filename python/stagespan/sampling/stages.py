@@ -39,8 +39,7 @@ def command(stages: Sequence[str], program: Sequence[str]) -> str:
 def _best_of(row: Row) -> Call | None:
     """Return the innermost call of a row that can be timed, if possible one of the user's code."""
     calls = [call for call in reversed(row.calls) if _can_be_timed(call)]
-    own = (call for call in calls if call.code is not None and call.code.owner == "user")
-    return next(own, calls[0] if calls else None)
+    return next((call for call in calls if call.is_of_user), calls[0] if calls else None)
 
 
 def _can_be_timed(call: Call) -> bool:
@@ -66,5 +65,7 @@ def _can_be_timed(call: Call) -> bool:
         call.code.file,
         call.code.line,
     )
+    if code is not None and named.is_compiled(code):
+        return False
     # A decorator that returned the function itself has probably registered it, as routes are.
     return not (is_same and named.is_held(call.code.file, path))
