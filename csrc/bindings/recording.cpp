@@ -335,6 +335,7 @@ py::dict segment_of(const Recording& recording, const SegmentCopy& copy) {
   segment["sent_unix_ns"] = is_known ? py::object(py::int_(copy.sent_unix_ns)) : py::object(py::none());
   segment["sent_clock"] = copy.sent_clock;
   segment["queue"] = copy.received_ticks != 0 ? recording.name_of(copy.queue_stage) : py::object(py::none());
+  segment["pipeline"] = recording.name_of(copy.pipeline);
   segment["trace_flags"] = copy.trace_flags;
   const std::string_view branch = text_in(copy.branch);
   segment["branch"] = branch.empty() ? py::object(py::none()) : text_of(branch);

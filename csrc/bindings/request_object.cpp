@@ -63,6 +63,13 @@ PyObject* found_once(PyObject*& place, PyObject* function) noexcept {
 /// The name of the pipeline of a process, borrowed; null with an exception set.
 PyObject* pipeline_of_process() noexcept { return found_once(g_pipeline, g_find_pipeline); }
 
+/// The stage of its pipeline, of kind kRequestOk; kNoStage with an exception set.
+std::uint32_t pipeline_stage(const RequestObject& self) noexcept {
+  const bool has_own = self.pipeline != nullptr && self.pipeline != Py_None;
+  PyObject* const name = has_own ? self.pipeline : pipeline_of_process();
+  return name != nullptr ? stage_of_kind(name, kRequestOk) : kNoStage;
+}
+
 /// What files show of an id; empty with an exception set.
 Ref shown_id(PyObject* id) noexcept {
   PyObject* const hash = found_once(g_hash, g_find_hash);
@@ -128,7 +135,8 @@ bool join_trace(RequestObject& self) noexcept {
 std::uint32_t write_entry(const RequestObject& self, SegmentFields& start) noexcept {
   const Ref shown = shown_id(self.id);
   const Utf8 id(shown.get());
-  if (!id) return 0;
+  start.pipeline = pipeline_stage(self);
+  if (!id || start.pipeline == kNoStage) return 0;
   // Last, so that what is done once for each process or thread is not part of the request.
   if (start.origin == kOriginRoot && start.begin_ticks == 0) start.begin_ticks = now_ticks();
   set_text(start.id, id.view());
@@ -147,7 +155,7 @@ bool begin_root(RequestObject& self) noexcept {
   Recorder::get().this_thread();  // makes the recording, which takes a millisecond
   SegmentFields start;
   self.shown = write_entry(self, start);
-  self.begin_ticks = start.begin_ticks;
+  self.begin_ticks = self.since_ticks = start.begin_ticks;
   self.is_root = true;
   return self.shown != 0;
 }
@@ -207,6 +215,7 @@ bool write_received(RequestObject& self, const SentHop* sent, const Arrival& arr
   }
   const std::uint32_t shown = write_entry(self, start);
   if (shown == 0) return false;
+  self.since_ticks = arrival.received_ticks;
   self.hop_number = self.number;
   self.hop_shown = shown;
   self.shown = self.owner == nullptr ? shown : self.owner->shown;
@@ -226,9 +235,21 @@ bool enter_received(RequestObject& self) noexcept {
   return true;
 }
 
-void end_received(RequestObject& self, SegmentStatus status) noexcept {
+std::uint64_t end_received(RequestObject& self, SegmentStatus status) noexcept {
   const std::uint32_t stage = status != kStatusUnused ? queue_stage(self, kRemote) : kNoStage;
-  Recorder::get().end_segment(self.hop_number, self.hop_shown - 1, status, stage);
+  return Recorder::get().end_segment(self.hop_number, self.hop_shown - 1, status, stage);
+}
+
+/// Counts a request that began in this process; again if it was counted with another status or duration. False with an
+/// exception set if the name of its pipeline cannot be found.
+bool count(RequestObject& self, SegmentStatus status, std::uint64_t ticks) noexcept {
+  const bool is_counted = !self.follows && self.owner == nullptr && (!self.is_remote || self.begins_here);
+  // In a forked child, the requests of the parent do not go on.
+  if (!is_counted || self.generation != Recorder::get().generation()) return true;
+  const std::uint32_t pipeline = pipeline_stage(self);
+  if (pipeline == kNoStage) return false;
+  Recorder::get().count_request(self.counted, pipeline, status, ticks);
+  return true;
 }
 
 /// Whether torch.compile or torch.export runs this code to capture it. Negative with an exception set if that fails.
@@ -326,13 +347,12 @@ bool leave(PyObject* object, PyObject* kind) noexcept {
     end_received(self, derived);
     return true;
   }
-  if (self.is_remote)
-    end_received(self, status);
-  else
-    Recorder::get().end_segment(self.number, self.shown - 1, status);
+  const std::uint64_t end_ticks =
+      self.is_remote ? end_received(self, status) : Recorder::get().end_segment(self.number, self.shown - 1, status);
   remember_ended(self);
   if (self.follows) return true;  // it is not counted
-  const Ref entry(finished_entry(self, now_ticks(), status));
+  if (!count(self, status, ticks_between(self.since_ticks, end_ticks))) return false;
+  const Ref entry(finished_entry(self, end_ticks, status));
   const Ref keep_finished(Py_XNewRef(g_keep_finished));  // it may replace itself
   return entry && (!keep_finished || Ref(PyObject_CallOneArg(keep_finished.get(), entry.get())));
 }
@@ -372,6 +392,8 @@ PyObject* request_set_status(PyObject* object, PyObject* status) {
   self.status = number;
   if (self.shown != 0)
     Recorder::get().set_segment_status(self.number, self.shown - 1, static_cast<SegmentStatus>(number));
+  const bool has_ended = self.counted.stage != 0 && self.entered == nullptr;
+  if (has_ended && !count(self, static_cast<SegmentStatus>(number), self.counted.ticks)) return nullptr;
   Py_RETURN_NONE;
 }
 
@@ -644,8 +666,7 @@ PyObject* request_chunk(PyObject* object, PyObject* const* args, Py_ssize_t coun
   if (count + named == 1 && !is_amount(args[0], tokens)) return nullptr;
   SegmentEntry* const entry = entry_of(self.number, self.shown);
   if (entry == nullptr) Py_RETURN_NONE;
-  PyObject* name = self.pipeline;
-  if (name == nullptr || name == Py_None) name = pipeline_of_process();
+  PyObject* name = self.pipeline != nullptr && self.pipeline != Py_None ? self.pipeline : pipeline_of_process();
   if (name == nullptr) return nullptr;
   Recorder::get().add_chunk(*entry, tokens, stage_of_kind(name, kFirstChunk), stage_of_kind(name, kBetweenChunks),
                             stage_of_kind(name, kPerToken));
@@ -708,6 +729,27 @@ void request_dealloc(PyObject* object) {
   Py_TYPE(object)->tp_free(object);
 }
 
+PyObject* get_pipeline(PyObject* object, void*) {
+  PyObject* const name = self_of(object)->pipeline;
+  return Py_NewRef(name != nullptr ? name : Py_None);
+}
+
+int set_pipeline_of(PyObject* object, PyObject* name, void*) {
+  RequestObject& self = *self_of(object);
+  if (name == nullptr || !(name == Py_None || (PyUnicode_Check(name) != 0 && PyUnicode_GET_LENGTH(name) != 0))) {
+    PyErr_Format(PyExc_TypeError, "pipeline is %R: pass a text that is not empty, or None for that of the process",
+                 name != nullptr ? name : Py_None);
+    return -1;
+  }
+  keep(self.pipeline, name);
+  SegmentEntry* const entry = entry_of(self.number, self.shown);
+  if (entry == nullptr) return 0;
+  const std::uint32_t stage = pipeline_stage(self);
+  if (stage == kNoStage) return -1;
+  entry->pipeline.store(stage, relaxed);
+  return 0;
+}
+
 PyObject* get_trace_id(PyObject* object, void*) { return text_of_trace(self_of(object)->parent.trace); }
 
 // The name under which its wait is counted, or None.
@@ -742,7 +784,6 @@ PyMemberDef g_members[] = {
     {"number", T_ULONGLONG, offsetof(RequestObject, number), READONLY, docs::kRequestNumber},
     {"id", T_OBJECT, offsetof(RequestObject, id), READONLY, docs::kRequestId},
     {"metadata", T_OBJECT_EX, offsetof(RequestObject, metadata), 0, nullptr},
-    {"pipeline", T_OBJECT, offsetof(RequestObject, pipeline), 0, nullptr},
     {"attempt", T_USHORT, offsetof(RequestObject, attempt), READONLY, docs::kRequestAttempt},
     {"branch", T_OBJECT, offsetof(RequestObject, branch), READONLY, docs::kRequestBranch},
     {"queue", T_OBJECT, offsetof(RequestObject, queue), READONLY, docs::kRequestQueue},
@@ -752,6 +793,7 @@ PyMemberDef g_members[] = {
 
 PyGetSetDef g_getset[] = {
     {"trace_id", get_trace_id, nullptr, docs::kRequestTraceId, nullptr},
+    {"pipeline", get_pipeline, set_pipeline_of, nullptr, nullptr},
     {"_is_open", get_is_open, nullptr, nullptr, nullptr},
     {"_counted_queue", get_counted_queue, nullptr, nullptr, nullptr},
     {"_given_id", get_given_id, nullptr, nullptr, nullptr},

@@ -9,6 +9,7 @@
 #include "object.h"
 #include "stagespan/carrier.h"
 #include "stagespan/layout.h"
+#include "stagespan/recorder.h"
 
 namespace stagespan::python {
 
@@ -21,15 +22,17 @@ struct RequestObject {
   PyObject_HEAD std::uint64_t number;
   PyObject* id;
   PyObject* metadata;
-  PyObject* pipeline;      // the name of the figures of its chunks; null or None: that of the process's pipeline
+  PyObject* pipeline;      // the name of its figures; null or None: that of the process's pipeline
   PyObject* texts[kKeys];  // what is passed on while nothing is recorded
   PyObject* entered;       // what `leave_request` takes; null while it is not open
   TraceParent parent;      // the trace is 0 before it has one, and the hop if it has no parent
   std::uint64_t segment;
   std::uint64_t begin_ticks;  // 0 if it is not recorded
-  std::uint32_t shown;        // 1 + index of its entry in the recording; 0 without one
-  std::uint32_t generation;   // of the process that has entered it
-  std::uint8_t status;        // as it was set
+  std::uint64_t since_ticks;  // when it was received, or else begun
+  CountedRequest counted;
+  std::uint32_t shown;       // 1 + index of its entry in the recording; 0 without one
+  std::uint32_t generation;  // of the process that has entered it
+  std::uint8_t status;       // as it was set
   bool has_given_id;
   bool follows;  // a part after the end of a request, which is its parent
 

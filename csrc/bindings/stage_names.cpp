@@ -50,12 +50,16 @@ std::uint32_t invalid_name(PyObject* name) noexcept {
   return kStageInvalid;
 }
 
+/// Whether stages of a kind are pipelines of requests.
+bool is_of_pipeline(StageKind kind) noexcept { return kind >= kFirstChunk; }
+
 // Interns the text, and stores the stage's name if it differs.
 std::uint32_t intern(PyObject* name, PyObject* text, StageKind kind, Chooser chooser) {
   const std::string_view view(PyBytes_AS_STRING(text), static_cast<std::size_t>(PyBytes_GET_SIZE(text)));
   Recorder& recorder = Recorder::get();
-  const std::uint32_t stage =
-      chooser == Chooser::kThisProcess ? recorder.intern(view, kind) : recorder.intern_foreign(view, kind);
+  const std::uint32_t stage = is_of_pipeline(kind)               ? recorder.intern_pipeline(view, kind)
+                              : chooser == Chooser::kThisProcess ? recorder.intern(view, kind)
+                                                                 : recorder.intern_foreign(view, kind);
   if (stage == kStageOverflow || g_renamed[stage] != nullptr) return stage;
   PyObject* const called = stage_name(stage);
   if (called == nullptr || PyUnicode_Compare(called, name) == 0)
@@ -67,9 +71,9 @@ std::uint32_t intern(PyObject* name, PyObject* text, StageKind kind, Chooser cho
 }
 
 /// Whether a stage is that of all names for which there was no place.
-bool is_common(std::uint32_t stage, Chooser chooser) noexcept {
-  return stage == kStageOverflow ||
-         (chooser == Chooser::kOtherProcess && Recorder::get().name_of(stage) == kForeignName);
+bool is_common(std::uint32_t stage, StageKind kind, Chooser chooser) noexcept {
+  return stage == kStageOverflow || ((chooser == Chooser::kOtherProcess || is_of_pipeline(kind)) &&
+                                     Recorder::get().name_of(stage) == kForeignName);
 }
 
 // Names that are kept in a cache by their address. Subclasses can override comparison, so only plain strings are looked
@@ -92,7 +96,7 @@ std::uint32_t find_stage(PyObject* name, StageKind kind, Chooser chooser) noexce
     return invalid_name(name);
   }
   const std::uint32_t stage = intern(name, text.get(), kind, chooser);
-  if (!kept || is_common(stage, chooser)) return stage;
+  if (!kept || is_common(stage, kind, chooser)) return stage;
   const Ref number(PyLong_FromUnsignedLong(stage));
   if (!number || PyDict_SetItem(g_stages[kind], name, number.get()) != 0) PyErr_Clear();
   return stage;
@@ -105,7 +109,7 @@ std::uint32_t stage_of_kind(PyObject* name, StageKind kind, Chooser chooser) noe
   CachedKind& cached = g_kind_cache[mixed >> (64 - std::bit_width(kKindCacheSize - 1))];
   if (cached.name == name && cached.kind == kind) return cached.stage;
   const std::uint32_t stage = find_stage(name, kind, chooser);
-  if (stage > kStageInvalid && may_be_kept(name) && !is_common(stage, chooser)) {
+  if (stage > kStageInvalid && may_be_kept(name) && !is_common(stage, kind, chooser)) {
     PyObject* const before = std::exchange(cached.name, Py_NewRef(name));
     cached.kind = kind;
     cached.stage = stage;

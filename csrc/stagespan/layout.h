@@ -51,7 +51,7 @@ namespace stagespan {
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 10;
+inline constexpr std::uint32_t kLayoutVersion = 11;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -110,6 +110,7 @@ constexpr std::uint32_t frames_per_slot(std::uint32_t frames_per_thread) { retur
 inline constexpr std::uint32_t kStageOverflow = 0;       // for names and statistics beyond the limits of the tables
 inline constexpr std::uint32_t kStageInvalid = 1;        // for spans whose name is not a valid string
 inline constexpr std::uint32_t kMostForeignNames = 256;  // places of names that other processes have chosen
+inline constexpr std::uint32_t kMostPipelines = 200;     // pipelines of requests that have figures of their own
 inline constexpr const char* kForeignName = "(other)";   // for further ones
 inline constexpr std::uint32_t kNoStage = 0xffffffff;
 inline constexpr std::uint32_t kSeveralStages = 0xfffffffe;
@@ -320,6 +321,13 @@ enum StageKind : std::uint16_t {
   kFirstChunk,     // from the start of a segment to its first chunk
   kBetweenChunks,  // from one chunk to the next one
   kPerToken,       // the same, divided by the amount of the chunk
+  // Requests of a pipeline that began in this process and have ended, by their status in the order of SegmentStatus.
+  // Their figures are in one block that all threads share.
+  kRequestOk,
+  kRequestError,
+  kRequestCancelled,
+  kRequestDiscarded,
+  kRequestAbandoned,
   kStageKinds,
 };
 
@@ -559,6 +567,7 @@ using TextWords = std::array<std::uint64_t, bytes / 8>;
   FIELD(std::uint32_t, queue_stage, 0) /* where it waited from received to entered */                           \
   FIELD(std::uint32_t, trace_flags, 0)                                                                          \
   FIELD(std::uint64_t, entered_ticks, 0) /* the latest time at which it was entered */                          \
+  FIELD(std::uint32_t, pipeline, 0)      /* the stage of kind kRequestOk with the pipeline's name */            \
   FIELD(TextWords<kBranchBytes>, branch, {})                                                                    \
   FIELD(TextWords<kRequestIdBytes>, id, {})
 

@@ -190,15 +190,25 @@ std::uint32_t Recorder::intern_locked(std::string_view name, StageKind kind) {
 }
 
 std::uint32_t Recorder::intern_foreign(std::string_view name, StageKind kind) noexcept {
+  // One place for each kind is left for the common name.
+  return intern_bounded(name, kind, kind, foreign_names_, kMostForeignNames - kStageKinds);
+}
+
+std::uint32_t Recorder::intern_pipeline(std::string_view name, StageKind kind) noexcept {
+  return intern_bounded(name, kind, kRequestOk, pipelines_, kMostPipelines);
+}
+
+std::uint32_t Recorder::intern_bounded(std::string_view name, StageKind kind, StageKind counted_kind,
+                                       std::uint32_t& taken, std::uint32_t most) noexcept {
   if (!arena_) return kStageOverflow;
   const std::lock_guard lock(cold_);
   try {
-    const bool is_known = stages_.contains(static_cast<char>(kind) + shortened(name));
-    // One place for each kind is left for the common name.
-    const bool has_place = is_known || foreign_names_ < kMostForeignNames - kStageKinds;
-    if (!has_place) lose(kLostNames);
+    const bool is_known = stages_.contains(static_cast<char>(counted_kind) + shortened(name));
+    const bool has_place = is_known || taken < most;
+    // Requests of further pipelines are counted together, so nothing is lost.
+    if (!has_place && counted_kind != kRequestOk) lose(kLostNames);
     const std::uint32_t stage = intern_locked(has_place ? name : kForeignName, kind);
-    if (has_place && !is_known && stage != kStageOverflow) ++foreign_names_;
+    if (has_place && !is_known && kind == counted_kind && stage != kStageOverflow) ++taken;
     return stage;
   } catch (const std::bad_alloc&) {
     lose(kLostMemory);

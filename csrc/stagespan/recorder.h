@@ -45,6 +45,13 @@ struct WorkingSpan {
   std::uint64_t begin_ticks = 0;
 };
 
+/// What the figures of requests contain of one.
+struct CountedRequest {
+  std::uint32_t stage = 0;  // of its pipeline and status; 0 if it was not counted
+  std::uint64_t ticks = 0;
+  std::uint32_t resets = 0;  // how often the figures had been reset
+};
+
 class Recorder {
  public:
   /// Starts the recorder on first use. It is never destroyed, because threads may outlive static destructors.
@@ -59,6 +66,9 @@ class Recorder {
   /// The same for a name that another process has chosen. If it is not the name of a stage yet, it becomes one only
   /// while such names have at most `kMostForeignNames` places; further ones share `kForeignName`, and are counted.
   std::uint32_t intern_foreign(std::string_view name, StageKind kind) noexcept;
+  /// The stage of a pipeline of requests, in the same way for at most `kMostPipelines` names. In all kinds, the names
+  /// are those that kRequestOk has places for.
+  std::uint32_t intern_pipeline(std::string_view name, StageKind kind) noexcept;
   /// The text stays at the same address until the process ends.
   std::string_view name_of(std::uint32_t stage) const noexcept;
   StageKind kind_of(std::uint32_t stage) const noexcept;
@@ -166,10 +176,14 @@ class Recorder {
   SegmentEntry* segment(std::uint64_t number, std::uint32_t index) noexcept;
   /// Enters it, again if it has ended and still has its entry.
   void enter_segment(std::uint64_t number, std::uint32_t index, std::uint32_t queue_stage) noexcept;
-  /// Ends it. The status is `status` unless one was set before. One that was received is recorded as a span of
-  /// `remote_stage`.
-  void end_segment(std::uint64_t number, std::uint32_t index, SegmentStatus status,
-                   std::uint32_t remote_stage = kNoStage) noexcept;
+  /// Ends it, and returns the time of the end. The status is `status` unless one was set before. One that was received
+  /// is recorded as a span of `remote_stage`.
+  std::uint64_t end_segment(std::uint64_t number, std::uint32_t index, SegmentStatus status,
+                            std::uint32_t remote_stage = kNoStage) noexcept;
+  /// Counts a request of a pipeline that has ended, also one without an entry. If it was counted before, in `counted`,
+  /// because it goes on or has got another status, it is counted instead; the shortest and longest one stay.
+  void count_request(CountedRequest& counted, std::uint32_t pipeline, SegmentStatus status,
+                     std::uint64_t ticks) noexcept;
   /// Sets the status of a segment that still has its entry.
   void set_segment_status(std::uint64_t number, std::uint32_t index, SegmentStatus status) noexcept;
   /// Adds one output to a segment, and the figures of the time since the previous one to the stages with this name.
@@ -209,6 +223,8 @@ class Recorder {
   void watch_for_leaving_threads() noexcept;
   void forget_to_leave() noexcept;
   std::uint32_t intern_locked(std::string_view name, StageKind kind);
+  std::uint32_t intern_bounded(std::string_view name, StageKind kind, StageKind counted_kind, std::uint32_t& taken,
+                               std::uint32_t most) noexcept;
   void add_work_locked(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction,
                        WorkingSpan span);
   void add_amount_locked(WorkingSpan span, std::uint32_t key, std::uint64_t value) noexcept;
@@ -228,6 +244,8 @@ class Recorder {
   void free_retired_locked(ThreadState& thread) noexcept;
   std::uint32_t shared_block_locked(std::uint32_t stage) noexcept;
   std::uint32_t take_block_locked() noexcept;
+  StatsBlock* request_block_locked(std::uint32_t pipeline, SegmentStatus status, std::uint32_t& stage) noexcept;
+  void take_back_locked(const CountedRequest& counted) noexcept;
   void after_fork() noexcept;
   bool renew_arena_in_child() noexcept;
   void restore_names() noexcept;
@@ -255,6 +273,7 @@ class Recorder {
   std::mutex cold_;
   std::unordered_map<std::string, std::uint32_t> stages_;  // by kind (one character) and name
   std::uint32_t foreign_names_ = 0;
+  std::uint32_t pipelines_ = 0;
   std::unordered_map<std::string, std::uint32_t> work_keys_;
   std::vector<std::uint32_t> free_blocks_;
   std::vector<ThreadState*> threads_;

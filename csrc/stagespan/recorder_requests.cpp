@@ -1,5 +1,6 @@
 // recorder_requests.cpp: the requests in this process, their chunks, and the links of batches to them.
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "recorder.h"
@@ -73,14 +74,14 @@ void Recorder::enter_segment(std::uint64_t number, std::uint32_t index, std::uin
   if (received_ticks != 0) record_ticks(queue_stage, received_ticks, now, number);
 }
 
-void Recorder::end_segment(std::uint64_t number, std::uint32_t index, SegmentStatus status,
-                           std::uint32_t remote_stage) noexcept {
+std::uint64_t Recorder::end_segment(std::uint64_t number, std::uint32_t index, SegmentStatus status,
+                                    std::uint32_t remote_stage) noexcept {
   const std::uint64_t end_ticks = now_ticks();
   std::uint64_t begin_ticks = 0;
   {
     const std::lock_guard lock(cold_);
     SegmentEntry* const entry = segment(number, index);
-    if (entry == nullptr || entry->end_ticks.load(relaxed) != 0) return;
+    if (entry == nullptr || entry->end_ticks.load(relaxed) != 0) return end_ticks;
     if (entry->status.load(relaxed) == kStatusOpen) entry->status.store(status, relaxed);
     if (entry->origin.load(relaxed) == kOriginRemote) begin_ticks = entry->entered_ticks.load(relaxed);
     // Release: a reader that sees the end sees the status.
@@ -90,6 +91,58 @@ void Recorder::end_segment(std::uint64_t number, std::uint32_t index, SegmentSta
       free_segments_[segments_freed_++ % arena_.header().segment_entries] = index;
   }
   if (begin_ticks != 0 && remote_stage != kNoStage) record_ticks(remote_stage, begin_ticks, end_ticks, number);
+  return end_ticks;
+}
+
+void Recorder::count_request(CountedRequest& counted, std::uint32_t pipeline, SegmentStatus status,
+                             std::uint64_t ticks) noexcept {
+  if (!arena_ || status < kStatusOk || status > kStatusAbandoned) return;
+  // A reset clears blocks under the lock, and readers take none: so each addition is atomic in itself.
+  const std::lock_guard lock(cold_);
+  ArenaHeader& header = arena_.header();
+  const std::uint32_t resets = header.resets.load(relaxed);
+  if (counted.stage != 0 && counted.resets == resets) take_back_locked(counted);
+  counted = {};
+  if (StatsBlock* const block = request_block_locked(pipeline, status, counted.stage)) {
+    add_span<ManyWriters>(*block, {ticks, 0, 0, kNoStage, status == kStatusError});
+    counted.ticks = ticks;
+    counted.resets = resets;
+  }
+  // Last, so that a reader that sees this change sees the figures.
+  SingleWriter::add(header.changes, std::uint64_t{1});
+}
+
+// The figures of the requests of a pipeline with a status. Null if there is no place for them, which is counted.
+StatsBlock* Recorder::request_block_locked(std::uint32_t pipeline, SegmentStatus status,
+                                           std::uint32_t& stage) noexcept {
+  std::uint32_t found = pipeline;
+  try {
+    if (kind_of(pipeline) != kRequestOk)
+      found = kStageOverflow;  // the table of names was full, or it is not a name
+    else if (status != kStatusOk)
+      found = intern_locked(name_of(pipeline), static_cast<StageKind>(kRequestOk + (status - kStatusOk)));
+  } catch (const std::bad_alloc&) {
+    lose(kLostMemory);
+    return nullptr;
+  }
+  const std::uint32_t others = arena_.slot(kSharedSlot).stats[kStageOverflow].load(relaxed);
+  const std::uint32_t block = found != kStageOverflow ? shared_block_locked(found) : others;
+  if (block == others) {
+    lose(found == kStageOverflow ? kLostNames : kLostBlocks);
+    return nullptr;
+  }
+  stage = found;
+  return &arena_.blocks()[(block & ~kSharedBlock) - 1];
+}
+
+void Recorder::take_back_locked(const CountedRequest& counted) noexcept {
+  const std::uint32_t index = arena_.slot(kSharedSlot).stats[counted.stage].load(relaxed) & ~kSharedBlock;
+  if (index == 0) return;
+  StatsBlock& block = arena_.blocks()[index - 1];
+  ManyWriters::add(block.edges[0].count, ~std::uint64_t{0});
+  ManyWriters::add(block.edges[0].sum_ticks, ~counted.ticks + 1);
+  ManyWriters::add(block.buckets[bucket_of(counted.ticks)], ~0U);
+  if (kind_of(counted.stage) == kRequestError) ManyWriters::add(block.errors, ~std::uint64_t{0});
 }
 
 void Recorder::set_segment_status(std::uint64_t number, std::uint32_t index, SegmentStatus status) noexcept {

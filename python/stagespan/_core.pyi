@@ -155,7 +155,9 @@ class Request:
     metadata: dict[str, Any]
     """What the program says about it."""
     pipeline: str | None
-    """The name of the figures of its chunks, if it is not that of the process's pipeline."""
+    """The pipeline whose figures it is in, if that is not the one of the process.
+
+    Setting something else than None or a text that is not empty raises TypeError."""
     @property
     def trace_id(self) -> str | None:
         """Id of the trace: 32 hexadecimal digits, or None before it has one."""

@@ -48,6 +48,7 @@ def large_request(number: int) -> list[Part]:
         "attempt": 1,
         "branch": None,
         "queue": None,
+        "pipeline": "default",
         "sent_ns": None,
         "sent_monotonic_ns": None,
         "sent_unix_ns": None,

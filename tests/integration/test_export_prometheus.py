@@ -211,16 +211,20 @@ def test_requests_and_hand_offs_are_counted_once(folder: Path) -> None:
             request = "stagespan_request_duration_seconds_count"
             return {
                 "request": of(samples, request, status="ok", pipeline="default", service="svc"),
-                "tasks": of(samples, count, **{"from": "default", "to": "tasks"}),
-                "replies": of(samples, count, **{"from": "tasks", "to": "replies"}),
+                "tasks": of(samples, count, to="tasks"),
+                "replies": of(samples, count, to="replies"),
             }
 
         until(lambda: found(port) == expected)
-        text = get(f"http://127.0.0.1:{port}/metrics", "application/openmetrics-text")
         (segment,) = [
             one for one in recording.open(process.pid).segments() if one["origin"] == "root"
         ]
-        (line,) = [line for line in text.splitlines() if " # " in line]
+
+        def exemplars() -> list[str]:
+            text = get(f"http://127.0.0.1:{port}/metrics", "application/openmetrics-text")
+            return [line for line in text.splitlines() if " # " in line]
+
+        (line,) = until(exemplars)
         assert line.startswith("stagespan_request_duration_seconds_bucket")
         assert f'# {{trace_id="{segment["trace_id"]}"}}' in line
         # WHEN it has ended THEN it is counted, also by an exporter that goes on after a killed one

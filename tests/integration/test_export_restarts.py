@@ -126,8 +126,6 @@ def test_names_with_any_character_are_counted_on(
     def totals() -> dict[str, Any]:
         node = Node()
         node.read()
-        time.sleep(1.1)  # hand-offs count a second after they have ended
-        node.read()
         (found,) = node.totals().values()
         node.close()
         return {"durations": found.durations, "amounts": found.amounts}
@@ -139,9 +137,7 @@ def test_names_with_any_character_are_counted_on(
     assert totals() == first
     assert caplog.messages == []
     assert len(first["durations"]["stage"]) == len(characters)
-    labels = [one.split("\0") for one in first["durations"]["handoff"]]
-    assert len(labels) == len(characters)
-    assert {len(one) for one in labels} == {2}
+    assert len(first["durations"]["handoff"]) == len(characters)
 
 
 def test_what_was_sent_before_a_kill_may_come_again_with_the_same_ids(folder: Path) -> None:
@@ -180,7 +176,7 @@ def test_kept_requests_are_read_once_after_a_kill(folder: Path, tmp_path: Path) 
     assert (stage["stage"], stage["count"]) == ("decode", 30)
 
 
-def test_requests_are_counted_or_named_as_unread(folder: Path) -> None:
+def test_requests_that_are_displaced_before_they_are_read_are_counted(folder: Path) -> None:
     # GIVEN an exporter, and a process that displaces requests sooner than they are read: some
     # before they were ever seen, others when they had been seen and could still be entered again
     program = """
@@ -201,16 +197,11 @@ def test_requests_are_counted_or_named_as_unread(folder: Path) -> None:
     process = started(program, STAGESPAN_JOB="svc", STAGESPAN_REQUESTS="512")
     with exporter() as (_, port):
         duration = "stagespan_request_duration_seconds_count"
-        until(lambda: of(scraped(port), duration) == 10)
+        assert of(scraped(port), duration) == 10
         tell(process, "go")
-        until(lambda: total_of(scraped(port), duration) == 2410)
-        assert of(scraped(port), "stagespan_lost_total", cause="requests_unread")
-
-
-def total_of(samples: Any, counted: str) -> float:
-    """Return the number of requests that were read, and of those that were not."""
-    unread = of(samples, "stagespan_lost_total", cause="requests_unread") or 0
-    return float((of(samples, counted) or 0) + unread)
+        samples = scraped(port)
+        assert of(samples, duration) == 2410
+        assert of(samples, "stagespan_lost_total", cause="requests_unread") is None
 
 
 def test_spans_that_are_overwritten_before_they_are_read_are_counted(folder: Path) -> None:

@@ -29,7 +29,8 @@ def figures(of: int) -> Counts:
     found = Counts({}, {})
     for duration_ns in (1500, 2_000_000, 1 << 50):
         found.observe("stage", "decode", duration_ns * of)
-    found.observe("handoff", "default\0tasks", 700)
+    found.observe("handoff", "tasks", 700)
+    found.observe("request", "default\0ok", 900)
     found.amounts = {"work": {"decode": {"tokens": 7.0 * of}}, "errors": {"decode": {"": 1.0}}}
     return found
 
@@ -67,6 +68,26 @@ def test_a_state_is_read_as_it_was_written(path: Path) -> None:
     assert state.lost_by(str(path.parent)) == {"recording": 2}
 
 
+def test_figures_of_an_earlier_exporter_have_the_labels_of_today(path: Path) -> None:
+    # GIVEN requests that were counted by status alone, and hand-offs that were counted by sender
+    page = json.loads(path.read_bytes())
+    page["schema_version"] = 1
+    del page["pipelines"]
+    for figures_of in (*(of for _, of in page["retained"]), page["processes"][0]["figures"]):
+        for row in figures_of["histograms"]:
+            row[1] = {"tasks": "front\0tasks", "default\0ok": "ok"}.get(row[1], row[1])
+        (handoff,) = [row for row in figures_of["histograms"] if row[0] == "handoff"]
+        figures_of["histograms"].append(["handoff", "other\0tasks", *handoff[2:]])
+    path.write_text(json.dumps(page))
+    found = state.read(path)
+    assert found is not None
+    assert aside(path) == []
+    for group, of_group in found.retained:
+        assert of_group.durations["handoff"]["tasks"].below[-1] == 2
+        assert [*of_group.durations["request"]] == [f"{group.pipeline}\0ok"]
+    assert [*found.processes[0].figures.durations["request"]] == ["default\0ok"]
+
+
 def test_a_state_of_an_earlier_exporter_is_read(path: Path) -> None:
     # GIVEN the fields in the order of an earlier exporter, without those that came later
     page = json.loads(path.read_bytes())
@@ -101,7 +122,9 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "a family that there is not": lambda page: of_svc(page)["histograms"][0].__setitem__(
         0, "energy"
     ),
-    "a label with one name": lambda page: of_svc(page)["histograms"][0].__setitem__(0, "handoff"),
+    "a label with three names": lambda page: of_svc(page)["histograms"][0].__setitem__(
+        slice(0, 2), ["request", "a\0b\0c"]
+    ),
     "a histogram that is a text": lambda page: of_svc(page)["histograms"].__setitem__(0, "x"),
 }
 
@@ -148,7 +171,7 @@ def test_a_number_beyond_all_others_spoils_nothing_beside_it(path: Path, digits:
 
 def test_a_state_of_a_newer_version_is_kept_and_read_as_far_as_it_is_known(path: Path) -> None:
     def newer(page: Any) -> None:
-        page["schema_version"] = 2
+        page["schema_version"] = 3
         page["rooms"] = [1]
         page["retained"][0][1]["quantiles"] = {}
 

@@ -81,6 +81,7 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
     for recording in found:
         positions = summary.positions(recording)
         position = positions[0] if positions else None
+        requests = summary.requests([recording])
         rows.append(
             {
                 **summary.identity(recording),
@@ -88,6 +89,8 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
                 "spans": summary.finished_spans(recording),
                 "spans_per_s": rates.get(recording.path),
                 "errors": sum(stage.errors for stage in summary.runs([recording]).values()),
+                "ended_requests": 0 if requests is None else requests.count,
+                "failed_requests": 0 if requests is None else requests.errors,
                 "stage": position.stages[-1] if position else None,
                 "stages": list(position.stages) if position else [],
                 "elapsed_ns": position.elapsed_ns if position else None,
@@ -101,7 +104,7 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
 def _print(rows: list[dict[str, Any]]) -> None:
     now_ns = time.time_ns()
     names = "pid state program rank job pipeline age spans spans/s errors in for"
-    names += " requests oldest running waiting longest"
+    names += " ended failed requests oldest running waiting longest"
     columns: dict[str, list[str]] = {name: [] for name in names.split()}
     for row in rows:
         rate, elapsed = row["spans_per_s"], row["elapsed_ns"]
@@ -119,6 +122,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
             f"{row['errors']:,}" if row["errors"] else "",
             row["stage"] or "",
             "" if elapsed is None else duration(elapsed),
+            f"{row['ended_requests']:,}" if row["ended_requests"] else "",
+            f"{row['failed_requests']:,}" if row["failed_requests"] else "",
             *_load_cells(row),
         )
         for column, cell in zip(columns.values(), cells, strict=True):
@@ -128,7 +133,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             name,
             column,
             is_flexible=name in ("program", "job", "pipeline", "in", "running", "waiting"),
-            is_number=name in ("spans", "spans/s", "errors", "requests"),
+            is_number=name in ("spans", "spans/s", "errors", "ended", "failed", "requests"),
             optional=2 if name == "running" else name in _OPTIONAL,
         )
         for name, column in columns.items()
@@ -148,7 +153,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             click.echo(wrapped(f"{row['pid']}: {warning}"))
 
 
-_OPTIONAL = ("rank", "job", "pipeline", "age", "spans", "requests")
+_OPTIONAL = ("rank", "job", "pipeline", "age", "spans", "requests", "ended")
 
 
 def _load_cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from stagespan.live.span_kinds import Kind
+from stagespan.live.span_kinds import AnyKind
 
 LABEL_SEPARATOR = "\0"
 """Separates the values of the labels of a family with more than one in one text."""
@@ -24,7 +24,7 @@ class Family(NamedTuple):
     type: Literal["histogram", "counter", "gauge"] = "histogram"
     unit: str = "s"
     """As OTLP writes units."""
-    kind: Kind | None = None
+    kind: AnyKind | None = None
     """The kind of stages whose statistics it is."""
     genai: str | None = None
     """Its name in OpenTelemetry's conventions for generative AI."""
@@ -45,6 +45,11 @@ class Family(NamedTuple):
     def values(self, text: str) -> list[str]:
         """Return the values of the labels from the text that stands for them in `Counts`."""
         return text.split(LABEL_SEPARATOR) if len(self.labels) > 1 else [text]
+
+    @staticmethod
+    def text(*values: str) -> str:
+        """Return the text that stands for the values of several labels, which are any texts."""
+        return LABEL_SEPARATOR.join(one.replace(LABEL_SEPARATOR, "\\0") for one in values)
 
 
 _TABLE = (
@@ -80,14 +85,16 @@ _TABLE = (
         "request",
         "stagespan.request.duration",
         "Time from start to end of requests.",
-        ("status",),
+        ("pipeline", "status"),
+        kind="request",
         genai="gen_ai.server.request.duration",
     ),
     Family(
         "handoff",
         "stagespan.handoff.duration",
         "Time from sent to received of requests that cross to another process.",
-        ("from", "to"),
+        ("to",),
+        kind="handoff",
     ),
     Family(
         "errors",

@@ -8,13 +8,13 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from stagespan import _core
-from stagespan.export.families import HISTOGRAMS
-from stagespan.live.span_kinds import RUNS, number_of
+from stagespan.export.families import HISTOGRAMS, Family
+from stagespan.live.span_kinds import REQUESTS, RUNS, number_of
 
 if TYPE_CHECKING:
     from stagespan.recording import Recording
@@ -162,11 +162,20 @@ def groups_of(ns_per_tick: float) -> bytes:
     return bytes(bisect.bisect_right(BOUNDS_NS, middle) for middle in middles)
 
 
-def figures_of(recording: Recording, ns_per_tick: float, stages: Names, units: Names) -> Counts:
+class ShownNames(NamedTuple):
+    """The names that are exported, of each sort."""
+
+    stages: Names
+    units: Names
+    pipelines: Names
+
+
+def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> Counts:
     """Return the figures of a recording.
 
     ``ns_per_tick`` must be the same for all readings of a process, because a bucket near a bound
-    would otherwise move to the other side.
+    would otherwise move to the other side. Requests that a process has left open when it ended are
+    counted as abandoned, until the latest time that is known of it.
     """
     found = Counts({}, {})
     snapshot = recording.snapshot()
@@ -186,10 +195,10 @@ def figures_of(recording: Recording, ns_per_tick: float, stages: Names, units: N
         mine[unit] = within_range(mine.get(unit, 0) + amount)
 
     for family in HISTOGRAMS:
-        if family.kind is None:
+        if family.kind is None or family.kind == "request":
             continue
         for name, stage in snapshot.stages(number_of(family.kind)).items():
-            shown = stages.shown(name)
+            shown = names.stages.shown(name)
             add(family.key, shown, stage, groups_of(ns_per_tick))
             if family.kind not in RUNS:
                 continue
@@ -197,7 +206,15 @@ def figures_of(recording: Recording, ns_per_tick: float, stages: Names, units: N
                 add("device", shown, stage.device_elapsed_ns, groups_of(1.0))
             count("errors", shown, "", stage.errors)
             for unit, amount in stage.work.items():
-                count("work", shown, units.shown(unit), amount)
+                count("work", shown, names.units.shown(unit), amount)
+    for status, kind in REQUESTS.items():
+        for name, stage in snapshot.stages(number_of(kind)).items():
+            label = Family.text(names.pipelines.shown(name), status)
+            add("request", label, stage, groups_of(ns_per_tick))
+    for request in recording.left_open:
+        begin_ns = request["received_ns"] or request["begin_ns"] or 0
+        label = Family.text(names.pipelines.shown(request["pipeline"]), "abandoned")
+        found.observe("request", label, max((recording.latest_ns or 0) - begin_ns, 0))
     for cause, lost in recording.lost().items():
         if cause != "overwritten":  # no figure needs the spans in the rings
             count("lost", cause, "", lost)

@@ -58,14 +58,17 @@ def attributes_of(parts: Sequence[Part], operation: str) -> dict[str, str | int 
 def durations(figures: Counts, group: Group, operation: str) -> Iterator[Durations]:
     """Yield the distributions of a group of processes."""
     for name, family in _METRICS.items():
-        by_error: dict[str, Histogram] = {}
+        by_attributes: dict[tuple[Group, str], Histogram] = {}
         for label, histogram in figures.durations.get(family.key, {}).items():
-            error = label if family.labels == ("status",) and label != "ok" else ""
-            known = by_error.get(error)
-            by_error[error] = histogram.combined(known, operator.add) if known else histogram
-        for error, histogram in by_error.items():
+            values = dict(zip(family.labels, family.values(label), strict=True))
+            status = values.get("status", "ok")
+            of = group._replace(pipeline=values.get("pipeline", group.pipeline))
+            key = of, "" if status == "ok" else status
+            known = by_attributes.get(key)
+            by_attributes[key] = histogram.combined(known, operator.add) if known else histogram
+        for (of, error), histogram in by_attributes.items():
             more = {"error.type": error} if error else {}
-            yield Durations(name, {**_common(group, operation), **more}, histogram)
+            yield Durations(name, {**_common(of, operation), **more}, histogram)
 
 
 def _common(group: Group, operation: str) -> dict[str, str]:

@@ -18,9 +18,17 @@ from typing import NamedTuple
 from stagespan import _core, settings
 from stagespan.errors import ShortageError, StagespanError
 from stagespan.export import descriptors, state
-from stagespan.export.figures import Counts, Names
-from stagespan.export.requests import OBSERVED, UNREAD, Taker
-from stagespan.export.totals import MOST_STAGES, MOST_UNITS, Exported, Group, ReadProcess, Totals
+from stagespan.export.figures import Counts, Names, ShownNames
+from stagespan.export.requests import UNREAD, Taker
+from stagespan.export.totals import (
+    MOST_PIPELINES,
+    MOST_STAGES,
+    MOST_UNITS,
+    Exported,
+    Group,
+    ReadProcess,
+    Totals,
+)
 from stagespan.export.traces import Pending, Rules
 from stagespan.process.files import is_shortage
 from stagespan.recording.finding import EXPORTER_FILE, recording_folders, recording_paths
@@ -219,7 +227,6 @@ class Node(Exported):
         must_stay_open = path.startswith("/proc/") or held < self._most_open
         process = ReadProcess(first, handle if must_stay_open else -1)
         process.inode = inode
-        self._totals.roles.learn(first)
         process.group = self._totals.admitted(process.group)
         self._processes[first.identity] = self._resume(process)
         return must_stay_open
@@ -253,9 +260,6 @@ class Node(Exported):
             for cause in UNREAD:
                 if cause in lost:
                     process.taker.missed[cause] = int(lost[cause].get("", 0))
-            process.observed = Counts(
-                {key: process.figures.durations.get(key, {}) for key in OBSERVED}, {}
-            )
             del self._resumed[process.identity]
         return process
 
@@ -277,13 +281,7 @@ class Node(Exported):
             try:
                 copy = process.read(spans=has_requests)
                 if copy.has_gone:  # it may have changed after this copy, and does so no longer
-                    copy = process.read(spans=has_requests)
-                # Before hand-offs are counted: the sender's recording may be read after the
-                # receiver's.
-                if process.used is None or not copy.shares_copy_with(process.used):
-                    is_renamed = copy.pipeline != process.latest.pipeline
-                    known = None if is_renamed else process.taker.known
-                    self._totals.roles.learn(copy, known or frozenset())
+                    copy = process.read(spans=has_requests or bool(copy.left_open))
             except (ShortageError, OSError, MemoryError) as error:  # it is read again
                 self._is_partial = True
                 self._note_unreadable(process.path, f"{process.path} cannot be read: {error}")
@@ -421,8 +419,11 @@ class Node(Exported):
         found = state.read(self._state_path)
         if found is None:
             return
-        self._totals.stages = Names(MOST_STAGES, found.stages)
-        self._totals.units = Names(MOST_UNITS, found.units)
+        self._totals.names = ShownNames(
+            Names(MOST_STAGES, found.stages),
+            Names(MOST_UNITS, found.units),
+            Names(MOST_PIPELINES, found.pipelines),
+        )
         for group, figures in found.retained:
             self._totals.retained.setdefault(group, Counts({}, {})).add(figures)
         self._totals.groups = dict.fromkeys(group for group, _ in found.retained)
@@ -447,12 +448,13 @@ class Node(Exported):
             for one in self._processes.values()
         ]
         new = state.State(
-            list(self._totals.stages.known),
-            list(self._totals.units.known),
+            list(self._totals.names.stages.known),
+            list(self._totals.names.units.known),
             list(self._totals.retained.items()),
             [*processes, *self._resumed.values()],
             list(self._folded),
             self.lost(),
+            list(self._totals.names.pipelines.known),
         )
         try:
             state.write(self._state_path, new)

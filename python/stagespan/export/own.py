@@ -45,7 +45,6 @@ class Own(Exported):
         with self._lock:
             if not self._processes:
                 self._processes[copy.identity] = ReadProcess(copy)
-            self._totals.roles.learn(copy)
             for process in self._processes.values():
                 self._totals.update(process, copy, at_end=at_end)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import StagespanError
-from stagespan.export.families import HISTOGRAMS
+from stagespan.export.families import FAMILIES, HISTOGRAMS
 from stagespan.export.figures import BOUNDS_NS, Counts, Histogram
 from stagespan.export.node import Node
 from stagespan.export.serving import Answer, HttpServer, text
@@ -117,8 +117,13 @@ class Live:
 
     def _requests(self) -> list[dict[str, Any]]:
         requests = [
-            (exemplar.duration_ns, exemplar.trace_id, status, group.service)
-            for (group, family, status), buckets in self._node.exemplars().items()
+            (
+                exemplar.duration_ns,
+                exemplar.trace_id,
+                FAMILIES["request"].values(label)[-1],
+                group.service,
+            )
+            for (group, family, label), buckets in self._node.exemplars().items()
             if family == "request"
             for exemplar in buckets.values()
         ]

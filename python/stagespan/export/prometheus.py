@@ -87,7 +87,7 @@ def families(
                     (bound, below, _exemplar(requests.get(i)))
                     for i, (bound, below) in enumerate(zip(_BOUNDS, histogram.below, strict=True))
                 ]
-                values = (*family.values(label), *group)
+                values = (*family.values(label), *_of_group(family, group))
                 durations.add_metric(values, buckets, histogram.sum_ns / 1e9)
         yield durations
     amounts = {
@@ -110,7 +110,13 @@ def families(
 
 
 def _labels(family: Family) -> tuple[str, ...]:
-    return (*family.labels, *Group._fields) if family.has_group else family.labels
+    return (*family.labels, *_of_group(family, Group(*Group._fields)))
+
+
+def _of_group(family: Family, group: Group) -> list[str]:
+    """Return what a group says beside the labels of a family, such as the pipeline of requests."""
+    named = zip(Group._fields, group, strict=True) if family.has_group else ()
+    return [value for name, value in named if name not in family.labels]
 
 
 def _exemplar(of: Exemplar | None) -> OpenMetricsExemplar | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 QUIET_NS = 10**9
 """A request that was received can be entered again. It counts as ended after this time."""
-_MOST_ROLES = 1 << 16
 _READINGS = 4
 _DEEPEST = 64
 """The most levels of spans inside of a batch that are taken."""
-UNKNOWN = "(unknown)"
 UNREAD = ("requests_unread", "spans_unread", "amounts_unread")
 """Causes of losses: what later entries of a recording displaced before it was read."""
 AWAITED_CHOICE, AWAITED_OTLP, AWAITED_KEEP = "choice", "otlp", "keep"
@@ -296,43 +294,3 @@ def _batches(copy: Recording, ids: Collection[int]) -> Iterator[list[Span]]:
 def _is_quiet(segment: Segment, now_ns: int | None, least_ns: int) -> bool:
     end_ns = segment["received_ns"] if segment["origin"] == "return" else segment["end_ns"]
     return end_ns is not None and now_ns is not None and now_ns - end_ns >= least_ns
-
-
-class Roles:
-    """Where the segments that are known got their request: from which queue, or in a pipeline."""
-
-    def __init__(self) -> None:
-        self._roles: OrderedDict[str, str] = OrderedDict()
-
-    def learn(self, copy: Recording, known: Set[int] = frozenset()) -> None:
-        """Take the segments of a process, but not those with keys that are known."""
-        for one in copy.segments(copy.segment_keys - known):
-            if one["segment"] is not None and one["origin"] != "return":
-                self._roles[one["segment"]] = one["queue"] or copy.pipeline
-        while len(self._roles) > _MOST_ROLES:
-            self._roles.popitem(last=False)
-
-    def sender_of(self, segment: Segment) -> str:
-        """Return the role of the segment that has sent this one."""
-        return self._roles.get(segment["parent_segment"] or "", UNKNOWN)
-
-
-OBSERVED = ("request", "handoff")
-"""The families of durations that `durations` yields."""
-
-
-def durations(
-    ended: Iterable[Segment], roles: Roles, pipeline: str
-) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """Yield the durations of requests and hand-offs: the family, its labels, the time in ns.
-
-    The label of a request is its status; those of a hand-off are from and to.
-    """
-    for one in ended:
-        begin_ns, end_ns = one["received_ns"] or one["begin_ns"], one["end_ns"]
-        is_root = one["parent_segment"] is None and one["origin"] in ("root", "remote")
-        if is_root and begin_ns is not None and end_ns is not None:
-            yield "request", (one["status"],), end_ns - begin_ns
-        received_ns, sent_ns = one["received_ns"], one["sent_ns"]
-        if received_ns is not None and sent_ns is not None and one["origin"] != "repeated":
-            yield "handoff", (roles.sender_of(one), one["queue"] or pipeline), received_ns - sent_ns

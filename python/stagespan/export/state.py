@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import math
+import operator
 import os
 import re
 import stat
@@ -18,7 +19,7 @@ from typing import Annotated, Any
 import msgspec
 
 from stagespan.errors import StagespanError
-from stagespan.export.families import COUNTERS, FAMILIES, HISTOGRAMS
+from stagespan.export.families import COUNTERS, FAMILIES, HISTOGRAMS, LABEL_SEPARATOR, Family
 from stagespan.export.figures import (
     BOUNDS_NS,
     MOST_COUNTED,
@@ -33,7 +34,9 @@ _LOGGER = logging.getLogger("stagespan")
 
 STATE_FILE = ".export-state.json"
 """The name of the file in the folder of the recordings."""
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
+_OF_STATUS = 1
+"""The version in which requests were counted by status alone, and hand-offs by both sides."""
 _MOST_BYTES = 256 << 20
 _MOST_ASIDE = 9
 _BUCKETS = len(BOUNDS_NS) + 1
@@ -70,6 +73,7 @@ class State(msgspec.Struct):
     """Identities of ended processes whose figures are in ``retained``, and whose file exists; None
     if they are not known."""
     lost: dict[str, int] = {}
+    pipelines: list[str] = []
 
 
 class _SavedHistogram(msgspec.Struct, array_like=True):
@@ -92,6 +96,7 @@ def write(path: Path, state: State) -> None:
         "lost": state.lost,
         "stages": state.stages,
         "units": state.units,
+        "pipelines": state.pipelines,
         "retained": [(group, _saved(figures)) for group, figures in state.retained],
         "processes": [
             {
@@ -204,12 +209,14 @@ class _Reader:
     def __init__(self) -> None:
         self.problem: str | None = None
         """The first thing that was not possible."""
+        self._is_of_status = False
 
     def state(self, data: bytes) -> State:
         """Return what can be read of a state."""
         page = self._decoded(data)
         version = page.get("schema_version")
-        if version != _SCHEMA_VERSION:
+        self._is_of_status = version == _OF_STATUS
+        if version not in (_OF_STATUS, _SCHEMA_VERSION):
             self._note(f"its version is {_shown(version)}")
         groups = (self._group(restored) for restored in self._list(page, "retained"))
         processes = (self._process(restored) for restored in self._list(page, "processes"))
@@ -227,6 +234,8 @@ class _Reader:
                 for cause, value in self._items(lost, "lost")
                 for number in self._converted([value], _Count)
             },
+            # Earlier exporters had none.
+            list(self._converted(self._list({"pipelines": [], **page}, "pipelines"), str)),
         )
 
     def _note(self, problem: str) -> None:
@@ -271,15 +280,16 @@ class _Reader:
     def _group(self, value: Any) -> tuple[Group, Counts] | None:
         for group, figures in self._converted([value], tuple[Group, dict[str, Any]]):
             if self._is_possible(group):
-                return group, self._figures(figures)
+                return group, self._figures(figures, group.pipeline)
         return None
 
     def _process(self, value: Any) -> SavedProcess | None:
         """Return a process. What is left out of its figures comes back with its recording."""
         page = dict(self._items(value, "processes"))
-        figures = self._figures(page.get("figures"))
+        pipeline = next((of.pipeline for of in self._converted([page.get("group")], Group)), "")
+        figures = self._figures(page.get("figures"), pipeline)
         before, self.problem = self.problem, None
-        given = self._figures(page.get("given"))
+        given = self._figures(page.get("given"), pipeline)
         is_whole, self.problem = self.problem is None, before or self.problem
         if not is_whole:  # without a part of it, figures would count twice
             return None
@@ -297,15 +307,21 @@ class _Reader:
             self._note(f"{_shown(group.rank)} is not a rank")
         return is_possible
 
-    def _figures(self, value: Any) -> Counts:
+    def _figures(self, value: Any, pipeline: str) -> Counts:
         restored = Counts({}, {})
         page = dict(self._items(value, "figures"))
         for saved in self._converted(self._list(page, "histograms"), _SavedHistogram):
+            if self._is_of_status:
+                saved.stage = _renewed(saved.family, saved.stage, pipeline)
             histogram = _restored(saved)
             if histogram is None:
                 self._note(f"a histogram of {_shown(saved.stage)} is not possible")
             else:
-                restored.durations.setdefault(saved.family, {})[saved.stage] = histogram
+                of_family = restored.durations.setdefault(saved.family, {})
+                known = of_family.get(saved.stage)
+                of_family[saved.stage] = (
+                    histogram if known is None else histogram.combined(known, operator.add)
+                )
         for family, stages in self._items(page.get("amounts"), "amounts"):
             for stage, units in self._items(stages, family):
                 for unit, amount in self._items(units, stage):
@@ -315,6 +331,13 @@ class _Reader:
                     else:
                         self._note(f"an amount of {_shown(stage)} is not possible")
         return restored
+
+
+def _renewed(family: str, label: str, pipeline: str) -> str:
+    """Return what a label of the earlier version is now."""
+    if family == "request":
+        return Family.text(pipeline, label)
+    return label.rpartition(LABEL_SEPARATOR)[2] if family == "handoff" else label
 
 
 def _restored(saved: _SavedHistogram) -> Histogram | None:

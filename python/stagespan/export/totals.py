@@ -15,24 +15,23 @@ import msgspec
 
 from stagespan import _core
 from stagespan.errors import StagespanError
-from stagespan.export.families import HISTOGRAMS, LABEL_SEPARATOR
-from stagespan.export.figures import BOUNDS_NS, OTHER, Counts, Names, figures_of
+from stagespan.export.families import HISTOGRAMS, Family
+from stagespan.export.figures import BOUNDS_NS, OTHER, Counts, Names, ShownNames, figures_of
 from stagespan.export.requests import (
     QUIET_NS,
     UNREAD,
     Part,
     Resource,
-    Roles,
     Taker,
-    durations,
 )
 from stagespan.export.traces import Pending
 from stagespan.live.span_kinds import RUNS
-from stagespan.recording.reading import Recording, Segment, open_file
+from stagespan.recording.reading import Recording, Segment, began_here, open_file
 
 MOST_STAGES = 200
 """The most stages that are exported by name; the others are summed."""
 MOST_UNITS = 100
+MOST_PIPELINES = 200
 _MOST_GROUPS = 256
 _SHORTEST_PAUSE_S = 0.1
 
@@ -111,7 +110,7 @@ class ReadProcess:
         self.has_ended = False
         """Whether it was read for the last time. It stays until its requests are sent."""
         self.observed = Counts({}, {})
-        """The part of the figures that was counted here, from requests that have ended."""
+        """The part of the figures that was counted here: what was lost before it was read."""
         self.open_traces: set[str] = set()
         """The traces of requests that have not ended, or were not taken yet."""
         self.longest_pause_s = math.inf
@@ -194,8 +193,7 @@ class Totals:
     def __init__(self, requests: Pending | None = None) -> None:
         """With ``requests``, the recordings must be read with their spans, which are put there."""
         self.requests = requests
-        self.roles = Roles()
-        self.stages, self.units = Names(MOST_STAGES), Names(MOST_UNITS)
+        self.names = ShownNames(Names(MOST_STAGES), Names(MOST_UNITS), Names(MOST_PIPELINES))
         self.retained: dict[Group, Counts] = {}
         """The figures of processes that have ended, or that had other labels before."""
         self.groups: dict[Group, None] = {}
@@ -203,10 +201,7 @@ class Totals:
         """The latest ones."""
 
     def update(self, process: ReadProcess, copy: Recording, *, at_end: bool = False) -> None:
-        """Take a new copy of a process's recording; with ``at_end`` the last one.
-
-        `roles` must know the segments of all processes.
-        """
+        """Take a new copy of a process's recording; with ``at_end`` the last one."""
         before = process.used
         process.accept(copy)
         if before is not None and copy.shares_copy_with(before):
@@ -214,7 +209,8 @@ class Totals:
             return
         if copy.is_exact or copy.has_gone:
             self._take(process, copy, at_end)
-            process.longest_pause_s = _pause_s(before, copy, process.taker.new)
+            if self.requests is not None:
+                process.longest_pause_s = _pause_s(before, copy, process.taker.new)
         process.open_traces = {
             one["trace_id"]
             for one in copy.segments(copy.segment_keys - process.taker.taken)
@@ -235,41 +231,32 @@ class Totals:
             process.given.add(process.figures)
             process.group = group
         self._take_requests(process, copy, at_end)
-        process.figures.raise_to(figures_of(copy, process.ns_per_tick, self.stages, self.units))
+        process.figures.raise_to(figures_of(copy, process.ns_per_tick, self.names))
         process.figures.raise_to(process.observed)
 
     def _take_requests(self, process: ReadProcess, copy: Recording, at_end: bool) -> None:
         ended = process.taker.ended(copy, at_end=at_end)
-        for family, labels, duration_ns in durations(ended, self.roles, copy.pipeline):
-            if family == "handoff":
-                labels = tuple(map(self.stages.shown, labels))
-            # Names may contain the separator.
-            label = LABEL_SEPARATOR.join(one.replace(LABEL_SEPARATOR, "\\0") for one in labels)
-            process.observed.observe(family, label, duration_ns)
-        if self.requests is not None:
-            process.taker.count_spans(copy)
-            self.requests.add(process.taker.parts(copy, resource_of(copy), ended))
-        else:
+        if self.requests is None:
             for one in ended:
                 self._note_request(process.group, one)
+            return
+        process.taker.count_spans(copy)
+        self.requests.add(process.taker.parts(copy, resource_of(copy), ended))
         missed = process.taker.missed
-        process.observed.amounts["lost"] = {
-            cause: {"": float(missed[cause])}
-            for cause in UNREAD
-            if cause in missed or self.requests is not None
-        }
+        process.observed.amounts["lost"] = {cause: {"": float(missed[cause])} for cause in UNREAD}
 
     def _note_request(self, group: Group, one: Segment) -> None:
         begin_ns, end_ns = one["received_ns"] or one["begin_ns"], one["end_ns"]
-        if begin_ns is not None and end_ns is not None and one["parent_segment"] is None:
-            self._note(group, "request", one["status"], one["trace_id"], begin_ns, end_ns)
+        if begin_ns is not None and end_ns is not None and began_here(one):
+            label = Family.text(self.names.pipelines.shown(one["pipeline"]), one["status"])
+            self._note(group, "request", label, one["trace_id"], begin_ns, end_ns)
 
     def _note_part(self, part: Part) -> None:
         group = self.admitted(Group(*part.resource[:3]))
         self._note_request(group, part.segment)
         for span in part.spans:
             family = "queue" if span.kind == "queue" else "stage"
-            stage, trace = self.stages.shown(span.stage), part.segment["trace_id"]
+            stage, trace = self.names.stages.shown(span.stage), part.segment["trace_id"]
             self._note(group, family, stage, trace, span.begin_ns, span.end_ns)
 
     def _note(
@@ -320,7 +307,7 @@ class Totals:
 
     def gauges(self, processes: Iterable[ReadProcess]) -> Gauges:
         """Return what is going on in live processes, as they were last read."""
-        found = Gauges(Counter(), Counter(), {}, Counter(), self.stages.others)
+        found = Gauges(Counter(), Counter(), {}, Counter(), self.names.stages.others)
         for group, figures in self.retained.items():
             found.up[group.service] += 0
             _add_idle(group, figures, found)
@@ -335,11 +322,11 @@ class Totals:
         copy, group = process.latest, process.group
         for span in copy.open_spans():
             counts = found.waiting if span["kind"] == "queue" else found.running
-            counts[group, self.stages.shown(span["stage"])] += 1
+            counts[group, self.names.stages.shown(span["stage"])] += 1
         for segment in copy.open_segments:
             begin_ns = segment["begin_ns"]
             if begin_ns is None:
-                found.waiting[group, self.stages.shown(segment["queue"] or "")] += 1
+                found.waiting[group, self.names.stages.shown(segment["queue"] or "")] += 1
             elif copy.read_ns is not None and segment["origin"] == "root":
                 age_ns = copy.read_ns - begin_ns
                 found.oldest_ns[group] = max(found.oldest_ns.get(group, 0), age_ns)

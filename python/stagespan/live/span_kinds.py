@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 _WithSpans = Literal["execution", "queue", "handoff", "batch", "remote"]
-Kind = Literal[_WithSpans, "part_first_chunk", "between_chunks", "per_token"]
-"""The last three have figures and no spans."""
+_OfChunks = Literal["part_first_chunk", "between_chunks", "per_token"]
+_OfRequests = Literal[
+    "request_ok", "request_error", "request_cancelled", "request_discarded", "request_abandoned"
+]
+Kind = Literal[_WithSpans, _OfChunks, _OfRequests]
+"""Those of chunks and requests have figures and no spans."""
+AnyKind = Kind | Literal["request"]
+"""The last one is all requests together."""
 TITLES: dict[Kind, str] = {
     "execution": "execution",
     "queue": "queue",
@@ -16,12 +22,22 @@ TITLES: dict[Kind, str] = {
     "part_first_chunk": "time to first chunk",
     "between_chunks": "between chunks",
     "per_token": "time per token",
+    "request_ok": "requests that ended well",
+    "request_error": "requests with an error",
+    "request_cancelled": "cancelled requests",
+    "request_discarded": "discarded requests",
+    "request_abandoned": "abandoned requests",
 }
 """What pages, charts and time lines call each kind, in the order of the numbers in recordings."""
 KINDS = tuple(TITLES)
 """By the number that the recording uses."""
 RUNS: tuple[Kind, ...] = ("execution", "batch")
 """The kinds of spans that are runs of a stage."""
+REQUESTS: dict[str, Kind] = {
+    status: cast("Kind", f"request_{status}")
+    for status in ("ok", "error", "cancelled", "discarded", "abandoned")
+}
+"""The kinds of requests that have ended, by status."""
 
 
 def number_of(kind: str) -> int:
@@ -29,3 +45,9 @@ def number_of(kind: str) -> int:
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is not a kind of span: pass one of {', '.join(KINDS)}")
     return KINDS.index(kind)
+
+
+def numbers_of(kind: str) -> tuple[int, ...]:
+    """Return the numbers of a kind, or of all kinds of requests. Raises ValueError as above."""
+    of_all = REQUESTS.values() if kind == "request" else (kind,)
+    return tuple(map(number_of, of_all))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagespan import _core
 from stagespan.live.quantiles import quantile, rank
-from stagespan.live.span_kinds import Kind, number_of
+from stagespan.live.span_kinds import AnyKind, number_of, numbers_of
 from stagespan.pages.amounts import amount
 from stagespan.pages.escaping import one_line
 from stagespan.pages.tables import Column, plain_table
@@ -212,7 +212,7 @@ def _work(stage: StageStats) -> str:
     )
 
 
-def stats(window_s: float | None = None, *, kind: Kind = "execution") -> Stats:
+def stats(window_s: float | None = None, *, kind: AnyKind = "execution") -> Stats:
     """Return the statistics of all stages, since the process began or for a time window.
 
     A window covers about the last ``window_s`` seconds; `Stats.window_s` is its actual length. It
@@ -224,11 +224,14 @@ def stats(window_s: float | None = None, *, kind: Kind = "execution") -> Stats:
     ``kind`` chooses what is counted: executions by default, or ``"queue"``, ``"handoff"``,
     ``"batch"``, ``"remote"`` (parts of requests that other processes have sent),
     ``"part_first_chunk"`` (since the part of the request in this process was entered),
-    ``"between_chunks"`` and ``"per_token"``. One name may occur in several kinds.
+    ``"between_chunks"`` and ``"per_token"``. One name may occur in several kinds. ``"request"`` has
+    the requests that began in this process and have ended, by pipeline; ``"request_ok"``,
+    ``"request_error"``, ``"request_cancelled"``, ``"request_discarded"`` and
+    ``"request_abandoned"`` have those of one status.
     """
-    number = number_of(kind)
+    numbers = numbers_of(kind)
     if window_s is None:
-        return _lifetime(_core.snapshot(), number)
+        return _lifetime(_core.snapshot(), numbers)
     if not window_s > 0:
         raise ValueError(f"window_s is {window_s!r}: pass a number of seconds above 0.")
     service = imports.load("stagespan.live.service")
@@ -236,16 +239,16 @@ def stats(window_s: float | None = None, *, kind: Kind = "execution") -> Stats:
     # The history is read first, because the service thread could add a snapshot later than `now`.
     past = service.history().view()
     now = _core.snapshot()
-    lifetime = _lifetime(now, number)
+    lifetime = _lifetime(now, numbers)
     if lifetime.window_s is not None and lifetime.window_s <= window_s:
         return lifetime
     requested_ns = int(window_s * _SECOND)
     began = now.time_ns - requested_ns
     earlier = past.nearest(began)
     if earlier is not None and abs(earlier.time_ns - began) <= 0.25 * requested_ns:
-        return _since(now, earlier, number)
-    has_spans = number < number_of("part_first_chunk")
-    exact = _from_own_rings(began, now.time_ns, number) if has_spans else None
+        return _since(now, earlier, numbers)
+    has_spans = max(numbers) < number_of("part_first_chunk")
+    exact = _from_own_rings(began, now.time_ns, numbers[0]) if has_spans else None
     if exact is not None:
         return exact
     life_ns = (lifetime.window_s or 0.0) * _SECOND
@@ -253,35 +256,39 @@ def stats(window_s: float | None = None, *, kind: Kind = "execution") -> Stats:
         now.time_ns - earlier.time_ns - requested_ns
     ):
         return lifetime
-    return _since(now, earlier, number)
+    return _since(now, earlier, numbers)
 
 
-def _lifetime(now: _core.Snapshot, kind: int) -> Stats:
+def _lifetime(now: _core.Snapshot, kinds: Sequence[int]) -> Stats:
     began_s = run.process_start_s(os.getpid())
     window_s = None if began_s is None else max(now.time_ns / 1e9 - began_s, 0.0)
-    return Stats(*_read(now, kind=kind), window_s, is_lifetime=True)
+    return Stats(*_read(now, kinds), window_s, is_lifetime=True)
 
 
-def _since(now: _core.Snapshot, earlier: _core.PackedSnapshot, kind: int) -> Stats:
+def _since(now: _core.Snapshot, earlier: _core.PackedSnapshot, kinds: Sequence[int]) -> Stats:
     window_s = (now.time_ns - earlier.time_ns) / 1e9
-    return Stats(*_read(now.since(earlier.unpack()), kind=kind), window_s, is_lifetime=False)
+    return Stats(*_read(now.since(earlier.unpack()), kinds), window_s, is_lifetime=False)
 
 
 def of_recording(
-    snapshot: _core.Snapshot, lost: dict[str, int], begin_ns: int, kind: Kind = "execution"
+    snapshot: _core.Snapshot,
+    lost: dict[str, int],
+    begin_ns: int,
+    kind: AnyKind = "execution",
 ) -> Stats:
     """Return the figures of a recording, which began at the Unix time ``begin_ns``."""
     window_s = (snapshot.time_ns - begin_ns) / 1e9 if snapshot.time_ns > begin_ns > 0 else None
-    return Stats(*_read(snapshot, lost, number_of(kind)), window_s, is_lifetime=True)
+    return Stats(*_read(snapshot, numbers_of(kind), lost), window_s, is_lifetime=True)
 
 
 def _read(
-    snapshot: _core.Snapshot, lost: dict[str, int] | None = None, kind: int = 0
+    snapshot: _core.Snapshot, kinds: Sequence[int], lost: dict[str, int] | None = None
 ) -> tuple[dict[str, StageStats], dict[str, int]]:
     lost = _core.lost() if lost is None else lost
-    found = snapshot.stages(kind)
+    of_kinds = [map(_from_summary, snapshot.stages(kind).values()) for kind in kinds]
+    found = _by_name(itertools.chain.from_iterable(of_kinds))
     order = sorted(found, key=lambda name: -found[name].total_ns)
-    return {name: _from_summary(found[name]) for name in order}, lost
+    return {name: found[name] for name in order}, lost
 
 
 def _from_summary(stage: _core.StageSummary) -> StageStats:
@@ -446,19 +453,22 @@ def merged_stage(parts: Sequence[StageStats]) -> StageStats:
     )
 
 
+def _by_name(stages: Iterable[StageStats]) -> dict[str, StageStats]:
+    """Return the figures of the stages with each name together."""
+    by_name: dict[str, list[StageStats]] = {}
+    for stage in stages:
+        by_name.setdefault(stage.name, []).append(stage)
+    return {
+        name: merged_stage(parts) if len(parts) > 1 else parts[0] for name, parts in by_name.items()
+    }
+
+
 def merged(parts: Sequence[Stats], window_s: float | None, *, is_lifetime: bool) -> Stats:
     """Return the statistics of several processes together: counts, times and histograms add up."""
     lost: Counter[str] = Counter()
     for part in parts:
         lost.update(part.lost)
-    by_name: dict[str, list[StageStats]] = {}
-    for part in parts:
-        for name, stage in part.items():
-            by_name.setdefault(name, []).append(stage)
-    stages_by_name = {
-        name: merged_stage(stages) if len(stages) > 1 else stages[0]
-        for name, stages in by_name.items()
-    }
+    stages_by_name = _by_name(stage for part in parts for stage in part.values())
     order = sorted(stages_by_name, key=lambda name: -stages_by_name[name].total_ns)
     return Stats(
         {name: stages_by_name[name] for name in order}, lost, window_s, is_lifetime=is_lifetime

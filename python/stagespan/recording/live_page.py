@@ -22,7 +22,7 @@ from stagespan.pages.escaping import one_line
 from stagespan.pages.tables import Column, fitted_table
 from stagespan.recording import finding, ranks, summary
 from stagespan.recording.reading import Recording
-from stagespan.recording.texts import open_requests
+from stagespan.recording.texts import ended_requests, open_requests
 
 _ORDERS = ("share", "rate", "p99", "name")
 _KEPT_S = 10.0
@@ -157,8 +157,9 @@ class LivePage:
             body.append(Text(one_line(self._message), no_wrap=True, overflow="ellipsis"))
             used += 1
         load = summary.load(kept[-1].recording for kept in shown)
-        if (about_requests := open_requests(load)) is not None:
-            body.append(Text(about_requests, no_wrap=True, overflow="ellipsis"))
+        ended = summary.requests(kept[-1].recording for kept in shown)
+        for sentence in filter(None, (open_requests(load), ended_requests(ended))):
+            body.append(Text(sentence, no_wrap=True, overflow="ellipsis"))
             used += 1
         rows = self._position_rows(shown_ranks)
         queues = self._queues(shown, load, width)

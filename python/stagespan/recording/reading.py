@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.live.span_kinds import Kind
+    from stagespan.live.span_kinds import AnyKind
     from stagespan.live.statistics import Stats
 
 State = Literal["alive", "exited", "stopped", "died", "unknown"]
@@ -86,8 +86,9 @@ class Segment(Request):
     that of the segment that sent it (16 hexadecimal digits each). In a part after the end of a
     request, such as background tasks, both are that request's segment. ``origin`` is ``"root"``
     (it began here), ``"remote"``, ``"return"`` (not a segment, but a hop that has come back to
-    the segment with this number) or ``"repeated"`` (the carrier was received before). ``sent_ns``
-    is on this process's clock, and None if it was sent on another one.
+    the segment with this number) or ``"repeated"`` (the carrier was received before). ``pipeline``
+    is that of the request, or of the process. ``sent_ns`` is on this process's clock, and None if
+    it was sent on another one.
     """
 
     segment: str | None
@@ -97,6 +98,7 @@ class Segment(Request):
     attempt: int
     branch: str | None
     queue: str | None
+    pipeline: str
     sent_ns: int | None
     sent_monotonic_ns: int | None
     sent_unix_ns: int | None
@@ -108,6 +110,11 @@ class Segment(Request):
     first_chunk_ns: int | None
     last_chunk_ns: int | None
     trace_flags: int
+
+
+def began_here(segment: Segment) -> bool:
+    """Whether a segment is the first part of a request, as far as is known."""
+    return segment["parent_segment"] is None and segment["origin"] in ("root", "remote")
 
 
 class RecordedOpenSpan(AnyOpenSpan):
@@ -242,10 +249,10 @@ class Recording:
         return self._snapshot
 
     @cached_property
-    def _stats(self) -> dict[Kind, Stats]:
+    def _stats(self) -> dict[AnyKind, Stats]:
         return {}
 
-    def stats(self, *, kind: Kind = "execution") -> Stats:
+    def stats(self, *, kind: AnyKind = "execution") -> Stats:
         """Return the statistics of all stages since the process began, as `stagespan.stats`."""
         found = self._stats.get(kind)
         if found is None:
@@ -303,6 +310,11 @@ class Recording:
         the segment that it has come back to.
         """
         return frozenset(self._keys)
+
+    @property
+    def left_open(self) -> list[Segment]:
+        """The requests that began here and were open when the process ended."""
+        return [one for one in self.open_segments if began_here(one)] if self.has_gone else []
 
     @property
     def has_free_entries(self) -> bool:
@@ -471,6 +483,14 @@ class Recording:
         if len(self.spans()):
             times.append(int(self.spans()["end_ns"].max()))
         return max(times, default=None)
+
+    @property
+    def latest_ns(self) -> int | None:
+        """The latest time that is known of the process: when it ended, or last recorded."""
+        times = [self.end_ns, self.last_ns]
+        for one in self.segments():
+            times += [one["received_ns"], one["begin_ns"], one["end_ns"], one["last_chunk_ns"]]
+        return max((time_ns for time_ns in times if time_ns is not None), default=None)
 
     def is_of(self, process: LiveProcess) -> bool:
         """Return whether this is the recording of a process."""

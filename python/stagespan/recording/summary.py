@@ -181,6 +181,13 @@ def runs(recordings: Iterable[Recording]) -> Stats:
     return Stats(dict(merged), lost, None, is_lifetime=True)
 
 
+def requests(recordings: Iterable[Recording]) -> StageStats | None:
+    """Return the figures of the requests that began in some processes and have ended."""
+    of_each = [recording.stats(kind="request").values() for recording in recordings]
+    parts = [one for of_process in of_each for one in of_process]
+    return statistics.merged_stage(parts) if parts else None
+
+
 def finished_spans(recording: Recording) -> int:
     """Return the number of executions and batches that the process had finished."""
     return sum(stage.count for stage in runs([recording]).values())

@@ -9,6 +9,7 @@ from stagespan.pages.amounts import counted, duration
 from stagespan.pages.escaping import one_line
 
 if TYPE_CHECKING:
+    from stagespan.live.statistics import StageStats
     from stagespan.recording.reading import Recording, State
     from stagespan.recording.summary import Load
 
@@ -55,6 +56,16 @@ def open_requests(load: Load) -> str | None:
         else ""
     )
     return f"{are_open}, the oldest for {duration(load.oldest_request_ns)}.{more}"
+
+
+def ended_requests(ended: StageStats | None) -> str | None:
+    """Return a sentence about requests that have ended; None if there are none."""
+    if ended is None:
+        return None
+    have_ended = counted(ended.count, "request has ended", "requests have ended")
+    errors = f", {ended.errors:,} with an error" if ended.errors else ""
+    p50, p99 = (duration(round(ns)) for ns in (ended.p50_ns, ended.p99_ns))
+    return f"{have_ended}{errors}: p50 {p50}, p99 {p99}."
 
 
 def waiting(load: Load) -> str | None:
