@@ -236,7 +236,7 @@ PyObject* adopted_enter(PyObject* object, PyObject*) {
   thread.frames[index].below.store(scope.top, relaxed);
   thread.locals[index].open_by(entered);
   thread.locals[index].belong_to(inherited.link.request);
-  thread.locals[index].scope = &scope;
+  thread.locals[index].open_in(&scope);
   scope.top = index;
   entered->frame = index;
   enter(thread, *entered, inherited.link.request, self.request);

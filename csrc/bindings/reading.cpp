@@ -64,7 +64,8 @@ py::list open_spans() {
   py::list result;
   Recorder& recorder = Recorder::get();
   if (!recorder.arena()) return result;
-  const std::vector<OpenCopy> copies = read_open(recorder.arena());
+  std::vector<OpenCopy> copies = read_open(recorder.arena());
+  find_activity(recorder.arena(), copies);
   const PublishedClock clock = recorder.published_clock();
   const std::int64_t now = clock.unix_ns(now_ticks());
   for (const OpenCopy& copy : copies) {
@@ -78,9 +79,11 @@ py::list open_spans() {
     open["request"] = copy.request;
     open["depth"] = copy.depth;
     open["begin_ns"] = begin;
+    open["active_ns"] = clock.unix_ns(copy.active_ticks);
     open["elapsed_ns"] = std::max<std::int64_t>(now - begin, 0);
     open["kind"] = static_cast<int>(copy.kind);
     open["detached"] = copy.detached;
+    open["suspended"] = copy.suspended;
     result.append(std::move(open));
   }
   return result;

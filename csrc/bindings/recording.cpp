@@ -256,7 +256,7 @@ py::list open_of(const Recording& recording) {
   py::list result;
   const ClockFit& fit = recording.copy.fit;
   const std::uint64_t now = recording.copy.now_ticks;
-  for (const OpenCopy& copy : read_open(recording.copy.arena)) {
+  for (const OpenCopy& copy : recording.copy.open) {
     const std::int64_t begin = fit.unix_ns(copy.begin_ticks);
     py::dict open;
     open["stage"] = recording.name_of(copy.stage);
@@ -267,10 +267,12 @@ py::list open_of(const Recording& recording) {
     open["request"] = copy.request;
     open["depth"] = copy.depth;
     open["begin_ns"] = begin;
+    open["active_ns"] = fit.unix_ns(copy.active_ticks);
     open["elapsed_ns"] =
         now != 0 ? py::object(py::int_(std::max<std::int64_t>(fit.unix_ns(now) - begin, 0))) : py::object(py::none());
     open["kind"] = static_cast<int>(copy.kind);
     open["detached"] = copy.detached;
+    open["suspended"] = copy.suspended;
     result.append(std::move(open));
   }
   return result;

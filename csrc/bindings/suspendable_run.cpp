@@ -112,8 +112,8 @@ bool SuspendableRun::park(ThreadState& thread, OpenFrame& frame) noexcept {
   parked_in_ = thread.serial;
   parked_->top = scope.top;
   parked_->root = root;
-  for (i = scope.top; i != root && i != 0; i = thread.frames[i].below.load(relaxed)) thread.locals[i].scope = parked_;
-  thread.locals[root].scope = parked_;
+  for (i = scope.top; i != root && i != 0; i = thread.frames[i].below.load(relaxed)) thread.locals[i].open_in(parked_);
+  thread.locals[root].open_in(parked_);
   scope.top = frame.below.load(relaxed);
   frame.id.store(0, relaxed);
   return true;
@@ -136,8 +136,8 @@ OpenFrame* SuspendableRun::unpark(ThreadState& thread) noexcept {
   Scope& scope = *thread.scope;
   OpenFrame& frame = thread.frames[parked->root];
   for (std::uint32_t i = parked->top; i != parked->root && i != 0; i = thread.frames[i].below.load(relaxed))
-    thread.locals[i].scope = &scope;
-  thread.locals[parked->root].scope = &scope;
+    thread.locals[i].open_in(&scope);
+  thread.locals[parked->root].open_in(&scope);
   frame.below.store(scope.top, relaxed);
   scope.top = parked->top;
   delete parked;

@@ -487,20 +487,22 @@ static_assert(sizeof(OpenFrame) == 64);
 
 struct Scope;
 
-/// More fields of an open frame. Readers in other processes use only the request, because the others are addresses in
-/// this process.
+/// More fields of an open frame. Readers in other processes use only the request, and which frames have the same scope:
+/// the others are addresses in this process.
 struct FrameLocal {
   alignas(std::atomic_ref<const void*>::required_alignment) const void* owner = nullptr;
-  Scope* scope = nullptr;
+  alignas(std::atomic_ref<Scope*>::required_alignment) Scope* scope = nullptr;
   std::uint64_t request = 0;
   void* note = nullptr;                   // the bindings' own
   void* device = nullptr;                 // what DeviceHooks::begin returned, if the span has kFrameDevice
   std::uint32_t parent_stage = kNoStage;  // of a frame whose parent is no longer below it
   std::uint32_t padding = 0;              // a whole number of them fills whole pages
 
-  /// Other threads read only the owner and the request.
+  /// Other threads read only the owner, the scope and the request.
   void open_by(const void* who) noexcept { std::atomic_ref<const void*>(owner).store(who, std::memory_order_relaxed); }
   const void* opened_by() noexcept { return std::atomic_ref<const void*>(owner).load(std::memory_order_relaxed); }
+  void open_in(Scope* where) noexcept { std::atomic_ref<Scope*>(scope).store(where, std::memory_order_relaxed); }
+  const void* opened_in() noexcept { return std::atomic_ref<Scope*>(scope).load(std::memory_order_relaxed); }
   void belong_to(std::uint64_t number) noexcept {
     std::atomic_ref<std::uint64_t>(request).store(number, std::memory_order_relaxed);
   }
@@ -511,7 +513,7 @@ struct FrameLocal {
   void clear() noexcept {
     open_by(nullptr);
     belong_to(0);
-    scope = nullptr;
+    open_in(nullptr);
     note = nullptr;
     device = nullptr;
     parent_stage = kNoStage;

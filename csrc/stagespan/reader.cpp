@@ -65,7 +65,7 @@ bool copy_frame(ArenaView arena, const OpenFrame& frame, OpenCopy& copy) {
   if (copy.id == 0) return false;
   copy.parent = frame.parent.load(relaxed);
   copy.request = frame.as_parent_id.load(relaxed);  // if this is a detached frame
-  copy.begin_ticks = frame.begin_ticks.load(relaxed);
+  copy.begin_ticks = copy.active_ticks = frame.begin_ticks.load(relaxed);
   copy.stage = frame.stage.load(relaxed);
   copy.thread = frame.effective.load(relaxed);
   copy.depth = frame.depth.load(relaxed);
@@ -249,6 +249,9 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
       if (!copy_frame(arena, arena.frames(i)[index], copy)) continue;
       copy.request = arena.locals(i)[index].belongs_to();
       copy.frame = index;
+      copy.slot = i;
+      const void* const scope = arena.locals(i)[index].opened_in();
+      copy.scope = scope == arena.locals(i)[0].opened_in() ? nullptr : scope;
       copy.thread = slot.thread.load(relaxed);
       copy.ident = slot.ident.load(relaxed);
       copy_name(slot, copy.thread_name);
@@ -266,6 +269,7 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
     if (!copy_frame(arena, arena.detached()[index], copy) || !seen.insert(copy.id).second) continue;
     copy.detached = true;
     copy.frame = index;
+    copy.slot = kSharedSlot;
     result.push_back(copy);
   }
   std::sort(result.begin(), result.end(), [](const OpenCopy& a, const OpenCopy& b) {
@@ -273,6 +277,60 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
     return a.begin_ticks != b.begin_ticks ? a.begin_ticks < b.begin_ticks : a.id < b.id;
   });
   return result;
+}
+
+void find_activity(ArenaView arena, std::vector<OpenCopy>& open, const FetchRecords& fetch) {
+  if (open.empty()) return;
+  std::unordered_map<std::uint64_t, OpenCopy*> by_id;
+  for (OpenCopy& copy : open) by_id.emplace(copy.id, &copy);
+  // Something began or ended below the span with this id, and so below all that it is in.
+  const auto note = [&](std::uint64_t id, std::uint64_t ticks) {
+    for (auto found = by_id.find(id); found != by_id.end(); found = by_id.find(found->second->parent)) {
+      if (found->second->active_ticks >= ticks) return;
+      found->second->active_ticks = ticks;
+    }
+  };
+  for (const OpenCopy& copy : open) note(copy.parent, copy.begin_ticks);
+  constexpr std::uint64_t kAtOnce = 64;
+  static_assert(kLeastRingSpans % kAtOnce == 0, "the records of a part lie next to each other");
+  std::uint64_t newest_ends[kMaxThreads] = {};
+  for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
+    const std::uint64_t capacity = arena.header().ring_spans;
+    const Held held = held_by(arena.slot(i), capacity);
+    bool is_needed = true;
+    for (std::uint64_t end = held.head; end > held.oldest && is_needed;) {
+      const std::uint64_t first = std::max((end - 1) / kAtOnce * kAtOnce, held.oldest);
+      if (fetch) fetch(i, first, end - first);
+      // Before the least of these, a record says nothing new.
+      std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+      for (const OpenCopy& copy : open) least = std::min(least, copy.active_ticks);
+      SpanFields record;
+      for (std::uint64_t number = end; number-- > first && is_needed;) {
+        if (!read_record(arena.ring(i)[number & (capacity - 1)], number, record)) continue;
+        // The records are in the order of their ends, except those with times of other code.
+        if ((record.flags & kFlagRecorded) == 0) {
+          newest_ends[i] = std::max(newest_ends[i], record.end_ticks);
+          is_needed = record.end_ticks > least;
+        }
+        note(record.parent, record.end_ticks);
+      }
+      end = first;
+    }
+  }
+  std::map<const void*, std::uint64_t> latest_in_scope;
+  std::uint64_t latest[kMaxThreads] = {};
+  for (const OpenCopy& copy : open) {
+    if (copy.detached) continue;
+    latest[copy.slot] = std::max({latest[copy.slot], copy.begin_ticks, newest_ends[copy.slot]});
+    std::uint64_t& of_scope = latest_in_scope[copy.scope];
+    of_scope = std::max(of_scope, copy.active_ticks);
+  }
+  for (OpenCopy& copy : open) {
+    if (copy.detached)
+      copy.suspended = (copy.flags & (kFlagAsync | kFlagGenerator)) != 0;
+    else
+      copy.suspended = copy.scope != nullptr && latest_in_scope[copy.scope] < latest[copy.slot];
+  }
 }
 
 }  // namespace stagespan

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <unordered_map>
@@ -71,22 +72,35 @@ struct OpenCopy {
   std::uint64_t id;
   std::uint64_t parent;
   std::uint64_t begin_ticks;
-  std::uint64_t ident;  // 0 when it is not known
+  std::uint64_t active_ticks;  // when it, or something below it, last began or ended; see find_activity()
+  std::uint64_t ident;         // 0 when it is not known
   std::uint64_t request;
   std::uint32_t stage;
   std::uint32_t thread;
   std::uint32_t frame;  // its index among the spans of its thread, or among the detached ones
+  std::uint32_t slot;   // of its thread; kSharedSlot if it is detached
   std::uint16_t depth;
   std::uint16_t flags;
   StageKind kind;
   bool detached;
+  bool suspended;     // it is known that no thread runs its code; see find_activity()
+  const void* scope;  // an address in the process; null if it is detached or in the thread's own code
   ThreadName thread_name;
 };
 
 /// The name of the thread that uses this slot.
 void copy_name(const ThreadSlot& slot, ThreadName& name) noexcept;
 
-/// The open spans of every thread, by thread, outermost first.
+/// The open spans of every thread, by thread, outermost first. `active_ticks` is their begin, and `suspended` is false.
 std::vector<OpenCopy> read_open(ArenaView arena);
+
+/// Makes the records of a ring that have `count` numbers from `first` on available in the arena.
+using FetchRecords = std::function<void(std::uint32_t slot, std::uint64_t first, std::uint64_t count)>;
+
+/// Finds when something last began or ended at or below each of the spans, and which of them are suspended: coroutines
+/// and generators between two turns, and the spans in tasks after which other code of their thread began or ended one.
+/// Reads each ring from its newest record back, as far as a record can matter. With `fetch`, calls it before a part of
+/// a ring is read.
+void find_activity(ArenaView arena, std::vector<OpenCopy>& open, const FetchRecords& fetch = {});
 
 }  // namespace stagespan

@@ -86,6 +86,8 @@ void Recorder::settle(ThreadState& thread, std::uint32_t slot_index) noexcept {
   }
   thread.nowhere.top = thread.nowhere.root = thread.base.root;
   make_root(thread, thread.base.root, {});
+  // By this, readers tell the frames of the thread's own code from those of its tasks.
+  thread.locals[thread.base.root].open_in(&thread.base);
 }
 
 std::uint32_t Recorder::hidden_chunks() const noexcept {

@@ -80,6 +80,7 @@ class Copier {
   void check_block(StatsBlock& block);
   void check_stats(ThreadSlot& slot);
   void check_threads(RecordingParts parts);
+  void find_open(RecordingParts parts);
   void check_work();
   void check_amounts();
   void check_names();
@@ -324,6 +325,17 @@ void Copier::check_threads(RecordingParts parts) {
     }
   }
   check_frames(arena.detached(), std::min(plain(header().detached_high_water), kMaxDetached));
+}
+
+void Copier::find_open(RecordingParts parts) {
+  const ArenaView arena = copy_.arena;
+  copy_.open = read_open(arena);
+  if (parts == RecordingParts::kAll) return find_activity(arena, copy_.open);
+  find_activity(arena, copy_.open, [&](std::uint32_t slot, std::uint64_t first, std::uint64_t count) {
+    if (plain(header().slot_pieces[slot]) != kPieceRecorded || plain(header().ring_pieces[slot]) != kPieceRecorded)
+      return;
+    take_whole(arena.ring(slot) + first % header().ring_spans, count, commit_of<SpanRecord>);
+  });
 }
 
 template <class Item, class Number>
@@ -578,6 +590,7 @@ std::string Copier::copy_all(RecordingParts parts, const std::string& what) {
   check_names();
   check_figures();
   check_threads(parts);
+  find_open(parts);
   if (parts == RecordingParts::kAll) check_amounts();
   return {};
 }

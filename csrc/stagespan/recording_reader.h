@@ -9,6 +9,7 @@
 #include "arena.h"
 #include "clock.h"
 #include "layout.h"
+#include "reader.h"
 
 namespace stagespan {
 
@@ -36,6 +37,7 @@ struct RecordingCopy {
   ProcessInfo info{};
   std::vector<std::string> names;     // by stage
   std::vector<SegmentCopy> segments;  // by number
+  std::vector<OpenCopy> open;         // as find_activity() returns them
   ClockFit fit{{}};
   std::uint64_t now_ticks = 0;            // on the recording's clock, when the copy was taken; 0 if unknown
   std::uint32_t threads_not_in_file = 0;  // the tmpfs was full: some or all of their records are missing

@@ -35,7 +35,7 @@ STAGESPAN_HOT void fill_frame(ThreadState& thread, std::uint32_t index, std::uin
   frame.flags.store(0, relaxed);
   FrameLocal& local = thread.locals[index];
   local.open_by(owner);
-  local.scope = &scope;
+  local.open_in(&scope);
   local.belong_to(scope.request);
   scope.top = index;
   // The clock is read last, so that the span does not include its own opening.

@@ -232,7 +232,7 @@ OpenFrame* open_inactive(ThreadState& thread, const void* owner) noexcept {
   frame.flags.store(kFrameInactive, relaxed);
   frame.below.store(scope.top, relaxed);
   thread.locals[index].open_by(owner);
-  thread.locals[index].scope = &scope;
+  thread.locals[index].open_in(&scope);
   scope.top = index;
   return &frame;
 }

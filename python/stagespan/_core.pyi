@@ -783,8 +783,8 @@ def spans(*, since: SpanCursor | None = None) -> NDArray[np.void]:
 
 def open_spans() -> list[dict[str, Any]]:
     """Return the open spans of every thread, outermost first: thread, thread_name (the system's;
-    None if detached), stage, id, parent, request (its number, or 0), depth, begin_ns, elapsed_ns,
-    detached.
+    None if detached), stage, id, parent, request (its number, or 0), depth, begin_ns, active_ns
+    (when it, or a span inside of it, last began or ended), elapsed_ns, detached, suspended.
     """
 
 def stage_names() -> list[str]:

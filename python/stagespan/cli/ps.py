@@ -24,8 +24,8 @@ from stagespan.recording import Recording, finding, jobs, ranks, summary
     "--stalled",
     metavar="SECONDS",
     type=FiniteRange(min=0),
-    help="Show only processes in which a thread has an open span, but has not begun or finished a "
-    "span for this long.",
+    help="Show only processes in which a thread has an open span, in which no span has begun or "
+    "ended for this long.",
 )
 @click.option(
     "--stage", metavar="NAME", help="With --stalled: consider only open spans of this stage."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from stagespan.export.families import FAMILIES
+from stagespan.export.families import AGES, FAMILIES, Family
 from stagespan.live.span_kinds import TITLES
 
 _MACHINE = 'instance=~"$instance"'
@@ -67,9 +67,21 @@ def _now(family: str, suffix: str = "") -> _Query:
     return _Query(f"sum by (stage) ({metric}{{{_WHERE}}})", f"{{{{stage}}}}{suffix}")
 
 
+def _age(family: Family) -> _Query:
+    labels = family.labels or ("service", "pipeline")
+    kind = FAMILIES[family.age_of or ""].kind
+    title = f" ({TITLES[kind]})" if kind in ("batch", "queue") else ""
+    legend = " ".join(f"{{{{{label}}}}}" for label in labels)
+    if not family.labels:
+        title = f" ({TITLES['remote']})"
+    return _Query(
+        f"max by ({', '.join(labels)}) ({family.prometheus}{{{_WHERE}}})", f"{legend}{title}"
+    )
+
+
 _STAGE, _BATCH = FAMILIES["stage"].prometheus, FAMILIES["batch"].prometheus
-_WORK, _LOST, _RUNNING, _WAITING, _OLDEST, _UP = (
-    FAMILIES[key].prometheus for key in ("work", "lost", "running", "waiting", "oldest", "up")
+_WORK, _LOST, _WAITING, _UP, _ENDED = (
+    FAMILIES[key].prometheus for key in ("work", "lost", "waiting", "up", "ended")
 )
 _BATCHES, _QUEUES, _HAND_OFFS = (f" ({TITLES[kind]})" for kind in ("batch", "queue", "handoff"))
 _NO_REQUESTS = "No request has ended"
@@ -144,16 +156,12 @@ _PANELS = (
         is_whole=True,
     ),
     _Panel(
-        "Oldest open request",
+        "Oldest open",
         "s",
-        (
-            _Query(
-                f"max by (service, pipeline) ({_OLDEST}{{{_WHERE}}})",
-                "{{service}} {{pipeline}}",
-            ),
-        ),
-        "The age of the oldest request that has not ended.",
-        if_empty="No request was open",
+        tuple(map(_age, AGES)),
+        "How long the oldest request is open, the oldest wait lasts, and a run of a stage is open "
+        "without that anything inside of it begins or ends.",
+        if_empty="Nothing was open",
     ),
     _Panel(
         "Time to first chunk of parts",
@@ -194,6 +202,21 @@ _PANELS = (
         (_Query(f"sum by (service) ({_UP}{{{_OF_SERVICE}}})", "{{service}}"),),
         "Processes that record, by service.",
         is_whole=True,
+    ),
+    _Panel(
+        "Processes that have ended",
+        "none",
+        (
+            _Query(
+                f"sum by (service, how) (increase({_ENDED}{{{_WHERE}}}[$__rate_interval])) > 0",
+                "{{service}} {{how}}",
+            ),
+        ),
+        "exit: by themselves; signal: by SIGTERM, SIGHUP or SIGINT; killed: by SIGKILL, as for a "
+        "lack of memory; crashed: by another signal.",
+        style=_BARS,
+        is_whole=True,
+        if_empty="No process has ended",
     ),
     _Panel(
         "Losses",
@@ -306,54 +329,121 @@ def dashboard() -> dict[str, Any]:
 
 
 class Rule(NamedTuple):
-    """An alert rule: it fires while the condition holds for the value."""
+    """An alert rule: it fires while the expression has a value."""
 
     name: str
-    value: str
-    condition: str
+    expression: str
     wait: str
     summary: str
 
 
-_P99 = f"histogram_quantile(0.99, sum by (service, stage, le) (rate({_STAGE}_bucket%s)))"
-RULES = (
-    Rule(
-        "StagespanStageStalled",
-        f"sum by (service, stage) (increase({_STAGE}_count[10m])) "
-        f"and sum by (service, stage) (min_over_time({_RUNNING}[10m])) > 0",
-        "== 0",
+_LEAST_AGE_S = 600
+_LEAST_RUNS = 100
+"""The slowest hundredth of fewer runs is one run."""
+_LEAST_FAILED = 5
+"""Fewer failed requests in ten minutes are no rate."""
+
+
+def _by(family: Family) -> tuple[str, ...]:
+    """Return the labels by which something is alerted on."""
+    return ("service", *(label for label in family.labels if label == "stage"))
+
+
+def _named(family: Family) -> str:
+    """Return what an alert calls one of a family, in the text of a rule."""
+    if "stage" in family.labels:
+        return "{{ $labels.stage }} of {{ $labels.service }}"
+    return "{{ $labels.service }}"
+
+
+def _p99(family: Family, window: str) -> str:
+    by = ", ".join((*_by(family), "le"))
+    return f"histogram_quantile(0.99, sum by ({by}) (rate({family.prometheus}_bucket[{window}])))"
+
+
+def _stalled(family: Family) -> Rule:
+    """Return the rule for what is older than it usually gets."""
+    durations = FAMILIES[family.age_of or ""]
+    by = ", ".join(_by(family))
+    age = f"max by ({by}) ({family.prometheus})"
+    # The p99 is at most the last bound, which the mean may exceed.
+    sums = (f"sum by ({by}) (rate({durations.prometheus}_{of}[1d]))" for of in ("sum", "count"))
+    usual = _p99(durations, "1d"), " / ".join(sums)
+    expression = f"({age} > {_LEAST_AGE_S})"
+    for value in usual:  # NaN, or no value, if none has ended in the last day
+        expression += f" unless ({age} <= 3 * ({value}))"
+    what = {
+        "stage": "has stood still for {{ $value | humanizeDuration }}",
+        "batch": "has a batch that has stood still for {{ $value | humanizeDuration }}",
+        "queue": "has a wait of {{ $value | humanizeDuration }}",
+        "request": "has a request that is open for {{ $value | humanizeDuration }}",
+    }[durations.key]
+    name = f"Stagespan{durations.key.title()}Stalled"
+    return Rule(name, expression, "1m", f"{_named(family)} {what}.")
+
+
+def _doubled(family: Family) -> Rule:
+    by = ", ".join(_by(family))
+    # Not the latest hours: the slow runs of a few minutes are the slowest hundredth of them.
+    before = f"{_p99(family, '6h')[:-3]} offset 1h)))"
+    expression = (
+        f"({_p99(family, '10m')} / {before} > 2) and "
+        f"sum by ({by}) (increase({family.prometheus}_count[10m])) >= {_LEAST_RUNS}"
+    )
+    return Rule(
+        f"Stagespan{'' if family.key == 'stage' else family.key.title()}P99Doubled",
+        expression,
+        "10m",
+        f"The p99 of {_named(family)} is {{{{ $value | humanize }}}} times that of the 6 hours "
+        "until an hour ago.",
+    )
+
+
+def _failing() -> Rule:
+    """Return the rule for requests of which more fail than before."""
+    count = f"{FAMILIES['request'].prometheus}_count"
+    failed = 'status=~"error|abandoned"'
+
+    def part(window: str, offset: str = "") -> str:
+        rates = (
+            f"sum by (service) (rate({count}{of}[{window}]{offset}))"
+            for of in (f"{{{failed}}}", "")
+        )
+        return " / ".join(rates)
+
+    expression = (
+        f"({part('10m')} > 0.05) unless ({part('10m')} <= 2 * ({part('6h', ' offset 1h')})) "
+        f"and sum by (service) (increase({count}{{{failed}}}[10m])) >= {_LEAST_FAILED}"
+    )
+    return Rule(
+        "StagespanRequestsFailing",
+        expression,
         "5m",
-        "{{ $labels.stage }} of {{ $labels.service }} runs, and has not ended for 10 minutes.",
-    ),
+        "{{ $value | humanizePercentage }} of the requests of {{ $labels.service }} fail.",
+    )
+
+
+RULES = (
+    *map(_stalled, AGES),
     Rule(
         "StagespanQueueGrowing",
-        f"sum by (service, stage) (deriv({_WAITING}[10m])) * 60",
-        "> 1",
+        f"sum by (service, stage) (deriv({_WAITING}[10m])) * 60 > 1",
         "10m",
         "{{ $labels.stage }} of {{ $labels.service }}: {{ $value | humanize }} more a minute.",
     ),
+    _failing(),
+    *(_doubled(FAMILIES[key]) for key in ("stage", "batch", "request")),
     Rule(
-        "StagespanP99Doubled",
-        # Not the latest hours: the slow runs of a few minutes are the slowest hundredth of them.
-        f"{_P99 % '[5m]'} / {_P99 % '[6h] offset 1h'}",
-        "> 2",
-        "10m",
-        "The p99 of {{ $labels.stage }} of {{ $labels.service }} is {{ $value | humanize }} times "
-        "that of the 6 hours until an hour ago.",
+        "StagespanProcessKilled",
+        f'sum by (service, how) (increase({_ENDED}{{how=~"killed|crashed"}}[10m])) > 0',
+        "0m",
+        "{{ $value | humanize }} processes of {{ $labels.service }} were {{ $labels.how }}.",
     ),
     Rule(
         "StagespanLosses",
-        f"sum by (cause) (increase({_LOST}[10m]))",
-        "> 0",
+        f"sum by (cause) (increase({_LOST}[10m])) > 0",
         "0m",
         "{{ $value | humanize }} were lost in 10 minutes: {{ $labels.cause }}.",
-    ),
-    Rule(
-        "StagespanProcessGone",
-        f"{_UP} / max_over_time({_UP}[1h])",
-        "< 1",
-        "5m",
-        "{{ $labels.service }} has fewer processes than in the last hour.",
     ),
 )
 
@@ -364,7 +454,7 @@ def alerts() -> str:
     for rule in RULES:
         lines += [
             f"  - alert: {rule.name}",
-            f"    expr: ({rule.value}) {rule.condition}",
+            f"    expr: {rule.expression}",
             f"    for: {rule.wait}",
             "    annotations:",
             f"      summary: '{rule.summary}'",

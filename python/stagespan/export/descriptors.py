@@ -16,6 +16,9 @@ def raise_limit() -> None:
 
 
 def for_recordings() -> int:
-    """Return how many recordings may stay open: half of the limit, the rest is for all else."""
+    """Return how many processes may have two files open: a third of the limit.
+
+    The last third is for all else.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (_MOST if soft == resource.RLIM_INFINITY else min(soft, _MOST)) // 2
+    return (_MOST if soft == resource.RLIM_INFINITY else min(soft, _MOST)) // 3

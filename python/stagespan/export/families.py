@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from stagespan.live.span_kinds import AnyKind
+from stagespan.live.span_kinds import OPEN, RUNS, AnyKind, Kind
 
 LABEL_SEPARATOR = "\0"
 """Separates the values of the labels of a family with more than one in one text."""
@@ -26,6 +26,10 @@ class Family(NamedTuple):
     """As OTLP writes units."""
     kind: AnyKind | None = None
     """The kind of stages whose statistics it is."""
+    open_kinds: tuple[Kind, ...] = ()
+    """The kinds of spans that it counts while they are open, or of whose oldest it is the age."""
+    age_of: str | None = None
+    """The family of the durations of what it is the age of; None if it is no age."""
     genai: str | None = None
     """Its name in OpenTelemetry's conventions for generative AI."""
     exception: str | None = None
@@ -52,6 +56,7 @@ class Family(NamedTuple):
         return LABEL_SEPARATOR.join(one.replace(LABEL_SEPARATOR, "\\0") for one in values)
 
 
+_WAITS: tuple[Kind, ...] = tuple(kind for kind, state in OPEN.items() if state == "waiting")
 _TABLE = (
     Family(
         "stage", "stagespan.stage.duration", "Host time of the runs of a stage.", kind="execution"
@@ -111,6 +116,14 @@ _TABLE = (
         "counter",
         "1",
     ),
+    Family(
+        "ended",
+        "stagespan.processes.ended",
+        "Processes that have ended, by how: exit, signal, killed, crashed or unknown.",
+        ("how",),
+        "counter",
+        "1",
+    ),
     Family("lost", "stagespan.lost", "What was lost, by cause.", ("cause",), "counter", "1"),
     Family(
         "running",
@@ -118,6 +131,7 @@ _TABLE = (
         "Runs of a stage that have not ended.",
         type="gauge",
         unit="1",
+        open_kinds=RUNS,
     ),
     Family(
         "waiting",
@@ -125,6 +139,31 @@ _TABLE = (
         "Waits in a queue that have not ended.",
         type="gauge",
         unit="1",
+        open_kinds=_WAITS,
+    ),
+    Family(
+        "running_age",
+        "stagespan.stage.oldest_running_age",
+        "The longest time since an open run of a stage, or something inside of it, began or ended.",
+        type="gauge",
+        open_kinds=("execution",),
+        age_of="stage",
+    ),
+    Family(
+        "batch_age",
+        "stagespan.batch.oldest_running_age",
+        "The same of runs that serve several requests.",
+        type="gauge",
+        open_kinds=("batch",),
+        age_of="batch",
+    ),
+    Family(
+        "waiting_age",
+        "stagespan.queue.oldest_waiting_age",
+        "Age of the oldest wait in a queue that has not ended.",
+        type="gauge",
+        open_kinds=_WAITS,
+        age_of="queue",
     ),
     Family(
         "oldest",
@@ -132,6 +171,7 @@ _TABLE = (
         "Age of the oldest request that has not ended.",
         (),
         "gauge",
+        age_of="request",
         exception="stagespan_oldest_request_age_seconds",
     ),
     Family(
@@ -159,3 +199,5 @@ COUNTERS = tuple(family for family in _TABLE if family.type == "counter")
 """The families of amounts, which only rise."""
 GAUGES = tuple(family for family in _TABLE if family.type == "gauge")
 """The families of what is going on."""
+AGES = tuple(family for family in _TABLE if family.age_of is not None)
+"""Those gauges that are ages: each is compared with the durations that were usual."""

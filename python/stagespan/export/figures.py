@@ -14,7 +14,8 @@ import msgspec
 
 from stagespan import _core
 from stagespan.export.families import HISTOGRAMS, Family
-from stagespan.live.span_kinds import REQUESTS, RUNS, number_of
+from stagespan.live.span_kinds import REQUESTS, RUNS, Kind, number_of
+from stagespan.recording.reading import began_here
 
 if TYPE_CHECKING:
     from stagespan.recording import Recording
@@ -57,6 +58,9 @@ class Histogram(msgspec.Struct, array_like=True):
         return Histogram(list(map(how, self.below, other.below)), how(self.sum_ns, other.sum_ns))
 
 
+NOTHING = Histogram([0] * (len(BOUNDS_NS) + 1), 0)
+
+
 class Counts(msgspec.Struct):
     """Sums of a process, or of several. All of them only rise."""
 
@@ -93,7 +97,7 @@ class Counts(msgspec.Struct):
     def observe(self, family: str, label: str, duration_ns: int) -> None:
         """Count one duration. Negative ones, which clocks can give, count as 0."""
         mine = self.durations.setdefault(family, {})
-        known = mine.get(label) or Histogram([0] * (len(BOUNDS_NS) + 1), 0)
+        known = mine.get(label) or NOTHING
         first = bisect.bisect_right(BOUNDS_NS, duration_ns)
         below = known.below[:first] + [number + 1 for number in known.below[first:]]
         mine[label] = Histogram(below, _sum(known.sum_ns, max(duration_ns, 0)))
@@ -194,6 +198,26 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
         mine = found.amounts.setdefault(family, {}).setdefault(name, {})
         mine[unit] = within_range(mine.get(unit, 0) + amount)
 
+    def begin(kind: Kind, name: str) -> None:
+        """Add a stage of which no run has ended, so that the first end is an increase."""
+        for family in HISTOGRAMS:
+            if family.kind == kind:
+                found.durations.setdefault(family.key, {})[names.stages.shown(name)] = NOTHING
+                if kind in RUNS:
+                    count("errors", names.stages.shown(name), "", 0)
+
+    def begin_request(pipeline: str) -> None:
+        mine = found.durations.setdefault("request", {})
+        for status in ("ok", "error"):
+            mine.setdefault(Family.text(names.pipelines.shown(pipeline), status), NOTHING)
+
+    for span in recording.open_spans():
+        begin(span["kind"], span["stage"])
+    for segment in recording.open_segments:
+        if segment["begin_ns"] is None:
+            begin("queue", segment["queue"] or "")
+        elif began_here(segment):
+            begin_request(segment["pipeline"])
     for family in HISTOGRAMS:
         if family.kind is None or family.kind == "request":
             continue
@@ -209,6 +233,7 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
                 count("work", shown, names.units.shown(unit), amount)
     for status, kind in REQUESTS.items():
         for name, stage in snapshot.stages(number_of(kind)).items():
+            begin_request(name)
             label = Family.text(names.pipelines.shown(name), status)
             add("request", label, stage, groups_of(ns_per_tick))
     for request in recording.left_open:

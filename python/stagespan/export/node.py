@@ -28,6 +28,7 @@ from stagespan.export.totals import (
     Group,
     ReadProcess,
     Totals,
+    ended,
 )
 from stagespan.export.traces import Pending, Rules
 from stagespan.process.files import is_shortage
@@ -368,6 +369,7 @@ class Node(Exported):
         if not self._resumed or self._memory_at < self._read_at:
             return
         for saved in tuple(self._resumed.values()):
+            saved.figures.raise_to(ended("unknown"))
             rest = saved.figures.without(saved.given)
             self._totals.retained.setdefault(saved.group, Counts({}, {})).add(rest)
             del self._resumed[saved.identity]

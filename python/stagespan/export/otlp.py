@@ -8,7 +8,6 @@ import math
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -264,10 +263,9 @@ def metrics_of(
     """
     of_instance = {} if instance is None else {"service.instance.id": instance}
     now_ns, host = time.time_ns(), os.uname().nodename
-    series = gauges.series()
+    series = gauges.series
     messages = []
-    open_groups = {group for group, _ in (*gauges.running, *gauges.waiting)} | {*gauges.oldest_ns}
-    for group in dict.fromkeys((*totals, *sorted(open_groups))):
+    for group in dict.fromkeys((*totals, *sorted(gauges.groups()))):
         figures = totals.get(group) or Counts({}, {})
         attributes: dict[str, Any] = {
             "service.name": group.service,
@@ -404,10 +402,8 @@ class Otlp:
         An earlier exporter has sent it.
         """
         if self._deltas is not None:
-            gauges = Gauges(Counter(), Counter(), {}, Counter(), 0)
-            self._deltas.accept(
-                metrics_of(source.totals(), source.lost(), gauges, self._begin_ns, self._operation)
-            )
+            figures = source.totals(), source.lost(), Gauges()
+            self._deltas.accept(metrics_of(*figures, self._begin_ns, self._operation))
 
     def _export_figures(self, exporter: Any, batch: list[points.MetricsData]) -> int:
         """Export the latest figures. If that fails, all of ``batch`` count as not delivered."""

@@ -11,24 +11,37 @@ from collections import deque
 from collections.abc import Iterable
 from email.message import Message
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stagespan.errors import StagespanError
-from stagespan.export.families import FAMILIES, HISTOGRAMS
-from stagespan.export.figures import BOUNDS_NS, Counts, Histogram
+from stagespan.export.families import AGES, FAMILIES, HISTOGRAMS
+from stagespan.export.figures import BOUNDS_NS, NOTHING, Counts, Histogram
 from stagespan.export.node import Node
 from stagespan.export.serving import Answer, HttpServer, text
-from stagespan.live.span_kinds import RUNS
 
 _WINDOW_S = 10.0
 _INTERVAL_S = 1.0
 _MOST_REQUESTS = 10
 _PAGE = Path(__file__).with_name("page.html")
-_ROWS = {
-    gauge: [family.key for family in HISTOGRAMS if family.kind in kinds]
-    for gauge, kinds in (("running", RUNS), ("waiting", ("queue",)))
-}
-"""The families of durations that share the rows of a stage, and those of a queue."""
+
+
+class _Rows(NamedTuple):
+    """The rows of a kind of stages: what is open, and which families they are from."""
+
+    kind: str
+    durations: tuple[str, ...]
+    gauge: str
+    ages: tuple[str, ...]
+
+
+def _rows(kind: str, gauge: str) -> _Rows:
+    kinds = FAMILIES[gauge].open_kinds
+    ages = tuple(family.key for family in AGES if set(family.open_kinds) & set(kinds))
+    durations = tuple(family.key for family in HISTOGRAMS if family.kind in kinds)
+    return _Rows(kind, durations, gauge, ages)
+
+
+_ROWS = (_rows("", "running"), _rows("queue", "waiting"))
 
 
 def quantile_s(histogram: Histogram, q: float) -> float | None:
@@ -82,35 +95,38 @@ class Live:
         gauges = self._node.gauges()
         window_s = max(now - began, 1e-9)
         stages = []
-        empty = Histogram([0] * (len(BOUNDS_NS) + 1), 0)
         for group, figures in totals.items():
             recent = figures.without(earlier.get(group, Counts({}, {})))
             errors = recent.amounts.get("errors", {})
-            for gauge, families in _ROWS.items():
-                recent_by_stage = _together(recent.durations.get(family, {}) for family in families)
-                is_queue = gauge == "waiting"
-                counts = gauges.waiting if is_queue else gauges.running
+            for rows in _ROWS:
+                recent_by_stage = _together(recent.durations.get(key, {}) for key in rows.durations)
+                counts = gauges.series[rows.gauge]
                 # A stage that is open may have never ended.
-                is_open = [name for of, name in counts if of == group]
+                is_open = [name for name, *of in counts if tuple(of) == group]
                 for stage in dict.fromkeys([*recent_by_stage, *is_open]):
-                    histogram = recent_by_stage.get(stage, empty)
+                    histogram = recent_by_stage.get(stage, NOTHING)
+                    labels = (stage, *group)
                     stages.append(
                         {
                             **group._asdict(),
                             "stage": stage,
-                            "kind": "queue" if is_queue else "",
+                            "kind": rows.kind,
                             "per_second": histogram.below[-1] / window_s,
                             "seconds": histogram.sum_ns / 1e9,
                             "p50": quantile_s(histogram, 0.5),
                             "p95": quantile_s(histogram, 0.95),
                             "p99": quantile_s(histogram, 0.99),
-                            "open": counts.get((group, stage), 0),
-                            "errors": 0 if is_queue else errors.get(stage, {}).get("", 0),
+                            "open": counts.get(labels, 0),
+                            "oldest": max(gauges.series[key].get(labels, 0) for key in rows.ages)
+                            or None,
+                            "errors": 0 if rows.kind else errors.get(stage, {}).get("", 0),
                         }
                     )
         return {
             "window_s": min(window_s, _WINDOW_S),
-            "services": [{"service": name, "up": up} for name, up in gauges.up.items() if up],
+            "services": [
+                {"service": name, "up": up} for (name,), up in gauges.series["up"].items() if up
+            ],
             "stages": sorted(stages, key=lambda one: -one["seconds"]),
             "requests": self._requests(),
         }

@@ -101,10 +101,9 @@ def families(
             values = (name, unit)[: len(FAMILIES[key].labels)]
             amounts[key].add_metric((*values, *group), amount)
     yield from amounts.values()
-    series = gauges.series()
     for family in GAUGES:
         gauge = GaugeMetricFamily(family.prometheus, family.help, labels=_labels(family))
-        for values, value in series[family.key].items():
+        for values, value in gauges.series[family.key].items():
             gauge.add_metric(values, value)
         yield gauge
 

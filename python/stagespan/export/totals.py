@@ -11,12 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import msgspec
-
 from stagespan import _core
 from stagespan.errors import StagespanError
-from stagespan.export.families import HISTOGRAMS, Family
-from stagespan.export.figures import BOUNDS_NS, OTHER, Counts, Names, ShownNames, figures_of
+from stagespan.export.exit_status import ENDS, End, Watch, how
+from stagespan.export.families import GAUGES, HISTOGRAMS, Family
+from stagespan.export.figures import (
+    BOUNDS_NS,
+    OTHER,
+    Counts,
+    Names,
+    ShownNames,
+    figures_of,
+)
 from stagespan.export.requests import (
     QUIET_NS,
     UNREAD,
@@ -25,7 +31,7 @@ from stagespan.export.requests import (
     Taker,
 )
 from stagespan.export.traces import Pending
-from stagespan.live.span_kinds import RUNS
+from stagespan.live.span_kinds import RUNS, Kind
 from stagespan.recording.reading import Recording, Segment, began_here, open_file
 
 MOST_STAGES = 200
@@ -52,35 +58,59 @@ class Exemplar(NamedTuple):
     end_ns: int
 
 
+_NONE_ENDED = Counts({}, {"ended": {end: {"": 0} for end in ENDS}})
+
 Exemplars = dict[tuple[Group, str, str], dict[int, Exemplar]]
 """By the group, the family, the stage or status, and the bucket."""
 Series = dict[tuple[str, ...], float]
 """Values of a gauge by the values of its labels, of which those of the group are the last."""
 
 
-class Gauges(msgspec.Struct):
-    """What is going on in live processes."""
+class Gauges:
+    """What is going on in live processes: the series of each family by its key."""
 
-    running: Counter[tuple[Group, str]]
-    """Open spans by stage."""
-    waiting: Counter[tuple[Group, str]]
-    """Waits by queue."""
-    oldest_ns: dict[Group, int]
-    """The age of the oldest open request."""
-    up: Counter[str]
-    """Live processes by service."""
-    unnamed: int
-    """The number of stages that are summed as ``(other)``."""
+    def __init__(self) -> None:
+        self.series: dict[str, Series] = {family.key: {} for family in GAUGES}
 
-    def series(self) -> dict[str, Series]:
-        """Return the series of each family by its key."""
-        return {
-            "running": {(stage, *group): n for (group, stage), n in self.running.items()},
-            "waiting": {(queue, *group): n for (group, queue), n in self.waiting.items()},
-            "oldest": {tuple(group): age_ns / 1e9 for group, age_ns in self.oldest_ns.items()},
-            "up": {(service,): n for service, n in self.up.items()},
-            "unnamed": {(): self.unnamed},
-        }
+    def add(self, key: str, labels: tuple[str, ...], number: float) -> None:
+        """Add to a series."""
+        series = self.series[key]
+        series[labels] = series.get(labels, 0) + number
+
+    def raise_to(self, key: str, labels: tuple[str, ...], value: float) -> None:
+        """Raise a series to a value."""
+        series = self.series[key]
+        series[labels] = max(series.get(labels, 0), value)
+
+    def add_idle(self, group: Group, figures: Counts) -> None:
+        """Add what has figures, with 0 if nothing is open."""
+        for family in GAUGES:
+            for labels in _idle(family, figures):
+                self.add(family.key, (*labels, *group), 0)
+
+    def groups(self) -> set[Group]:
+        """Return the groups that have a series."""
+        of_groups = (self.series[family.key] for family in GAUGES if family.has_group)
+        return {Group(*labels[-len(Group._fields) :]) for series in of_groups for labels in series}
+
+
+def _idle(family: Family, figures: Counts) -> set[tuple[str, ...]]:
+    """Return the labels of the series of a gauge for which there are figures."""
+    if family.labels == ():
+        has_any = family.age_of is not None and bool(figures.durations.get(family.age_of))
+        return {()} if has_any else set()
+    return {
+        (of.values(label)[-1],)
+        for of in HISTOGRAMS
+        # What is handed over waits in a queue.
+        if of.kind in family.open_kinds or (of.key == "handoff" and "queue" in family.open_kinds)
+        for label in figures.durations.get(of.key, {})
+    }
+
+
+def ended(end: End) -> Counts:
+    """Return the figures of a process that has ended in a way."""
+    return Counts({}, {"ended": {end: {"": 1}}})
 
 
 class ReadProcess:
@@ -89,7 +119,8 @@ class ReadProcess:
     def __init__(self, first: Recording, handle: int = -1) -> None:
         self.identity = first.identity
         self.handle = handle
-        """Its open file, which stays readable after it was removed; -1 if it is not held open."""
+        """Its open file, which stays readable after it was removed; -1 if no file of it may stay
+        open."""
         self.inode = (0, 0)
         """The device and the number of the file."""
         self.path = first.path
@@ -116,6 +147,7 @@ class ReadProcess:
         self.longest_pause_s = math.inf
         """Until the next reading, so that no request is displaced before it is taken."""
         self._marks = self._read_marks = b""
+        self._watch = Watch(first, may_open=handle >= 0)
 
     def read(self, *, spans: bool) -> Recording:
         """Return a new copy, also if the file has been removed. Raises StagespanError.
@@ -145,6 +177,10 @@ class ReadProcess:
 
     def end(self) -> None:
         """Read it no more, and close its file."""
+        if not self.has_ended:
+            end = how(self.latest, self._watch.status()) if self.latest.has_gone else "unknown"
+            self.figures.raise_to(ended(end))
+        self._watch.close()
         self.has_ended = True
         if self.handle >= 0:
             os.close(self.handle)
@@ -233,6 +269,7 @@ class Totals:
         self._take_requests(process, copy, at_end)
         process.figures.raise_to(figures_of(copy, process.ns_per_tick, self.names))
         process.figures.raise_to(process.observed)
+        process.figures.raise_to(_NONE_ENDED)
 
     def _take_requests(self, process: ReadProcess, copy: Recording, at_end: bool) -> None:
         ended = process.taker.ended(copy, at_end=at_end)
@@ -307,29 +344,43 @@ class Totals:
 
     def gauges(self, processes: Iterable[ReadProcess]) -> Gauges:
         """Return what is going on in live processes, as they were last read."""
-        found = Gauges(Counter(), Counter(), {}, Counter(), self.names.stages.others)
+        found = Gauges()
+        found.add("unnamed", (), self.names.stages.others)
         for group, figures in self.retained.items():
-            found.up[group.service] += 0
-            _add_idle(group, figures, found)
+            found.add("up", (group.service,), 0)
+            found.add_idle(group, figures)
         for process in processes:
-            found.up[process.group.service] += not process.has_ended
-            _add_idle(process.group, process.figures, found)
+            found.add("up", (process.group.service,), not process.has_ended)
+            found.add_idle(process.group, process.figures)
             if not process.has_ended:
                 self._add_gauges(process, found)
         return found
 
     def _add_gauges(self, process: ReadProcess, found: Gauges) -> None:
         copy, group = process.latest, process.group
+
+        def add(kind: Kind, name: str, since_ns: int | None) -> None:
+            labels = (self.names.stages.shown(name), *group)
+            for family in GAUGES:
+                if kind not in family.open_kinds:
+                    continue
+                if family.age_of is None:
+                    found.add(family.key, labels, 1)
+                elif since_ns is not None and copy.read_ns is not None:
+                    found.raise_to(family.key, labels, max(copy.read_ns - since_ns, 0) / 1e9)
+
         for span in copy.open_spans():
-            counts = found.waiting if span["kind"] == "queue" else found.running
-            counts[group, self.names.stages.shown(span["stage"])] += 1
+            since_ns: int | None = span["begin_ns"]
+            if span["kind"] in RUNS:  # a coroutine that is suspended does not run
+                since_ns = copy.read_ns if span["suspended"] else span["active_ns"]
+            add(span["kind"], span["stage"], since_ns)
         for segment in copy.open_segments:
             begin_ns = segment["begin_ns"]
             if begin_ns is None:
-                found.waiting[group, self.names.stages.shown(segment["queue"] or "")] += 1
+                add("queue", segment["queue"] or "", segment["received_ns"])
             elif copy.read_ns is not None and segment["origin"] == "root":
-                age_ns = copy.read_ns - begin_ns
-                found.oldest_ns[group] = max(found.oldest_ns.get(group, 0), age_ns)
+                age_s = max(copy.read_ns - begin_ns, 0) / 1e9
+                found.raise_to("oldest", tuple(group), age_s)
 
 
 class Exported:
@@ -372,12 +423,3 @@ class Exported:
         """Return what is going on in the live processes, as they were last read."""
         with self._lock:
             return self._totals.gauges(self._processes.values())
-
-
-def _add_idle(group: Group, figures: Counts, found: Gauges) -> None:
-    """Add the stages and queues that have figures, with 0 if nothing is open."""
-    for family in HISTOGRAMS:
-        if family.kind in (*RUNS, "queue") or family.key == "handoff":
-            counts = found.running if family.kind in RUNS else found.waiting
-            for label in figures.durations.get(family.key, {}):
-                counts[group, family.values(label)[-1]] += 0

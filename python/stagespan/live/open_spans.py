@@ -6,7 +6,7 @@ import threading
 from typing import TypedDict, cast
 
 from stagespan import _core
-from stagespan.live.span_kinds import KINDS
+from stagespan.live.span_kinds import KINDS, Kind
 
 
 def threads() -> list[threading.Thread]:
@@ -29,11 +29,13 @@ class AnyOpenSpan(TypedDict):
     parent: int
     depth: int
     begin_ns: int
+    active_ns: int
     request: str | None
     request_number: int | None
     trace_id: str | None
-    kind: str
+    kind: Kind
     detached: bool
+    suspended: bool
 
 
 class OpenSpan(AnyOpenSpan):
@@ -46,10 +48,13 @@ def open_spans() -> list[OpenSpan]:
     """Return the spans that are open now: for each thread, outermost first.
 
     Each has ``stage``, ``thread`` (the system's id), ``thread_name``, ``id``, ``parent``,
-    ``depth``, ``begin_ns`` (Unix time), ``elapsed_ns``, ``request`` (the id of its request, or
-    None), ``request_number`` (None outside of requests), ``trace_id`` (of its request, or None),
-    ``kind`` (execution, queue, batch) and ``detached``. A span is detached if no thread is inside
-    it, as with tokens and suspended coroutines. Its ``thread_name`` is None then.
+    ``depth``, ``begin_ns`` (Unix time), ``active_ns`` (when it, or a span inside of it, last began
+    or ended), ``elapsed_ns``, ``request`` (the id of its request, or None), ``request_number``
+    (None outside of requests), ``trace_id`` (of its request, or None), ``kind`` (execution, queue,
+    batch), ``detached`` and ``suspended``. A span is detached if no thread is inside it, as with
+    tokens and suspended coroutines. Its ``thread_name`` is None then. It is suspended if it is
+    known that its coroutine or generator does not run: it is between two turns, or other code of
+    its thread has begun or ended a span since it did.
     """
     spans = _core.open_spans()
     if spans:

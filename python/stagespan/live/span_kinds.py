@@ -31,7 +31,13 @@ TITLES: dict[Kind, str] = {
 """What pages, charts and time lines call each kind, in the order of the numbers in recordings."""
 KINDS = tuple(TITLES)
 """By the number that the recording uses."""
-RUNS: tuple[Kind, ...] = ("execution", "batch")
+OPEN: dict[Kind, Literal["running", "waiting"]] = {
+    "execution": "running",
+    "batch": "running",
+    "queue": "waiting",
+}
+"""What is said of spans of a kind that have not ended. Commands, pages and metrics count these."""
+RUNS = tuple(kind for kind, state in OPEN.items() if state == "running")
 """The kinds of spans that are runs of a stage."""
 REQUESTS: dict[str, Kind] = {
     status: cast("Kind", f"request_{status}")

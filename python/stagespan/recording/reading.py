@@ -416,6 +416,11 @@ class Recording:
         return "-".join(f"{number:x}" for number in (*numbers, self.begin_ns))
 
     @property
+    def start_ticks(self) -> int:
+        """Field 22 of /proc/PID/stat of the process; 0 if unknown."""
+        return int(self._info["start_ticks"])
+
+    @property
     def has_gone(self) -> bool:
         """Whether the process has ended, so that the recording does not change any more."""
         return self._has_gone

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan.live import statistics
-from stagespan.live.span_kinds import RUNS
+from stagespan.live.span_kinds import OPEN, RUNS
 from stagespan.live.statistics import DEVICE_FIGURES, FIGURES, StageStats, Stats
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Position(NamedTuple):
     elapsed_ns: int | None
     """How long the innermost stage has been open; None if the process is not alive."""
     idle_ns: int | None
-    """The time since the thread last began or finished a span; None if it is not known."""
+    """The time since the innermost stage, or one inside of it, last began or ended; None if it is
+    not known, or if the stage is suspended."""
     request: str | None
 
 
@@ -58,14 +59,14 @@ def positions(recording: Recording) -> list[Position]:
         if not span["detached"]:
             by_thread[span["thread"]].append(span)
     finished = {thread["thread"]: thread["spans"] for thread in recording.threads()}
-    latest = _latest_spans(recording) if recording.has_spans else {}
     open_positions = []
     for thread, spans in by_thread.items():
         # Spans of different asyncio tasks are not nested, so use the one that began last.
         innermost = max(spans, key=lambda span: (span["begin_ns"], span["depth"]))
-        idle = innermost["elapsed_ns"]
-        if idle is not None and recording.read_ns is not None and thread in latest:
-            idle = min(idle, max(recording.read_ns - int(latest[thread]["end_ns"][0]), 0))
+        idle = None
+        is_known = innermost["elapsed_ns"] is not None and not innermost["suspended"]
+        if is_known and recording.read_ns is not None:
+            idle = max(recording.read_ns - innermost["active_ns"], 0)
         open_positions.append(
             Position(
                 thread,
@@ -146,9 +147,9 @@ def load(recordings: Iterable[Recording]) -> Load:
         if recording.state not in ("alive", "unknown") or now_ns is None:
             continue
         for span in recording.open_spans():
-            if span["kind"] == "queue":
+            if OPEN.get(span["kind"]) == "waiting":
                 waits[span["stage"]].append(now_ns - span["begin_ns"])
-            elif span["kind"] in RUNS:
+            elif OPEN.get(span["kind"]) == "running":
                 running[span["stage"]] += 1
         if len(recording.open_segments) >= recording.most_segments:
             unshown += recording.lost()["requests"]
