@@ -17,19 +17,24 @@ class Sent(NamedTuple):
     queue: str = "decode"
     attempt: int = 1
     branch: str = ""
+    age: int | None = None
+    """In ns; None in a text of version 1."""
 
 
 def own_text(sent: Sent) -> str:
     """Return the key's text."""
     numbers = ";".join(f"{number:016x}" for number in sent[1:5])
     texts = [_encoded(text) for text in (sent.id, sent.queue, sent.branch)]
-    return f"1;{texts[0]};{numbers};{texts[1]};{sent.attempt};{texts[2]}"
+    own = f"{texts[0]};{numbers};{texts[1]};{sent.attempt};{texts[2]}"
+    return f"1;{own}" if sent.age is None else f"2;{own};{sent.age:016x}"
 
 
 def sent_in(text: str) -> Sent:
     """Return what a key says that `inject` has written."""
-    version, id_, *numbers, queue, attempt, branch = text.split(";")
-    assert version == "1"
+    version, id_, *rest = text.split(";")
+    assert version == "2"
+    numbers, (queue, attempt, branch, *age) = rest[:4], rest[4:]
+    assert [len(number) for number in age] in ([], [16])
     assert [len(number) for number in numbers] == [16] * 4
     return Sent(
         unquote(id_, errors="strict"),
@@ -37,6 +42,7 @@ def sent_in(text: str) -> Sent:
         unquote(queue, errors="strict"),
         int(attempt),
         unquote(branch, errors="strict"),
+        int(age[0], 16) if age else None,
     )
 
 

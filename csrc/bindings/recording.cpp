@@ -321,6 +321,7 @@ py::dict segment_of(const Recording& recording, const SegmentCopy& copy) {
   segment["end_ns"] = time(copy.end_ticks);
   segment["first_chunk_ns"] = time(copy.first_chunk_ticks);
   segment["last_chunk_ns"] = time(copy.last_chunk_ticks);
+  segment["request_ns"] = time(copy.request_ticks);
   segment["chunks"] = copy.chunks;
   segment["chunk_amount"] = copy.chunk_amount;
   segment["hops_sent"] = copy.hops_sent;

@@ -138,7 +138,7 @@ std::uint32_t write_entry(const RequestObject& self, SegmentFields& start) noexc
   start.pipeline = pipeline_stage(self);
   if (!id || start.pipeline == kNoStage) return 0;
   // Last, so that what is done once for each process or thread is not part of the request.
-  if (start.origin == kOriginRoot && start.begin_ticks == 0) start.begin_ticks = now_ticks();
+  if (start.origin == kOriginRoot && start.begin_ticks == 0) start.begin_ticks = start.request_ticks = now_ticks();
   set_text(start.id, id.view());
   start.trace_high = self.parent.trace.high;
   start.trace_low = self.parent.trace.low;
@@ -155,7 +155,7 @@ bool begin_root(RequestObject& self) noexcept {
   Recorder::get().this_thread();  // makes the recording, which takes a millisecond
   SegmentFields start;
   self.shown = write_entry(self, start);
-  self.begin_ticks = self.since_ticks = start.begin_ticks;
+  self.begin_ticks = self.since_ticks = self.request_ticks = start.begin_ticks;
   self.is_root = true;
   return self.shown != 0;
 }
@@ -165,6 +165,7 @@ bool show_following(RequestObject& self) noexcept {
   if (self.shown != 0 || self.begin_ticks == 0) return true;
   SegmentFields start;
   start.begin_ticks = self.begin_ticks;
+  start.request_ticks = self.request_ticks;
   start.parent_segment = self.parent.hop;
   self.shown = write_entry(self, start);
   return self.shown != 0;
@@ -186,6 +187,20 @@ struct Arrival {
     }
   }
 };
+
+/// When a request that was received began, on this process's clock; 0 if unknown.
+std::uint64_t request_ticks_of(const RequestObject& self, const SentHop* sent, const SegmentFields& start,
+                               const Arrival& arrival) noexcept {
+  if (self.owner != nullptr) return self.owner->request_ticks;
+  if (sent == nullptr) return self.is_entry ? arrival.received_ticks : 0;
+  // A time in the future, or before the clock began, shows that the sender's figures are wrong.
+  const bool is_possible = start.sent_ticks != 0 && start.sent_ticks <= arrival.received_ticks && sent->age_ns >= 0 &&
+                           sent->age_ns <= sent->monotonic_ns;
+  if (!is_possible) return 0;
+  const double ticks = static_cast<double>(sent->age_ns) / Recorder::get().ns_per_tick();
+  return ticks < static_cast<double>(start.sent_ticks) ? start.sent_ticks - static_cast<std::uint64_t>(rounded(ticks))
+                                                       : 0;
+}
 
 /// Writes that a request was received. `sent` is null if that is not known.
 bool write_received(RequestObject& self, const SentHop* sent, const Arrival& arrival) noexcept {
@@ -213,6 +228,8 @@ bool write_received(RequestObject& self, const SentHop* sent, const Arrival& arr
     // Not clamped: a time in the future shows that the stamp is wrong.
     start.sent_ticks = arrival.ticks - static_cast<std::uint64_t>(rounded(ns / recorder.ns_per_tick()));
   }
+  self.request_ticks = request_ticks_of(self, sent, start, arrival);
+  start.request_ticks = self.request_ticks;
   const std::uint32_t shown = write_entry(self, start);
   if (shown == 0) return false;
   self.since_ticks = arrival.received_ticks;
@@ -419,6 +436,7 @@ PyObject* request_follow(PyObject* object, PyObject* given) {
   if (is_open(self) || !initialise(self, first.id, first.metadata)) return nullptr;
   self.parent = {first.parent.trace, first.segment, first.parent.flags};
   self.follows = true;
+  self.request_ticks = first.request_ticks;
   for (std::size_t key = 0; key < kKeys; ++key)
     if (first.texts[key] != nullptr) keep(self.texts[key], first.texts[key]);
   if (first.pipeline != nullptr) keep(self.pipeline, first.pipeline);
@@ -479,6 +497,7 @@ PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t co
   keep(self.branch, branch.get());
   keep(self.queue, queue.get());
   self.begins_here = !is_sent;
+  self.is_entry = !is_sent && PyUnicode_Check(args[3]) != 0;
   if (RequestObject* const owner = is_sent ? find_root(parent.trace, sent) : nullptr) {
     // The hop has come back: its spans belong to the request that is open here.
     self.owner = reinterpret_cast<RequestObject*>(Py_NewRef(reinterpret_cast<PyObject*>(owner)));
@@ -590,6 +609,10 @@ bool write_carrier(RequestObject& self, PyObject* carrier, const InjectArguments
   write_traceparent({self.parent.trace, random_number(), self.parent.flags}, parent);
   hop.monotonic_ns = monotonic_ns();
   hop.unix_ns = realtime_ns();
+  if (self.request_ticks != 0) {
+    const double ticks = static_cast<double>(ticks_between(self.request_ticks, now_ticks()));
+    hop.age_ns = rounded(ticks * Recorder::get().ns_per_tick());
+  }
   const std::size_t own_bytes = write_sent_hop(hop, own);
   return set_text(carrier, kTraceParent, parent, sizeof(parent)) &&
          (self.texts[kTraceState] == nullptr || set_text(carrier, kTraceState, self.texts[kTraceState])) &&
@@ -668,8 +691,11 @@ PyObject* request_chunk(PyObject* object, PyObject* const* args, Py_ssize_t coun
   if (entry == nullptr) Py_RETURN_NONE;
   PyObject* name = self.pipeline != nullptr && self.pipeline != Py_None ? self.pipeline : pipeline_of_process();
   if (name == nullptr) return nullptr;
-  Recorder::get().add_chunk(*entry, tokens, stage_of_kind(name, kFirstChunk), stage_of_kind(name, kBetweenChunks),
-                            stage_of_kind(name, kPerToken));
+  Recorder& recorder = Recorder::get();
+  if (entry->chunks.load(relaxed) == 0)
+    recorder.add_first_chunk(*entry, tokens, stage_of_kind(name, kFirstChunk), stage_of_kind(name, kPartFirstChunk));
+  else
+    recorder.add_chunk(*entry, tokens, stage_of_kind(name, kBetweenChunks), stage_of_kind(name, kPerToken));
   Py_RETURN_NONE;
 }
 

@@ -27,8 +27,9 @@ struct RequestObject {
   PyObject* entered;       // what `leave_request` takes; null while it is not open
   TraceParent parent;      // the trace is 0 before it has one, and the hop if it has no parent
   std::uint64_t segment;
-  std::uint64_t begin_ticks;  // 0 if it is not recorded
-  std::uint64_t since_ticks;  // when it was received, or else begun
+  std::uint64_t begin_ticks;    // 0 if it is not recorded
+  std::uint64_t since_ticks;    // when it was received, or else begun
+  std::uint64_t request_ticks;  // when the request began, perhaps in another process; 0 if unknown
   CountedRequest counted;
   std::uint32_t shown;       // 1 + index of its entry in the recording; 0 without one
   std::uint32_t generation;  // of the process that has entered it
@@ -40,6 +41,7 @@ struct RequestObject {
   bool is_remote;
   bool is_started;         // its wait in the queue has ended
   bool begins_here;        // who sent it is unknown, so that replies come back to it
+  bool is_entry;           // it comes from a client of the system
   bool has_foreign_queue;  // another process has chosen the name
   std::uint16_t attempt;
   std::uint32_t hop_shown;  // as `shown`, of the hop, which is its segment unless it has an owner

@@ -46,8 +46,8 @@ STAGESPAN_HOT std::uint32_t stage_of(PyObject* name) noexcept {
 /// Who has chosen a name. Only some names of other processes get stages (Recorder::intern_foreign).
 enum class Chooser { kThisProcess, kOtherProcess };
 
-/// The stage of a name in a kind other than kExecution, cached in the same way. From kFirstChunk on, it is that of a
-/// pipeline (Recorder::intern_pipeline).
+/// The stage of a name in a kind other than kExecution, cached in the same way. From kPartFirstChunk on, it is that of
+/// a pipeline (Recorder::intern_pipeline).
 std::uint32_t stage_of_kind(PyObject* name, StageKind kind, Chooser chooser = Chooser::kThisProcess) noexcept;
 
 /// By stage: its name if it differs from the given one, otherwise null. Names that are too long are cut, and invalid

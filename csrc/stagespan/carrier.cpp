@@ -183,15 +183,19 @@ bool read_sent_hop(std::string_view text, SentHop& to) noexcept {
   if (text.size() > kMostCarrierBytes) return false;
   Fields fields(text);
   char* at = to.decoded;
-  const bool is_whole = fields.character('1') && fields.character(';') && fields.encoded(at, to.id) &&
+  const bool has_no_age = fields.character('1');
+  const bool is_whole = (has_no_age || fields.character('2')) && fields.character(';') && fields.encoded(at, to.id) &&
                         fields.character(';') && fields.hexadecimal(16, to.monotonic_ns) && fields.character(';') &&
                         fields.hexadecimal(16, to.unix_ns) && fields.character(';') &&
                         fields.hexadecimal(16, to.clock) && fields.character(';') &&
                         fields.hexadecimal(16, to.segment) && fields.character(';') && fields.encoded(at, to.queue) &&
                         fields.character(';') && fields.decimal(5, to.attempt) && fields.character(';') &&
-                        fields.encoded(at, to.branch) && fields.is_at_end();
-  return is_whole && to.monotonic_ns >= 0 && to.monotonic_ns < kLatestNs && to.unix_ns >= 0 && to.unix_ns < kLatestNs &&
-         to.attempt >= 1 && to.attempt <= kMostAttempt;
+                        fields.encoded(at, to.branch);
+  to.age_ns = -1;
+  const bool has_age = !has_no_age && fields.character(';');
+  if (has_age && (!fields.hexadecimal(16, to.age_ns) || to.age_ns < 0 || to.age_ns >= kLatestNs)) return false;
+  return is_whole && fields.is_at_end() && to.monotonic_ns >= 0 && to.monotonic_ns < kLatestNs && to.unix_ns >= 0 &&
+         to.unix_ns < kLatestNs && to.attempt >= 1 && to.attempt <= kMostAttempt;
 }
 
 bool is_id_of(const SentHop& hop, std::string_view id) noexcept {
@@ -250,7 +254,7 @@ void write_traceparent(const TraceParent& parent, char (&to)[kTraceParentBytes])
 
 std::size_t write_sent_hop(const SentHop& hop, char (&to)[kMostCarrierBytes]) noexcept {
   char* at = to;
-  *at++ = '1';
+  *at++ = '2';
   *at++ = ';';
   at = put_encoded(at, hop.id, kMostIdBytes);
   for (const std::uint64_t number : {static_cast<std::uint64_t>(hop.monotonic_ns),
@@ -268,6 +272,10 @@ std::size_t write_sent_hop(const SentHop& hop, char (&to)[kMostCarrierBytes]) no
   while (count > 0) *at++ = digits[--count];
   *at++ = ';';
   at = put_encoded(at, hop.branch, kMostBranchBytes);
+  if (hop.age_ns >= 0) {
+    *at++ = ';';
+    at = put_hexadecimal(at, static_cast<std::uint64_t>(hop.age_ns), 16);
+  }
   return static_cast<std::size_t>(at - to);
 }
 

@@ -33,6 +33,7 @@ struct SentHop {
   std::uint64_t clock = 0;  // the identity of the sender's CLOCK_MONOTONIC
   std::uint64_t segment = 0;
   std::uint32_t attempt = 1;
+  std::int64_t age_ns = -1;  // of the request when it was sent; negative if unknown, and then left out
   char decoded[kMostCarrierBytes];
 
   SentHop() = default;
@@ -41,6 +42,7 @@ struct SentHop {
 };
 
 /// Read a text. False if it is malformed, too long, or, for our own key, of another version; `to` is then undefined.
+/// Version 1 of our key has no age.
 bool read_traceparent(std::string_view text, TraceParent& to) noexcept;
 bool read_sent_hop(std::string_view text, SentHop& to) noexcept;
 /// Whether the id of a hop that was read is this one, as its sender wrote it.

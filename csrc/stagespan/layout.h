@@ -51,7 +51,7 @@ namespace stagespan {
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 11;
+inline constexpr std::uint32_t kLayoutVersion = 12;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -142,6 +142,7 @@ enum Cause : std::uint32_t {
   kLostRequests,      // open requests that the recording does not show
   kLostLinks,         // links from batches to requests that later ones have overwritten
   kLostTraceState,    // members of a `tracestate` that were not passed on
+  kLostFirstChunk,    // first chunks of requests whose begin is not known on this process's clock
   kCauseCount,
 };
 
@@ -171,6 +172,7 @@ inline constexpr const char* kCauseNames[kCauseCount] = {
     "requests",
     "links",
     "tracestate",
+    "first_chunk_clock",
 };
 
 enum Region : std::uint32_t {
@@ -318,9 +320,10 @@ enum StageKind : std::uint16_t {
   kBatch,    // an execution that serves several requests
   kRemote,   // the part of a request in a process that another one has sent it to
   // Without spans, only figures:
-  kFirstChunk,     // from the start of a segment to its first chunk
-  kBetweenChunks,  // from one chunk to the next one
-  kPerToken,       // the same, divided by the amount of the chunk
+  kPartFirstChunk,  // from the start of a segment to its first chunk
+  kBetweenChunks,   // from one chunk to the next one
+  kPerToken,        // the same, divided by the amount of the chunk
+  kFirstChunk,      // from the start of the request to the first chunk of a segment
   // Requests of a pipeline that began in this process and have ended, by their status in the order of SegmentStatus.
   // Their figures are in one block that all threads share.
   kRequestOk,
@@ -570,6 +573,7 @@ using TextWords = std::array<std::uint64_t, bytes / 8>;
   FIELD(std::uint32_t, trace_flags, 0)                                                                          \
   FIELD(std::uint64_t, entered_ticks, 0) /* the latest time at which it was entered */                          \
   FIELD(std::uint32_t, pipeline, 0)      /* the stage of kind kRequestOk with the pipeline's name */            \
+  FIELD(std::uint64_t, request_ticks, 0) /* when the request began, perhaps elsewhere; 0 if unknown */          \
   FIELD(TextWords<kBranchBytes>, branch, {})                                                                    \
   FIELD(TextWords<kRequestIdBytes>, id, {})
 

@@ -186,8 +186,11 @@ class Recorder {
                      std::uint64_t ticks) noexcept;
   /// Sets the status of a segment that still has its entry.
   void set_segment_status(std::uint64_t number, std::uint32_t index, SegmentStatus status) noexcept;
-  /// Adds one output to a segment, and the figures of the time since the previous one to the stages with this name.
-  void add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t first_stage, std::uint32_t between_stage,
+  /// Adds the first output to a segment, and the times to it to the figures of these stages.
+  void add_first_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t stage,
+                       std::uint32_t part_stage) noexcept;
+  /// Adds a further one, and the figures of the time since the previous one.
+  void add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t between_stage,
                  std::uint32_t amount_stage) noexcept;
   /// Links the span of a batch to `count` of the `batch_size` requests that it served.
   void add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count,
@@ -245,6 +248,8 @@ class Recorder {
   std::uint32_t shared_block_locked(std::uint32_t stage) noexcept;
   std::uint32_t take_block_locked() noexcept;
   StatsBlock* request_block_locked(std::uint32_t pipeline, SegmentStatus status, std::uint32_t& stage) noexcept;
+  bool note_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint64_t now) noexcept;
+  void count_figure(std::uint32_t stage, std::uint64_t ticks) noexcept;
   void take_back_locked(const CountedRequest& counted) noexcept;
   void after_fork() noexcept;
   bool renew_arena_in_child() noexcept;

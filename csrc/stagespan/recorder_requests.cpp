@@ -153,33 +153,52 @@ void Recorder::set_segment_status(std::uint64_t number, std::uint32_t index, Seg
   SingleWriter::add(arena_.header().changes, std::uint64_t{1});
 }
 
-void Recorder::add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t first_stage,
-                         std::uint32_t between_stage, std::uint32_t amount_stage) noexcept {
-  const std::uint64_t now = now_ticks();
-  const std::uint64_t chunks = entry.chunks.load(relaxed);
-  const std::uint64_t before = chunks == 0 ? entry.begin_ticks.load(relaxed) : entry.last_chunk_ticks.load(relaxed);
-  if (chunks == 0) entry.first_chunk_ticks.store(now, relaxed);
+// False if the thread can count nothing.
+bool Recorder::note_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint64_t now) noexcept {
   entry.last_chunk_ticks.store(now, relaxed);
-  entry.chunks.store(chunks + 1, relaxed);
+  entry.chunks.store(entry.chunks.load(relaxed) + 1, relaxed);
   entry.chunk_amount.store(entry.chunk_amount.load(relaxed) + amount, relaxed);
   ThreadState& thread = this_thread();
-  if (thread.is_stand_in() || before == 0) return;
+  if (thread.is_stand_in()) return false;
   if (thread.slot != nullptr)
     SingleWriter::add(thread.slot->chunks, std::uint64_t{1});
   else
     ManyWriters::add(arena_.slot(kSharedSlot).chunks, std::uint64_t{1});
+  return true;
+}
+
+void Recorder::count_figure(std::uint32_t stage, std::uint64_t ticks) noexcept {
+  ThreadState& thread = *t_state;
+  const SpanFigures figures{ticks, 0, 0, kNoStage, false};
+  const std::uint32_t block = thread.stats[stage].load(relaxed);
+  if (block - 1U < kSharedBlock - 1U)
+    add_span<SingleWriter>(thread.blocks[block - 1], figures);
+  else
+    add_span_slow(thread, stage, figures);
+}
+
+void Recorder::add_first_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t stage,
+                               std::uint32_t part_stage) noexcept {
+  const std::uint64_t now = now_ticks();
+  entry.first_chunk_ticks.store(now, relaxed);
+  const std::uint64_t part_ticks = entry.begin_ticks.load(relaxed), request_ticks = entry.request_ticks.load(relaxed);
+  if (!note_chunk(entry, amount, now) || part_ticks == 0) return;
+  count_figure(part_stage, ticks_between(part_ticks, now));
+  if (request_ticks != 0)
+    count_figure(stage, ticks_between(request_ticks, now));
+  else
+    lose(kLostFirstChunk);
+}
+
+void Recorder::add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t between_stage,
+                         std::uint32_t amount_stage) noexcept {
+  const std::uint64_t now = now_ticks();
+  const std::uint64_t before = entry.last_chunk_ticks.load(relaxed);
+  if (!note_chunk(entry, amount, now) || before == 0) return;
   const std::uint64_t ticks = ticks_between(before, now);
-  const auto add = [&](std::uint32_t stage, std::uint64_t duration) {
-    const SpanFigures figures{duration, 0, 0, kNoStage, false};
-    const std::uint32_t block = thread.stats[stage].load(relaxed);
-    if (block - 1U < kSharedBlock - 1U)
-      add_span<SingleWriter>(thread.blocks[block - 1], figures);
-    else
-      add_span_slow(thread, stage, figures);
-  };
-  add(chunks == 0 ? first_stage : between_stage, ticks);
+  count_figure(between_stage, ticks);
   // The first chunk's time contains the work before it, so it says nothing about a token.
-  if (chunks != 0 && amount != 0) add(amount_stage, ticks / amount);
+  if (amount != 0) count_figure(amount_stage, ticks / amount);
 }
 
 void Recorder::add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count,

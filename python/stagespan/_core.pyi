@@ -174,10 +174,12 @@ class Request:
         """Record one output of a stream, such as a token or a frame.
 
         The request's row shows the number of chunks, the sum of ``tokens``, and the time to the
-        first chunk since the request's part in this process was entered.
-        ``stats(kind="part_first_chunk")``, ``"between_chunks"`` and ``"per_token"`` show the
-        distributions over all requests of a pipeline. No span is recorded. Before the request is
-        entered, and if the recorder was off then, nothing is recorded.
+        first chunk, since the request began and since its part in this process was entered.
+        ``stats(kind="first_chunk")``, ``"part_first_chunk"``, ``"between_chunks"`` and
+        ``"per_token"`` show the distributions over all requests of a pipeline. When the request
+        began is not known if it came from another clock, or from an unknown sender. No span is
+        recorded. Before the request is entered, and if the recorder was off then, nothing is
+        recorded.
 
         Raises ValueError if ``tokens`` is negative or does not fit into 64 bits, and TypeError if
         it is not an integer.

@@ -172,7 +172,7 @@ TEST_F(Amounts, MarksChangeWithWhateverIsRecorded) {
   changes("a request", [&] { index = recorder().begin_segment(4711, start); });
   changes("that it is entered", [&] { recorder().enter_segment(4711, index, queue); });
   changes("a chunk", [&] {
-    recorder().add_chunk(*recorder().segment(4711, index), 3, recorder().intern("f", kFirstChunk),
+    recorder().add_chunk(*recorder().segment(4711, index), 3, recorder().intern("f", kPartFirstChunk),
                          recorder().intern("b", kBetweenChunks), recorder().intern("t", kPerToken));
   });
   changes("its status", [&] { recorder().set_segment_status(4711, index, kStatusError); });

@@ -71,8 +71,10 @@ TEST(SentHop, IsReadAsItWasWritten) {
   hop.clock = ~std::uint64_t{0};
   hop.segment = 8;
   hop.attempt = kMostAttempt;
+  hop.age_ns = 123'456'789'012;
   SentHop found;
   ASSERT_TRUE(read_sent_hop(written(hop), found));
+  EXPECT_EQ(found.age_ns, hop.age_ns);
   EXPECT_EQ(found.id, hop.id);
   EXPECT_EQ(found.queue, hop.queue);
   EXPECT_EQ(found.branch, hop.branch);
@@ -81,13 +83,33 @@ TEST(SentHop, IsReadAsItWasWritten) {
   EXPECT_EQ(found.clock, hop.clock);
   EXPECT_EQ(found.segment, hop.segment);
   EXPECT_EQ(found.attempt, hop.attempt);
+  // WHEN the age is not known THEN it is left out
+  hop.age_ns = -1;
+  ASSERT_TRUE(read_sent_hop(written(hop), found));
+  EXPECT_EQ(found.age_ns, -1);
+}
+
+TEST(SentHop, OfTheFirstVersionHasNoAge) {
+  SentHop found;
+  found.age_ns = 5;
+  ASSERT_TRUE(read_sent_hop(kOwn, found));
+  EXPECT_EQ(found.age_ns, -1);
+  const std::string second = replaced(kOwn, "1;", "2;");
+  ASSERT_TRUE(read_sent_hop(second, found));
+  EXPECT_EQ(found.age_ns, -1);
+  ASSERT_TRUE(read_sent_hop(second + ";00000000000000ff", found));
+  EXPECT_EQ(found.age_ns, 255);
+  for (const char* const age : {";", ";ff", ";ffffffffffffffff", ";00000000000000FF", ";00000000000000ff;1"})
+    EXPECT_FALSE(read_sent_hop(second + age, found)) << age;
+  EXPECT_FALSE(read_sent_hop(std::string(kOwn) + ";00000000000000ff", found));
+  EXPECT_FALSE(read_sent_hop(replaced(kOwn, "1;", "3;"), found));
 }
 
 TEST(SentHop, ThatIsCutOrChangedIsNotRead) {
   SentHop found;
   ASSERT_TRUE(read_sent_hop(kOwn, found));
   for (const std::string& text :
-       {replaced(kOwn, "1;", "2;"), std::string(kOwn) + ";more", replaced(kOwn, "r-1", "%zz"),
+       {replaced(kOwn, "1;", "3;"), std::string(kOwn) + ";more", replaced(kOwn, "r-1", "%zz"),
         replaced(kOwn, "r-1", "%4"), replaced(kOwn, "r-1", "R"), replaced(kOwn, ";1;", ";0;"),
         replaced(kOwn, ";1;", ";65536;"), replaced(kOwn, ";1;", ";100000;"), replaced(kOwn, ";1;", ";;"),
         replaced(kOwn, "0000000000001388", "ffffffffffffffff"), replaced(kOwn, "0000000000001388", "000000000001388"),
@@ -120,6 +142,7 @@ TEST(SentHop, HasLongTextsCutWithAHash) {
   SentHop hop;
   hop.id = hop.queue = hop.branch = longest;
   hop.attempt = kMostAttempt;
+  hop.age_ns = (std::int64_t{1} << 62) - 1;
   EXPECT_LE(written(hop).size(), kMostCarrierBytes);
 }
 

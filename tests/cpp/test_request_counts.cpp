@@ -98,8 +98,8 @@ TEST_F(RequestCounts, PipelinesBeyondTheLimitShareOne) {
   for (std::uint32_t i = 0; i < 2 * kMostPipelines; ++i)
     last = recorder().intern_pipeline("p" + std::to_string(i), kRequestOk);
   EXPECT_EQ(recorder().name_of(last), kForeignName);
-  EXPECT_EQ(recorder().name_of(recorder().intern_pipeline("p0", kFirstChunk)), "p0");
-  EXPECT_EQ(recorder().name_of(recorder().intern_pipeline("p399", kFirstChunk)), kForeignName);
+  EXPECT_EQ(recorder().name_of(recorder().intern_pipeline("p0", kPartFirstChunk)), "p0");
+  EXPECT_EQ(recorder().name_of(recorder().intern_pipeline("p399", kPartFirstChunk)), kForeignName);
   // THEN a stage that is not a pipeline counts no request
   CountedRequest counted;
   recorder().count_request(counted, recorder().intern("an execution"), kStatusOk, 1);

@@ -38,13 +38,14 @@ void try_own_key(std::string_view text) {
   SentHop found, again;
   if (!read_sent_hop(text, found)) return;
   require(found.attempt >= 1 && found.attempt <= kMostAttempt, "an impossible attempt was read");
+  require(found.age_ns >= -1, "an impossible age was read");
   require(found.monotonic_ns >= 0 && found.unix_ns >= 0, "a negative time was read");
   char written[kMostCarrierBytes];
   const std::string_view rewritten(written, write_sent_hop(found, written));
   for (const char c : rewritten) require(c > ' ' && c <= '~' && !(c >= 'A' && c <= 'Z'), "a character is not plain");
   require(read_sent_hop(rewritten, again), "what was written cannot be read");
   require(found.monotonic_ns == again.monotonic_ns && found.unix_ns == again.unix_ns && found.clock == again.clock &&
-              found.segment == again.segment && found.attempt == again.attempt,
+              found.segment == again.segment && found.attempt == again.attempt && found.age_ns == again.age_ns,
           "a number changes");
   require(3 * found.id.size() > 96 || found.id == again.id, "an id changes");
   require(3 * found.queue.size() > 40 || found.queue == again.queue, "a queue changes");
@@ -71,8 +72,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     text.assign(reinterpret_cast<const char*>(data) + 1, size - 1);
   } else {
     text = data[0] % 4 == 1 ? "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-                            : "1;req%20%c3%bc;0000000000001388;0000000000001770;0000000000000007;0000000000000008;"
-                              "decode;12;b";
+                            : "2;req%20%c3%bc;0000000000001388;0000000000001770;0000000000000007;0000000000000008;"
+                              "decode;12;b;00000000000003e8";
     for (std::size_t i = 1; i + 1 < size; i += 2) {
       const std::size_t place = data[i] % (text.size() + 1);
       const char c = static_cast<char>(data[i + 1] % 2 == 0 ? data[i + 1] : "0123456789abcdef%;-"[data[i + 1] % 19]);

@@ -59,6 +59,7 @@ def large_request(number: int) -> list[Part]:
         "chunk_amount": 0,
         "first_chunk_ns": None,
         "last_chunk_ns": None,
+        "request_ns": None,
         "trace_flags": 1,
     }
     resource = Resource("svc", "default", "", 1, "host", "program", "identity")

@@ -428,12 +428,16 @@ def test_chunks_are_figures_without_spans() -> None:
     assert (one.chunks, one.tokens) == (5, 7)
     assert one.part_first_chunk_ns is not None
     assert 1_000_000 <= one.part_first_chunk_ns <= one.total_ns
-    kinds = [counts(kind) for kind in ("part_first_chunk", "between_chunks", "per_token")]
-    assert kinds == [{"default": 1}, {"default": 4}, {"default": 3}]
+    assert one.first_chunk_ns == one.part_first_chunk_ns
+    names = ("first_chunk", "part_first_chunk", "between_chunks", "per_token")
+    kinds = [counts(kind) for kind in names]
+    assert kinds == [{"default": 1}, {"default": 1}, {"default": 4}, {"default": 3}]
 
 
-def test_the_first_chunk_counts_from_the_begin_of_the_part_that_made_it() -> None:
-    with extract(elsewhere("two streams")) as one:
+def test_the_earliest_chunk_is_the_first_one_of_the_request() -> None:
+    carrier = elsewhere("two streams")
+    time.sleep(0.003)
+    with extract(carrier) as one:
         with extract(one.inject()) as slow:
             time.sleep(0.002)
             slow.chunk()
@@ -446,9 +450,82 @@ def test_the_first_chunk_counts_from_the_begin_of_the_part_that_made_it() -> Non
     assert found.part_first_chunk_ns >= 2_000_000
     assert found.part_first_chunk_ns <= found.segments[1].end_ns - found.segments[1].begin_ns
     assert page["part_first_chunk_ns"] == found.part_first_chunk_ns
-    assert "first_chunk_ns" not in page
-    with pytest.raises(ValueError, match="part_first_chunk"):
-        stagespan.stats(kind="first_chunk")  # type: ignore[arg-type]
+    assert found.first_chunk_ns is not None
+    assert found.first_chunk_ns >= found.part_first_chunk_ns + 3_000_000
+    assert page["first_chunk_ns"] == found.first_chunk_ns
+
+
+def first_chunk_ns(carrier: dict[str, str], trusted: bool = True) -> int | None:
+    """Return the live figure of a part that makes a chunk; it is None exactly if it was lost."""
+    before, counted = lost().get("first_chunk_clock", 0), counts("first_chunk").get("default", 0)
+    with extract(carrier, trusted=trusted) as remote:
+        remote.chunk()
+    is_lost = lost().get("first_chunk_clock", 0) - before
+    assert is_lost + counts("first_chunk").get("default", 0) - counted == 1
+    segment = recording.open(os.getpid()).segments()[-1]
+    if is_lost:
+        assert segment["request_ns"] is None
+        return None
+    assert segment["first_chunk_ns"] is not None
+    assert segment["request_ns"] is not None
+    assert segment["request_ns"] <= (segment["received_ns"] or 0)
+    return segment["first_chunk_ns"] - segment["request_ns"]
+
+
+def test_the_first_chunk_counts_from_the_begin_of_the_request() -> None:
+    before_ns = time.monotonic_ns()
+    with request("client") as client:
+        since_ns = time.monotonic_ns()
+        time.sleep(0.01)
+        carrier = client.inject(queue="tasks")
+        time.sleep(0.01)
+        # GIVEN a part in the middle, as in a chain of processes
+        with extract(changed(carrier, id="elsewhere")) as middle:
+            time.sleep(0.01)
+            onwards = middle.inject(queue="decode")
+    for one, least_ns in ((carrier, 10_000_000), (onwards, 30_000_000)):
+        assert (sent_in(one["stagespan"]).age or 0) >= least_ns
+    earliest_ns = time.monotonic_ns() - since_ns
+    found_ns = first_chunk_ns(changed(onwards, id="elsewhere"))
+    latest_ns = time.monotonic_ns() - before_ns
+    assert found_ns is not None
+    assert earliest_ns - 50_000 <= found_ns <= latest_ns + 50_000
+    stats = stagespan.stats(kind="first_chunk")["default"]
+    assert stats.total_ns == pytest.approx(found_ns, abs=2_000)
+
+
+def test_an_age_that_cannot_be_true_or_placed_is_not_used() -> None:
+    carrier = elsewhere("r")
+    sent = sent_in(carrier["stagespan"])
+    assert first_chunk_ns(carrier) is not None
+    assert first_chunk_ns(changed(carrier, age=0)) is not None
+    unusable = {
+        "another clock": changed(carrier, clock=sent.clock ^ 1),
+        "a clock hours ahead": changed(carrier, monotonic_ns=sent.monotonic_ns + HOUR_NS),
+        "a request older than its clock": changed(carrier, age=sent.monotonic_ns + 1),
+        "any age": changed(carrier, age=(1 << 62) - 1),
+        "the first version": changed(carrier, age=None),
+        "a later version": {**carrier, "stagespan": f"3{carrier['stagespan'][1:]}"},
+        "only W3C": {"traceparent": carrier["traceparent"]},
+        "none": {},
+    }
+    for what, one in unusable.items():
+        assert first_chunk_ns(one) is None, what
+    assert first_chunk_ns(carrier, trusted=False) is None
+
+
+def test_an_unknown_age_is_not_passed_on() -> None:
+    for carrier in ({}, changed(elsewhere("r"), age=None)):
+        with extract(carrier) as remote:
+            assert sent_in(remote.inject()["stagespan"]).age is None
+    # WHEN it is known where the recorder was off THEN it is passed on as it was
+    carrier = elsewhere("r")
+    stagespan.disable()
+    try:
+        with extract(carrier) as remote:
+            assert remote.inject()["stagespan"] == carrier["stagespan"]
+    finally:
+        stagespan.enable()
 
 
 # --- statuses, retries and branches ---------------------------------------------------------------

@@ -107,6 +107,7 @@ def test_what_is_written_is_read(id_: str, queue: str, branch: str, attempt: int
         queue=st.text(max_size=4),
         attempt=st.integers(1, 65_535),
         branch=st.text(max_size=2),
+        age=st.none() | st.integers(0, 2**62 - 1),
     )
 )
 def test_keys_of_other_processes_are_read(sent: Sent) -> None:
@@ -127,7 +128,7 @@ def test_long_ids_stay_different() -> None:
     "text",
     [
         "",
-        "2" + own()[1:],
+        "3" + own()[1:],
         own()[:-4],
         own().replace(";", ",", 1),
         own() + ";more",

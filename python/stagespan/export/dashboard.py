@@ -164,6 +164,14 @@ _PANELS = (
         if_empty="Nothing was open",
     ),
     _Panel(
+        "Time to first chunk",
+        "s",
+        _quantiles("first_chunk"),
+        "Since the request began, where that is known on the clock of the process that made the "
+        "chunk.",
+        if_empty="No request has chunks",
+    ),
+    _Panel(
         "Time to first chunk of parts",
         "s",
         _quantiles("part_first_chunk"),

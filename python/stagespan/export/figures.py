@@ -221,8 +221,9 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
     for family in HISTOGRAMS:
         if family.kind is None or family.kind == "request":
             continue
+        shown_names = names.pipelines if "pipeline" in family.labels else names.stages
         for name, stage in snapshot.stages(number_of(family.kind)).items():
-            shown = names.stages.shown(name)
+            shown = shown_names.shown(name)
             add(family.key, shown, stage, groups_of(ns_per_tick))
             if family.kind not in RUNS:
                 continue

@@ -47,9 +47,13 @@ def attributes_of(parts: Sequence[Part], operation: str) -> dict[str, str | int 
         # A worker and the front may both count the chunks that they hand on.
         first = root if root in streamed else max(streamed, key=lambda part: part.segment["chunks"])
         attributes["gen_ai.usage.output_tokens"] = first.segment["chunk_amount"]
-        first_ns = first.segment["first_chunk_ns"]
-        if first_ns is not None and first.resource.host == resource.host:
-            attributes["gen_ai.response.time_to_first_chunk"] = (first_ns - root.begin_ns) / 1e9
+        firsts_ns = [
+            part.segment["first_chunk_ns"] for part in streamed if part.clock == root.clock
+        ]
+        known_ns = [first_ns for first_ns in firsts_ns if first_ns is not None]
+        if known_ns:
+            first_chunk_ns = min(known_ns) - root.begin_ns
+            attributes["gen_ai.response.time_to_first_chunk"] = first_chunk_ns / 1e9
     if root.segment["status"] not in ("ok", "unused"):
         attributes["error.type"] = root.segment["status"]
     return attributes

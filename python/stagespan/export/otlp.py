@@ -124,6 +124,9 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
         first_ns, begin_ns = segment["first_chunk_ns"], segment["begin_ns"]
         if first_ns is not None and begin_ns is not None:
             attributes["stagespan.part_time_to_first_chunk_s"] = (first_ns - begin_ns) / 1e9
+        if first_ns is not None and segment["request_ns"] is not None:
+            since_ns = first_ns - segment["request_ns"]
+            attributes["stagespan.time_to_first_chunk_s"] = since_ns / 1e9
     if part.batches:
         attributes["stagespan.batch.ids"] = [
             f"{_batch_context(hop, part).span_id:016x}" for hop in part.batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, cast
 
 _WithSpans = Literal["execution", "queue", "handoff", "batch", "remote"]
-_OfChunks = Literal["part_first_chunk", "between_chunks", "per_token"]
+_OfChunks = Literal["part_first_chunk", "between_chunks", "per_token", "first_chunk"]
 _OfRequests = Literal[
     "request_ok", "request_error", "request_cancelled", "request_discarded", "request_abandoned"
 ]
@@ -19,9 +19,10 @@ TITLES: dict[Kind, str] = {
     "handoff": "hand-off",
     "batch": "batch",
     "remote": "requests",
-    "part_first_chunk": "time to first chunk",
+    "part_first_chunk": "time to first chunk of a part",
     "between_chunks": "between chunks",
     "per_token": "time per token",
+    "first_chunk": "time to first chunk",
     "request_ok": "requests that ended well",
     "request_error": "requests with an error",
     "request_cancelled": "cancelled requests",

@@ -223,6 +223,7 @@ def stats(window_s: float | None = None, *, kind: AnyKind = "execution") -> Stat
 
     ``kind`` chooses what is counted: executions by default, or ``"queue"``, ``"handoff"``,
     ``"batch"``, ``"remote"`` (parts of requests that other processes have sent),
+    ``"first_chunk"`` (since the request began, perhaps in another process with the same clock),
     ``"part_first_chunk"`` (since the part of the request in this process was entered),
     ``"between_chunks"`` and ``"per_token"``. One name may occur in several kinds. ``"request"`` has
     the requests that began in this process and have ended, by pipeline; ``"request_ok"``,

@@ -88,7 +88,7 @@ class Segment(Request):
     (it began here), ``"remote"``, ``"return"`` (not a segment, but a hop that has come back to
     the segment with this number) or ``"repeated"`` (the carrier was received before). ``pipeline``
     is that of the request, or of the process. ``sent_ns`` is on this process's clock, and None if
-    it was sent on another one.
+    it was sent on another one; so is ``request_ns``, when the request began, perhaps elsewhere.
     """
 
     segment: str | None
@@ -109,6 +109,7 @@ class Segment(Request):
     chunk_amount: int
     first_chunk_ns: int | None
     last_chunk_ns: int | None
+    request_ns: int | None
     trace_flags: int
 
 

@@ -107,7 +107,10 @@ class RequestFigures(RecordedFigures, frozen=True):
     """Why it is not complete."""
     chunks: Count
     tokens: Count
+    first_chunk_ns: int | None
+    """Since the request began."""
     part_first_chunk_ns: int | None
+    """Since the part that made it was entered."""
     late_spans: Count
     clipped_ns: int
     discarded_ns: int
@@ -140,6 +143,7 @@ class RequestFigures(RecordedFigures, frozen=True):
             causes=timeline.causes,
             chunks=timeline.chunks,
             tokens=timeline.tokens,
+            first_chunk_ns=timeline.first_chunk_ns,
             part_first_chunk_ns=timeline.part_first_chunk_ns,
             late_spans=timeline.late_spans,
             clipped_ns=timeline.clipped_ns,

@@ -153,7 +153,8 @@ class Requests(Result):
             ("total_ns", "total", "ns"),
             *((lambda one, kind=kind: one.where_sum(kind), name, "ns") for kind, name in columns),
             *([(_processes, "processes", "")] if any(_processes(one) > 1 for one in shown) else []),
-            ("part_first_chunk_ns", "first chunk since this part was entered", "ns"),
+            ("first_chunk_ns", "first chunk", "ns"),
+            ("part_first_chunk_ns", "first chunk since its part was entered", "ns"),
             (lambda one: ", ".join(one.causes), "incomplete", ""),
         )
 
@@ -236,10 +237,14 @@ def _details(timeline: Timeline) -> list[Block]:
 
 
 def _remarks(figures: RequestFigures) -> list[str]:
-    first = in_words(figures.part_first_chunk_ns, "ns")
     chunks = f"{figures.chunks:,} chunks, {figures.tokens:,} tokens"
-    if figures.part_first_chunk_ns is not None:
-        chunks += f", the first {first} since this part was entered"
+    firsts = {
+        "the request began": figures.first_chunk_ns,
+        "its part was entered": figures.part_first_chunk_ns,
+    }
+    after = [f"{in_words(ns, 'ns')} after {what}" for what, ns in firsts.items() if ns is not None]
+    if after:
+        chunks += f", the first {' and '.join(after)}"
     late = f"{counted(figures.late_spans, 'span')} began after the end of the request"
     remarks = {
         chunks: figures.chunks,

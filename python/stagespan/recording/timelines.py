@@ -97,6 +97,8 @@ class Timeline:
     """Why it is not complete, if it is not."""
     chunks: int = 0
     tokens: int = 0
+    first_chunk_ns: int | None = None
+    """From the start of the request to its first chunk; None if one of the two is unknown."""
     part_first_chunk_ns: int | None = None
     """From the start of the segment that made the first chunk to the chunk; None if that segment is
     unknown."""
@@ -365,12 +367,28 @@ def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
         causes=_causes(root, segments, own_returns, all_segments) + missing_causes,
         chunks=sum(one.segment["chunks"] for one in chunked),
         tokens=sum(one.segment["chunk_amount"] for one in chunked),
+        first_chunk_ns=_first_chunk_ns(root, begin_ns, chunked),
         part_first_chunk_ns=_part_first_chunk_ns(chunked),
         late_spans=late,
         clipped_ns=sum(_outside(part, begin_ns, end_ns) for part in parts),
         discarded_ns=discarded_ns,
         out_and_back_ns=out_and_back_ns,
     )
+
+
+def _first_chunk_ns(root: Stretch, begin_ns: int, chunked: Sequence[Stretch]) -> int | None:
+    """Return when the earliest chunk that can be placed was made, since the request began."""
+    firsts = []
+    for stretch in chunked:
+        first_ns, part_ns = stretch.segment["first_chunk_ns"], stretch.segment["begin_ns"]
+        request_ns = stretch.segment["request_ns"]
+        if first_ns is None or part_ns is None:
+            continue
+        if root.segment["parent_segment"] is None and stretch.offset_ns is not None:
+            firsts.append(stretch.begin_ns + stretch.offset_ns + first_ns - part_ns - begin_ns)
+        elif request_ns is not None:  # as the carrier has said
+            firsts.append(first_ns - request_ns)
+    return min(firsts, default=None)
 
 
 def _part_first_chunk_ns(chunked: Sequence[Stretch]) -> int | None:
