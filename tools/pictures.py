@@ -30,6 +30,17 @@ pre {{ margin: 0; font: 14px/19px "DejaVu Sans Mono", monospace; }}
 .dim {{ color: #85868c; }}
 </style><pre>{text}</pre></html>
 """
+_NOTEBOOK = """<!DOCTYPE html><html data-ready="1"><meta charset="utf-8"><style>
+body {{ margin: 16px; background: #fff; color: #212121; }}
+body {{ font: 14px/20px "DejaVu Sans", sans-serif; }}
+body > pre {{ margin: 12px 0 8px; padding: 8px; background: #f5f5f5; border: 1px solid #e0e0e0; }}
+pre {{ font: 13px/18px "DejaVu Sans Mono", monospace; }}
+p {{ margin: 4px 0; }}
+caption {{ text-align: left; font-size: 12px; }}
+table {{ border-collapse: collapse; font-size: 12px; margin: 6px 0; }}
+td, th {{ padding: 2px 10px 2px 0; }}
+</style>{cells}</html>
+"""
 
 
 class Picture(NamedTuple):
@@ -150,18 +161,32 @@ def live_page() -> str:
     return page.replace("\nupdate();\n", f"\n{shown}\n")
 
 
+def notebook_page() -> str:
+    """Return a page with the cells of examples/slow_cell.ipynb, which is stored with its outputs.
+
+    `jupyter execute --inplace examples/slow_cell.ipynb` runs it again.
+    """
+    notebook = json.loads((ROOT / "examples/slow_cell.ipynb").read_text("utf-8"))
+    shown = []
+    for cell in notebook["cells"][1:]:
+        shown.append(f"<pre>{html.escape(cell['source'])}</pre>")
+        shown += [output["data"]["text/html"] for output in cell["outputs"]]
+    return _NOTEBOOK.format(cells="\n".join(shown))
+
+
 def pictures() -> list[Picture]:
     """Return all pictures with their current pages."""
     return [
         Picture("analyze_page.png", trace_page(), 1200, 788),
         Picture("report_terminal.png", terminal_page(), 940, 204),
         Picture("live_page.png", live_page(), 900, 480),
+        Picture("notebook.png", notebook_page(), 800, 562),
     ]
 
 
 def build(wanted: list[Picture]) -> None:
     """Build pictures."""
-    sys.path.insert(0, str(ROOT / "tests" / "unit" / "trace"))
+    sys.path[:0] = [str(ROOT / "tests" / "unit" / "trace"), str(ROOT / "tests")]
     from browser import Browser, program
 
     if program() is None:

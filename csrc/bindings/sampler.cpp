@@ -288,6 +288,13 @@ void stop_thread(Sampler& s) noexcept {
   for (int i = 0; i < 1000 && native_id != 0 && syscall(SYS_tgkill, getpid(), native_id, 0) == 0; ++i) sched_yield();
 }
 
+// Forgets what was seen, for a new file.
+void clear(Sampler& s) noexcept {
+  s.stacks.clear();
+  s.threads.clear();
+  s.collected_ns[0] = s.collected_ns[1] = s.wall_ns = s.samples = 0;
+}
+
 void name_file(Sampler& s) noexcept {
   s.path = s.folder + "/" + std::to_string(getpid()) + "-" + std::to_string(clock_ns(CLOCK_MONOTONIC)) + ".samples";
 }
@@ -299,6 +306,8 @@ PyObject* py_start(PyObject*, PyObject* arguments) noexcept {
   if (PyArg_ParseTuple(arguments, "ysLp:sampler_start", &folder, &role, &interval_us, &is_read_by_others) == 0)
     return nullptr;
   Sampler& s = sampler();
+  stop_thread(s);
+  clear(s);
   s.folder = folder;
   s.role = role;
   s.interval_ns = interval_us * 1000;
@@ -335,9 +344,7 @@ PyObject* py_after_fork(PyObject*, PyObject* in_child) noexcept {
     s.forks = 0;
     s.owner = 0;
     s.state = nullptr;
-    s.stacks.clear();
-    s.threads.clear();
-    s.collected_ns[0] = s.collected_ns[1] = s.wall_ns = s.samples = 0;
+    clear(s);
     name_file(s);
   }
   if (s.is_wanted && s.forks == 0) start_thread(s);

@@ -81,6 +81,7 @@ with _imports.OnFirstUse(globals()) as _lazy:
     )
     from stagespan.live.service import flush as flush
     from stagespan.live.statistics import stats as stats
+    from stagespan.notebook import load_ipython_extension as load_ipython_extension
     from stagespan.profiling import (
         annotate as annotate,
         enable_profiler_for_names as enable_profiler_for_names,

@@ -27,7 +27,7 @@ PARTS = (
     "live",
     "trace signature profiling",
     "harness report export recording sampling",
-    "asgi compat logging platforms pytest_plugin",
+    "asgi compat logging notebook platforms pytest_plugin",
     "cli __main__",
 )
 LEVEL = {part: level for level, parts in enumerate(PARTS) for part in parts.split()}

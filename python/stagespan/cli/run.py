@@ -254,12 +254,14 @@ class _Ending:
         from stagespan.process.files import json_bytes
         from stagespan.sampling.page import print_sampled
         from stagespan.sampling.result import sampled
+        from stagespan.sampling.stages import command_line
 
         result = sampled(processes)
         if result is None:
             return False
         if self._json_file is None:
-            print_sampled(result, self._called, Console(stderr=True))
+            shown = command_line(result.suggested_stages, self._called)
+            print_sampled(result, shown, Console(stderr=True))
             return True
         try:
             write_to(self._json_file, json_bytes(result.to_dict(), indent=2).decode() + "\n")

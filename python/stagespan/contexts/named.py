@@ -9,7 +9,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -22,7 +22,8 @@ from stagespan.process.imports import ImportFinder
 Decorator = Callable[[Any], Any]
 
 _PATTERN = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<module>\w+(?:\.\w+)*):(?P<path>\w+(?:\.\w+)*)")
-_HOOK_NAME = "__stagespan_stage__"
+HOOK_NAME = "__stagespan_stage__"
+"""What decorated functions of the main program call."""
 _KINDS_OF_METHODS = ("staticmethod", "classmethod", "property")
 
 
@@ -80,6 +81,8 @@ class Wrapper:
         self.stages = stages
         self._decorator_for = decorator_for
         self._main = main
+        self._undo: list[Callable[[], None]] = []
+        """What makes functions again what they were before they were timed."""
 
     def _of_main(self) -> list[NamedStage]:
         return [stage for stage in self.stages if stage.module in ("__main__", self._main)]
@@ -136,7 +139,7 @@ class Wrapper:
         self._main = name
         wanted = {stage.path for stage in self._of_main()}
         _Decorating(wanted).visit(tree)
-        return tree, {_HOOK_NAME: self._decorate_main} if wanted else {}
+        return tree, {HOOK_NAME: self._decorate_main} if wanted else {}
 
     def _decorate_main(self, path: str) -> Decorator:
         stage = next(stage for stage in self._of_main() if stage.path == path)
@@ -144,9 +147,30 @@ class Wrapper:
         def decorate(defined: Any) -> Any:
             wrap = functools.partial(_timed_once, defined, stage, self._decorator_for)
             wrapped = self._try(stage, wrap)
-            return defined if wrapped is None else wrapped
+            if wrapped is None:
+                return defined
+            self._undo.append(functools.partial(_restore, stage.path, wrapped, defined))
+            return wrapped
 
         return decorate
+
+    # --- for a while ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def timed_meanwhile(self) -> Iterator[None]:
+        """Time the stages that exist, or that `prepare_main` decorates, until the block ends."""
+        self._undo = []
+        try:
+            for stage in self.stages:
+                module = sys.modules.get("__main__" if stage in self._of_main() else stage.module)
+                wrap = functools.partial(_wrap_in, module, stage, self._decorator_for)
+                if (undo := self._try(stage, wrap)) is not None:
+                    self._undo.append(undo)
+            yield
+        finally:
+            for undo in reversed(self._undo):
+                with contextlib.suppress(Exception):  # the program has changed the owner
+                    undo()
 
     # --- what became of the stages --------------------------------------------------------------
 
@@ -182,12 +206,13 @@ def timed(texts: Iterable[str], main: str = "") -> Wrapper:
     They are debug contexts in debug mode, and spans if no stages are named for the profiler.
     Raises SettingsError if a text does not name a stage.
     """
-    wrapper = Wrapper(named_stages(texts), _decorator(), main)
+    wrapper = Wrapper(named_stages(texts), decorator(), main)
     wrapper.install()
     return wrapper
 
 
-def _decorator() -> Callable[[str], Decorator]:
+def decorator() -> Callable[[str], Decorator]:
+    """Return what times stages now, by their names."""
     if _core.is_debug():
         return _core.ProfilingContext4Debug
     return _core.ProfilingContext if settings.profiler_names() else _core.span
@@ -211,17 +236,37 @@ def install() -> None:
 # --- wrapping -----------------------------------------------------------------------------------
 
 
-def _wrap_in(module: Any, stage: NamedStage, decorator_for: Callable[[str], Decorator]) -> None:
-    owner = module
-    *parts, last = stage.path.split(".")
-    for part in parts:
-        owner = getattr(owner, part)
+def _wrap_in(
+    module: Any, stage: NamedStage, decorator_for: Callable[[str], Decorator]
+) -> Callable[[], None]:
+    """Wrap a stage of a module. Returns what puts back what was there."""
+    owner, last = _owner_in(module, stage.path)
     # getattr would bind methods of a class, but lazy modules need it.
     find = inspect.getattr_static if isinstance(owner, type) else getattr
     raw = find(owner, last)
     timed = _timed_once(raw, stage, decorator_for)
     if timed is not raw:
+        is_inherited = isinstance(owner, type) and last not in vars(owner)
         setattr(owner, last, timed)
+        if is_inherited:
+            return functools.partial(delattr, owner, last)
+    return functools.partial(setattr, owner, last, raw)
+
+
+def _owner_in(module: Any, path: str) -> tuple[Any, str]:
+    """Return the module or class that has a path's last name as an attribute, and that name."""
+    owner = module
+    *parts, last = path.split(".")
+    for part in parts:
+        owner = getattr(owner, part)
+    return owner, last
+
+
+def _restore(path: str, timed: Any, defined: Any) -> None:
+    """Put back a function of the main program if its timer is still there."""
+    owner, last = _owner_in(sys.modules["__main__"], path)
+    if vars(owner).get(last) is timed:
+        setattr(owner, last, defined)
 
 
 def _timed_once(raw: Any, stage: NamedStage, decorator_for: Callable[[str], Decorator]) -> Any:
@@ -305,7 +350,7 @@ class _Decorating(ast.NodeTransformer):
         if path not in self._wanted:
             return
         first = node.decorator_list[0] if node.decorator_list else node
-        call = ast.Call(ast.Name(_HOOK_NAME, ast.Load()), [ast.Constant(path)], [])
+        call = ast.Call(ast.Name(HOOK_NAME, ast.Load()), [ast.Constant(path)], [])
         for new in ast.walk(call):
             ast.copy_location(new, first)
             if isinstance(new, ast.expr):
@@ -343,10 +388,7 @@ def _why_missing(module_name: str, stage: NamedStage) -> str:
 
 def _why_not_decorated(script: Any, path: str) -> str:
     """Return why `Wrapper.prepare_main` did not decorate something that the script contains."""
-    owner = script
-    *parts, last = path.split(".")
-    for part in parts:
-        owner = getattr(owner, part)
+    owner, last = _owner_in(script, path)
     if isinstance(owner, type) and last not in vars(owner):
         base = next((base for base in owner.__mro__ if last in vars(base)), owner)
         if base is not owner:
@@ -354,7 +396,7 @@ def _why_not_decorated(script: Any, path: str) -> str:
             return f"{owner.__qualname__} inherits it; write {place}"
     thing = getattr(owner, last)
     module = getattr(thing, "__module__", None)
-    if not parts and isinstance(module, str) and module != "__main__":
+    if owner is script and isinstance(module, str) and module != "__main__":
         return f"the script imports it; write {module}:{getattr(thing, '__qualname__', last)}"
     return "the script does not define it with `def`"
 

@@ -99,9 +99,11 @@ def is_enabled() -> bool:
 def _goes_to_stderr() -> bool:
     """Whether lines go to standard error in a program that has not configured logging.
 
-    They do in debug mode, and on a terminal. A notebook's standard error is not a terminal: there,
-    they would stand under whatever cell runs when they are written.
+    They do in debug mode, and on a terminal, but never in a notebook: there, they would stand under
+    whatever cell runs when they are written.
     """
+    if type(sys.stderr).__module__.startswith("ipykernel."):
+        return False
     if _core.is_debug():
         return True
     try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stagespan import _core
 from stagespan.live.quantiles import quantile, rank
 from stagespan.live.span_kinds import AnyKind, number_of, numbers_of
-from stagespan.pages.amounts import amount
+from stagespan.pages.amounts import amount, counted
 from stagespan.pages.escaping import one_line
 from stagespan.pages.tables import Column, plain_table
 from stagespan.process import imports, run
@@ -52,6 +52,8 @@ FIGURES = tuple(_FIGURES)
 DEVICE_FIGURES = ("device_elapsed_ns", "device_queue_ns", "device_tail_ns")
 
 if TYPE_CHECKING:
+    from stagespan.pages.result import Table
+
     Durations = _core._Durations
 else:
     Durations = object
@@ -179,8 +181,46 @@ class Stats(Mapping[str, StageStats]):
         return f"{table}\nlost: {lost}" if lost else table
 
     def __repr__(self) -> str:
+        return f"<Stats of {self._headline()}>\n{self}"
+
+    def _headline(self) -> str:
         span = "lifetime" if self.is_lifetime else f"last {self.window_s:.1f} s"
-        return f"<Stats of {len(self)} stages, {span}>\n{self}"
+        return f"{counted(len(self), 'stage')}, {span}"
+
+    def _as_table(self) -> Table:
+        table = imports.load("stagespan.pages.result").Table
+        device = [
+            (f"{figure}.mean_ns", f"{heading} mean", "ns")
+            for figure, heading in zip(DEVICE_FIGURES, ("device", "queue", "tail"), strict=True)
+            if all(getattr(stage, figure) is not None for stage in self.values())
+        ]
+        return table.of(  # type: ignore[no-any-return]
+            "",
+            self.values(),
+            ("name", "stage", ""),
+            *(
+                (name, name.removesuffix("_ns"), "ns" if name != "count" else "")
+                for name in FIGURES
+            ),
+            ("errors", "errors", ""),
+            ("suspended_ns", "suspended", "ns"),
+            *device,
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the figures for a notebook."""
+        result = imports.load("stagespan.pages.result")
+        line = result.Line(self._headline(), "strong")
+        html: str = result.in_notebook([line, self._as_table().filled()])
+        return html
+
+    def to_pandas(self) -> Any:
+        """Return the figures as a pandas.DataFrame. Raises StagespanError without pandas."""
+        return self._as_table().to_pandas()
+
+    def to_polars(self) -> Any:
+        """Return the figures as a polars.DataFrame. Raises StagespanError without polars."""
+        return self._as_table().to_polars()
 
 
 def _cells(stage: StageStats) -> list[str]:
@@ -258,6 +298,13 @@ def stats(window_s: float | None = None, *, kind: AnyKind = "execution") -> Stat
     ):
         return lifetime
     return _since(now, earlier, numbers)
+
+
+def stats_since(earlier: _core.Snapshot) -> Stats:
+    """Return the statistics of executions since a snapshot of the recorder."""
+    now = _core.snapshot()
+    window_s = (now.time_ns - earlier.time_ns) / 1e9
+    return Stats(*_read(now.since(earlier), numbers_of("execution")), window_s, is_lifetime=False)
 
 
 def _lifetime(now: _core.Snapshot, kinds: Sequence[int]) -> Stats:

@@ -108,7 +108,7 @@ class Page:
         return []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ResultPage(Page):
     """A page of one result, whose JSON has the result's figures at the top."""
 

@@ -6,6 +6,7 @@ Times are integer nanoseconds inside the package; every written figure names its
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from abc import abstractmethod
@@ -20,6 +21,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from stagespan.errors import StagespanError
 from stagespan.pages import kernel_names as names
 from stagespan.pages.amounts import in_words
 from stagespan.pages.escaping import one_line
@@ -278,12 +280,40 @@ class Table:
             [tuple(row[each] for each in at) for row in self.rows[:most]],
         )
 
+    def columns_of_frame(self) -> dict[str, list[Cell]]:
+        """Return the cells by column, under names that contain the units: `time_ns`."""
+        columns: dict[str, list[Cell]] = {}
+        for at, (heading, unit) in enumerate(self.columns):
+            name = f"{heading or 'name'} {_UNITS_IN_NAMES.get(unit, unit)}".strip().lower()
+            name = re.sub(r"\W+", "_", name)
+            name = name if name not in columns else f"{name}_{at}"
+            columns[name] = [row[at] for row in self.rows]
+        return columns
+
+    def to_pandas(self) -> Any:
+        """Return the table as a pandas.DataFrame. Raises StagespanError without pandas."""
+        return _library("pandas").DataFrame(self.columns_of_frame())
+
+    def to_polars(self) -> Any:
+        """Return the table as a polars.DataFrame. Raises StagespanError without polars."""
+        return _library("polars").DataFrame(self.columns_of_frame(), strict=False)
+
     def filled(self) -> Table:
         """Return the table without the columns in which all cells are 0, empty or unknown."""
         at = [each for each in range(len(self.columns)) if any(row[each] for row in self.rows)]
         columns = tuple(self.columns[each] for each in at)
         rows = [tuple(row[each] for each in at) for row in self.rows]
         return Table(self.title, columns, rows, self.note)
+
+
+_UNITS_IN_NAMES = {"%": "percent"}
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise StagespanError(f"{name} is not installed: pip install {name}") from None
 
 
 Chart = dict[str, Any]
@@ -392,15 +422,52 @@ class Result:
         """Return the figures as a dict for JSON, with times in microseconds."""
         return self.figures().to_dict()
 
-    def _repr_html_(self) -> str:
-        """Return the result for a notebook: its title, its first screen, or else its tables."""
+    def headline(self) -> str:
+        """Return the most important sentence; "" if there is none."""
         title = self.title()
-        lines = [] if title is None else [Line(f"{title[0]}: {title[1]}", "strong")]
-        return in_notebook([*lines, *(self.head() or self.tables())])
+        sentence = self.line() if title is None else title[1]
+        return next((each.text for each in self.head() if isinstance(each, Line)), sentence)
+
+    def to_pandas(self, title: str | None = None) -> Any:
+        """Return a table as a pandas.DataFrame: the first one, or that with a title.
+
+        Raises StagespanError if there is no such table, or without pandas.
+        """
+        return self._table(title).to_pandas()
+
+    def to_polars(self, title: str | None = None) -> Any:
+        """Return a table as a polars.DataFrame: the first one, or that with a title.
+
+        Raises StagespanError if there is no such table, or without polars.
+        """
+        return self._table(title).to_polars()
+
+    def _table(self, title: str | None) -> Table:
+        tables = self.tables()
+        for table in tables:
+            if title is None or table.title == title:
+                return table
+        titles = ", ".join(repr(table.title) for table in tables) or "none"
+        raise StagespanError(f"There is no table {title!r}: the tables are {titles}.")
+
+    def __repr__(self) -> str:
+        """Return the headline. The figures are in the tables, and in `to_dict`."""
+        headline = self.headline()
+        return f"<{type(self).__name__}: {headline}>" if headline else f"<{type(self).__name__}>"
+
+    def _repr_html_(self) -> str:
+        """Return the result for a notebook: its headline, its first screen, or else its tables."""
+        head = self.head() or self.tables()
+        headline = self.headline()
+        has_headline = any(isinstance(each, Line) and each.text == headline for each in head)
+        lines = [Line(headline, "strong")] if headline and not has_headline else []
+        return in_notebook([*lines, *head])
 
 
 class StructResult(Figures, Result, frozen=True):
     """A result whose fields are its figures; fields that are `Internal` serve only its pages."""
+
+    __repr__ = Result.__repr__
 
     def figures(self) -> Figures:
         """Return the result itself."""
@@ -581,6 +648,7 @@ _NOTEBOOK_COLOURS = {
 }
 _OTHER_COLOUR = "#9aa4b1"
 _BAR_WIDTH, _BAR_HEIGHT = 600, 18
+_OF_TEXT, _OF_NUMBERS = "text-align:left;white-space:pre", "text-align:right"
 
 
 def in_notebook(blocks: Iterable[Block]) -> str:
@@ -597,29 +665,40 @@ def _block_html(block: Block) -> str:
     if isinstance(block, Changes):
         columns = ((block.heading, ""), ("before", "ns"), ("after", "ns"))
         block = Table("", columns, block.rows)
-    heads, rows = texts_of(block.selected(_NOTEBOOK_ROWS))
+    shown = block.selected(_NOTEBOOK_ROWS)
+    heads, rows = texts_of(shown)
     title = f"<caption>{escape(one_line(block.title))}</caption>" if block.title else ""
-    cells = ["".join(f"<th>{escape(head)}</th>" for head in heads)]
-    cells += ["".join(f"<td>{escape(one_line(cell))}</td>" for cell in row) for row in rows]
+    is_text = [
+        any(isinstance(cell, str) for cell in column) for column in zip(*shown.rows, strict=True)
+    ]
+    styles = [_OF_TEXT if each else _OF_NUMBERS for each in is_text] or [_OF_TEXT] * len(heads)
+
+    def row_of(cells: Sequence[str], tag: str) -> str:
+        return "".join(
+            f'<{tag} style="{style}">{escape(one_line(cell))}</{tag}>'
+            for cell, style in zip(cells, styles, strict=True)
+        )
+
+    body = [row_of(heads, "th"), *(row_of(row, "td") for row in rows)]
     left_out = len(block.rows) - len(rows)
-    more = f"<p>and {left_out:,} more rows</p>" if left_out > 0 else ""
-    return f"<table>{title}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>{more}"
+    notes = [f"and {left_out:,} more rows"] if left_out > 0 else []
+    below = "".join(f"<p>{escape(note)}</p>" for note in (*notes, *filter(None, [block.note])))
+    return f"<table>{title}{''.join(f'<tr>{row}</tr>' for row in body)}</table>{below}"
 
 
 def _bar_html(bar: Bar) -> str:
-    drawn, words, at = [], [], 0.0
+    drawn, legend, at = [], [], 0.0
     for part in bar.parts:
         width = part.time_ns / (bar.whole_ns or 1) * _BAR_WIDTH
-        colour = _NOTEBOOK_COLOURS.get(
-            part.colour, "#e2674a" if part.colour == "idle" else "#9aa4b1"
-        )
+        colour = _NOTEBOOK_COLOURS.get(part.colour, _OTHER_COLOUR)
         drawn.append(
             f'<rect x="{at:.1f}" width="{width:.1f}" height="{_BAR_HEIGHT}" fill="{colour}"/>'
         )
-        words.append(f"{part.name} {share(part.time_ns, bar.whole_ns):.1f} %")
+        words = escape(f"{part.name} {share(part.time_ns, bar.whole_ns):.1f} %")
+        legend.append(f'<span style="color:{colour}">\u25a0</span> {words}')
         at += width
-    label = escape(f"{bar.name}: {', '.join(words)}")
+    label = escape(f"{bar.name}: {', '.join(part.name for part in bar.parts)}")
     return (
         f'<svg width="{_BAR_WIDTH}" height="{_BAR_HEIGHT}" role="img" aria-label="{label}">'
-        f"{''.join(drawn)}</svg><p>{label}</p>"
+        f"{''.join(drawn)}</svg><p>{escape(bar.name)}: {', '.join(legend)}</p>"
     )

@@ -27,6 +27,8 @@ SUFFIX = ".samples"
   -1 is none. Only a node with a line, which is a place in the code of its parent, has times.
 """
 MAIN = "main process"
+CELL = "this cell"
+"""The role of a process that runs a cell of a notebook."""
 _MOST_FILES = 1000
 
 _is_set_up = False
@@ -35,7 +37,8 @@ _is_set_up = False
 def start(folder: str, role: str, interval_ms: float) -> None:
     """Sample this process and its forked children until they end or call `stop`.
 
-    ``role`` says what kind of process this is. Nothing happens in a folder with very many files.
+    What an earlier call has seen is forgotten. ``role`` says what kind of process this is. Nothing
+    happens in a folder with very many files.
     """
     global _is_set_up
     try:
@@ -43,11 +46,13 @@ def start(folder: str, role: str, interval_ms: float) -> None:
             return
     except OSError:  # the command has ended
         return
-    _core.sampler_start(os.fsencode(folder), role, round(interval_ms * 1000), role != MAIN)
+    is_read_by_others = role not in (MAIN, CELL)
+    _core.sampler_start(os.fsencode(folder), role, round(interval_ms * 1000), is_read_by_others)
+    if _core.sampler_collection not in gc.callbacks:
+        gc.callbacks.append(_core.sampler_collection)
     if _is_set_up:
         return
     _is_set_up = True
-    gc.callbacks.append(_core.sampler_collection)
     forks.around(_core.sampler_before_fork, _after_fork_in_parent, _after_fork_in_child)
     atexit.register(stop)
     forks.at_worker_exit(stop, priority=1)
@@ -58,6 +63,11 @@ def stop() -> None:
     _core.sampler_stop()
     if _core.sampler_collection in gc.callbacks:
         gc.callbacks.remove(_core.sampler_collection)
+
+
+def is_on() -> bool:
+    """Whether this process is being sampled."""
+    return _core.sampler_collection in gc.callbacks
 
 
 def _after_fork_in_parent() -> None:

@@ -52,7 +52,7 @@ def json_schema() -> dict[str, Any]:
     return document_schema(RequestsFigures, "Requests")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Requests(Result):
     """Requests, of which `shown` are listed one by one."""
 
@@ -263,7 +263,7 @@ def _remarks(figures: RequestFigures) -> list[str]:
 # --- the page -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RequestsPage(Page):
     """The page of requests."""
 

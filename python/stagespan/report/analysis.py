@@ -93,7 +93,7 @@ class StagesByRankFigures(Figures, frozen=True):
     stages: dict[str, list[RankOfStage]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StagesByRank(Result):
     """The times of stages in several processes."""
 

@@ -11,10 +11,10 @@ import opcode
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from stagespan.process.sampler import MAIN
+from stagespan.process.sampler import CELL, MAIN
 from stagespan.sampling.stacks import Code, Node, Process
 
 OUTSIDE = "(outside of functions)"
@@ -41,6 +41,8 @@ _WAITING = (
     *("asyncio.", "concurrent.futures.", "gevent.", "multiprocessing.", "queue.", "selectors."),
     *("socketserver.", "threading.", "trio.", "uvloop."),
 )
+# Packages that run the cells of a notebook and show their values.
+_KERNEL = frozenset({"IPython", "ipykernel"})
 _EVENT_LOOPS = ("asyncio.", "gevent.", "trio.", "uvloop.")
 # After these operations, the interpreter looks whether another thread wants its lock.
 _OF_PYTHON = ("JUMP", "POP_JUMP", "RESUME", "NOP", "CACHE", "YIELD", "RETURN", "LOAD_", "STORE_")
@@ -48,6 +50,10 @@ _OF_PYTHON = ("JUMP", "POP_JUMP", "RESUME", "NOP", "CACHE", "YIELD", "RETURN", "
 
 Kind = Literal["call", "import", "wait", "gc", "native"]
 """What takes time: `Call` has all of them but waiting and native code."""
+
+
+TimeKind = Literal["Python", "native code", "waiting"]
+"""What a thread does: compute in Python, or outside of it, or wait."""
 
 
 @dataclass(eq=False)
@@ -91,6 +97,14 @@ class Call:
             call = self.children[name] = Call(name, kind, place, code, self)
         call.place, call.code = call.place or place, call.code or code
         return call
+
+    def own_ns(self) -> dict[TimeKind, int]:
+        """Return what it did in the time that no call below it has."""
+        return {
+            "Python": self.python_ns,
+            "native code": sum(self.native_ns.values()),
+            "waiting": sum(self.waiting_ns.values()),
+        }
 
     def by_time(self) -> list[Call]:
         """Return the calls below this one, imports first, then those with the most time."""
@@ -136,7 +150,7 @@ def roles_of(processes: Iterable[Process]) -> list[Role]:
             _Stacks(process, role).add()
         _add_up(role.top)
         roles.append(role)
-    return sorted(roles, key=lambda role: (role.name != MAIN, -role.top.wall_ns))
+    return sorted(roles, key=lambda role: (role.name not in (MAIN, CELL), -role.top.wall_ns))
 
 
 @dataclass
@@ -148,6 +162,8 @@ class _Place:
     is_import: bool = False
     is_in_loop: bool = False
     is_other_thread: bool = False
+    is_outside: bool = False
+    """Whether the frames run a cell of a notebook, and do not belong to it."""
 
 
 class _Stacks:
@@ -160,7 +176,11 @@ class _Stacks:
     def add(self) -> None:
         """Add all of them."""
         top = self._role.top
-        places = [_Place(top), _Place(top, is_other_thread=True)]
+        is_cell = self._process.is_cell
+        places = [
+            _Place(top, is_outside=is_cell),
+            _Place(top, is_other_thread=True, is_outside=is_cell),
+        ]
         for node in self._process.nodes[2:]:
             assert node is not None
             above = places[node.parent]
@@ -181,8 +201,15 @@ class _Stacks:
             return _Place(self._role.top, "user" if is_script else "")
         if code.module == "multiprocessing.process" and code.name.endswith("_bootstrap"):
             return _Place(self._role.top)  # above it is what the parent was doing at the fork
-        loop = above.is_in_loop or f"{code.module}.".startswith(_EVENT_LOOPS)
-        same = _Place(above.call, above.package, above.is_import, loop, above.is_other_thread)
+        is_in_loop = above.is_in_loop or f"{code.module}.".startswith(_EVENT_LOOPS)
+        if self._process.is_cell and (
+            owner in _KERNEL or code.module == "stagespan.notebook"
+        ):  # the code of cells calls it, too
+            return _Place(self._role.top, "", False, is_in_loop, above.is_other_thread, True)
+        same = replace(above, is_in_loop=is_in_loop)
+        if above.is_outside and owner != "user":
+            return same
+        same.is_outside = False
         if code.file.startswith("<frozen importlib"):
             same.call = above.call if above.is_import else above.call.child(IMPORTS, "import")
             return same
@@ -223,19 +250,30 @@ class _Stacks:
     def _add_times(self, node: Node, place: _Place) -> None:
         call, code = place.call, node.code
         waiting_ns, active_ns = node.waiting_ns, node.wall_ns - node.waiting_ns
+        if place.is_outside and (place.is_other_thread or not place.is_in_loop):
+            return
         if self._is_idle(code, place):
             where = "event loop" if place.is_in_loop else "threads without work"
             self._role.idle_ns[where] += waiting_ns
             waiting_ns = 0
+        if place.is_outside:
+            return
         if call is self._role.top and (waiting_ns or active_ns):
             call = call.child(OUTSIDE, "call")
-        line = f"{os.path.basename(code.file)}:{node.line}" if code.owner == "user" else ""
+        line = self._line(code, node.line)
         call.waiting_ns[line] += waiting_ns
         call.own_cpu_ns += node.cpu_ns
         if opcode.opname[node.operation].startswith(_OF_PYTHON):
             call.python_ns += active_ns
         else:
             call.native_ns[line] += active_ns
+
+    def _line(self, code: Code, line: int) -> str:
+        if code.owner != "user":
+            return ""
+        if self._process.is_cell and code.module in _MAIN_MODULES:
+            return f"line {line}"  # of a cell, whose file has a number as name
+        return f"{os.path.basename(code.file)}:{line}"
 
     def _is_idle(self, code: Code, place: _Place) -> bool:
         """Whether a thread that waits there has no work."""
@@ -262,6 +300,5 @@ def _name(node: Node) -> str:
 def _add_up(top: Call) -> None:
     for call in reversed(list(top.everything())):
         below = call.children.values()
-        own_ns = call.python_ns + sum(call.native_ns.values()) + sum(call.waiting_ns.values())
-        call.wall_ns = own_ns + sum(child.wall_ns for child in below)
+        call.wall_ns = sum(call.own_ns().values()) + sum(child.wall_ns for child in below)
         call.cpu_ns = call.own_cpu_ns + sum(child.cpu_ns for child in below)

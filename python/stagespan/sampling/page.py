@@ -11,7 +11,6 @@ from stagespan.pages.result import Table
 from stagespan.pages.tables import Column, fitted_table
 from stagespan.process.imports import importing
 from stagespan.sampling.result import Sampled
-from stagespan.sampling.stages import command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,11 +18,8 @@ if TYPE_CHECKING:
 _WIDTH = 100
 
 
-def print_sampled(sampled: Sampled, program: Sequence[str], console: Console) -> None:
-    """Print the tables of all roles, and the command that times the best functions as stages.
-
-    ``program`` is what follows the options of `stagespan run`: the script and its arguments.
-    """
+def print_sampled(sampled: Sampled, command: str, console: Console) -> None:
+    """Print the tables of all roles, and the command that times the suggested stages."""
     with importing():
         from rich.text import Text
 
@@ -41,7 +37,7 @@ def print_sampled(sampled: Sampled, program: Sequence[str], console: Console) ->
                 show(f"{table.note}\n")
         if sampled.suggested_stages:
             show("To time these functions as stages:\n")
-            show(command(sampled.suggested_stages, program))
+            show(command)
 
 
 def _columns(table: Table, encoding: str) -> list[Column]:

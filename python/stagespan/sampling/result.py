@@ -8,15 +8,23 @@ import msgspec
 
 from stagespan.pages.amounts import counted, duration
 from stagespan.pages.figures import Figures, Internal
-from stagespan.pages.result import StructResult, Table
+from stagespan.pages.result import Bar, BarPart, Block, Line, StructResult, Table
 from stagespan.sampling import rows, stages
-from stagespan.sampling.calls import Call, Kind, Role, roles_of
-from stagespan.sampling.rows import Row
+from stagespan.sampling.calls import COLLECTIONS, IMPORTS, Call, Kind, Role, roles_of
+from stagespan.sampling.rows import Row, most_of
 from stagespan.sampling.stacks import Process
 
 SCHEMA_VERSION = 1
 _LEAST_SHARE = 0.001
 _MOST_ROLES = 6
+_COLOURS = {
+    "Python": "computing",
+    "native code": "copying",
+    "waiting": "idle",
+    IMPORTS: "communicating",
+    COLLECTIONS: "",
+}
+"""The parts of the time of a role, and their colours in a bar."""
 
 
 class TreeNode(Figures, frozen=True):
@@ -72,6 +80,33 @@ class Sampled(StructResult, frozen=True):
             f"{counted(self.samples, 'sample')} in {duration(self.wall_ms * 1e6)}, one every"
             f" {self.interval_ms:g} ms"
         )
+
+    def head(self) -> list[Block]:
+        """Return what takes most of the time, what that time is, and the tables."""
+        return [Line(self.verdict(), "strong"), Line(self.line()), *self._bar(), *self.tables()]
+
+    def verdict(self) -> str:
+        """Return which call of the first role takes most of the time."""
+        row = most_of(self.shown[0].rows)
+        if row is None:
+            return "No function takes much of the time."
+        mostly = f", mostly {row.mostly}" if row.mostly else ""
+        return f"{row.label} takes {100 * row.share:.1f} % of the time{mostly}."
+
+    def _bar(self) -> list[Bar]:
+        """Return the time of the first role, by what it was spent on."""
+        times_ns = dict.fromkeys(_COLOURS, 0)
+        left = list(self.shown[0].role.top.children.values())
+        while left:
+            call = left.pop()
+            if call.kind != "call":
+                times_ns[IMPORTS if call.kind == "import" else COLLECTIONS] += call.wall_ns
+                continue
+            for kind, time_ns in call.own_ns().items():
+                times_ns[kind] += time_ns
+            left.extend(call.children.values())
+        parts = [BarPart(name, ns, _COLOURS[name]) for name, ns in times_ns.items() if ns]
+        return [Bar(self.shown[0].role.name.capitalize(), parts)] if parts else []
 
 
 def sampled(processes: Sequence[Process]) -> Sampled | None:

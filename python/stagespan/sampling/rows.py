@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stagespan.sampling.calls import IMPORTS, Call
+from stagespan.sampling.calls import IMPORTS, Call, TimeKind
 
 MOST_ROWS = 14
 _LEAST_SHARE = 0.02
 _PASSES_ON = 0.9
 """A call that spends this part of its time in another one shares the row of that one."""
+_MOST_OF_IT = 0.75
 _LONGEST_NAME = 44
-_WAITING, _NATIVE, _PYTHON = "waiting", "native code", "Python"
 
 
 @dataclass(frozen=True)
@@ -103,23 +104,32 @@ def _mostly(call: Call, below: list[Call]) -> str:
     """Return what a call did in the time that the rows below it do not have."""
     if call.kind != "call":
         return ""
-    python_ns = 0
-    lines_ns: dict[str, dict[str, int]] = {kind: defaultdict(int) for kind in (_WAITING, _NATIVE)}
+    kinds: Counter[TimeKind] = Counter()
+    lines_ns: dict[TimeKind, Counter[str]] = {"waiting": Counter(), "native code": Counter()}
     left = [call]
     while left:
         inner = left.pop()
-        python_ns += inner.python_ns
-        for kind, by_line in ((_WAITING, inner.waiting_ns), (_NATIVE, inner.native_ns)):
-            for line, time_ns in by_line.items():
-                lines_ns[kind][line if inner is call else ""] += time_ns
+        kinds.update(inner.own_ns())
+        if inner is call:
+            lines_ns["waiting"].update(inner.waiting_ns)
+            lines_ns["native code"].update(inner.native_ns)
         left.extend(child for child in inner.children.values() if child not in below)
-    kinds = {kind: sum(by_line.values()) for kind, by_line in lines_ns.items()}
-    kinds[_PYTHON] = python_ns
-    if sum(kinds.values()) < 0.25 * call.wall_ns:
+    if kinds.total() < 0.25 * call.wall_ns:
         return ""
     kind = max(kinds, key=lambda name: kinds[name])
-    if kind != _PYTHON:
-        line = max(lines_ns[kind], key=lambda text: lines_ns[kind][text])
-        if line and lines_ns[kind][line] > sum(kinds.values()) / 2:
-            return f"{kind}, {line}"
-    return kind
+    line, time_ns = max(lines_ns.get(kind, {}).items(), key=lambda pair: pair[1], default=("", 0))
+    return f"{kind}, {line}" if line and time_ns > kinds.total() / 2 else kind
+
+
+def most_of(rows: Sequence[Row]) -> Row | None:
+    """Return the row with most time; if one below it has most of that, this one."""
+    row = max(rows, key=lambda row: row.share, default=None)
+    while row is not None:
+        calls = row.calls[-1].children.values()
+        below = max(
+            (one for one in rows if one.calls[0] in calls), key=lambda row: row.share, default=None
+        )
+        if below is None or below.share < _MOST_OF_IT * row.share:
+            break
+        row = below
+    return row

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from stagespan.process.sampler import MAIN, SUFFIX
+from stagespan.process.sampler import CELL, MAIN, SUFFIX
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
@@ -42,7 +42,7 @@ class Code:
     @property
     def is_top_level(self) -> bool:
         """Whether it is that of a module, which runs when the module is imported."""
-        return self.name == "<module>"
+        return self.name == "<module>" or self.name.startswith("<cell line:")  # of a notebook
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,12 @@ class Process:
     @property
     def is_main(self) -> bool:
         """Whether it is the process that the user started."""
-        return self.role == MAIN
+        return self.role in (MAIN, CELL)
+
+    @property
+    def is_cell(self) -> bool:
+        """Whether it is a process of a notebook, in which a cell has run."""
+        return self.role == CELL
 
 
 def read_processes(folder: Path) -> list[Process]:

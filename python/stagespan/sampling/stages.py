@@ -30,10 +30,16 @@ def suggested(rows: Iterable[Row]) -> list[str]:
     return [place for place in places if place in best[:_MOST_STAGES]]
 
 
-def command(stages: Sequence[str], program: Sequence[str]) -> str:
+def command_line(stages: Sequence[str], program: Sequence[str]) -> str:
     """Return the command that times stages of a program, which is what follows `stagespan run`."""
     parts = ["stagespan run", *(f"--stage {shlex.quote(stage)}" for stage in stages)]
     return " \\\n  ".join([*parts, shlex.join(program)])
+
+
+def magic_line(stages: Sequence[str]) -> str:
+    """Return the first line of a cell of a notebook that times stages."""
+    names = (shlex.quote(stage.removeprefix("__main__:")) for stage in stages)
+    return " ".join(["%%stagespan", *(f"--stage {name}" for name in names)])
 
 
 def _best_of(row: Row) -> Call | None:

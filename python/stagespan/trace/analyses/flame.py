@@ -69,7 +69,7 @@ def analyze(trace: Trace) -> Flame | Unavailable:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Flame(Result):
     """A tree of frames. All lists have one element for each frame; parents come before children."""
 

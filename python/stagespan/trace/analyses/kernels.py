@@ -32,7 +32,7 @@ def analyze(trace: Trace) -> Kernels | Unavailable:
     return rows if isinstance(rows, Unavailable) else Kernels(rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Kernels(Result):
     """The time of a trace's kernels; for a trace without a device, of its operators."""
 

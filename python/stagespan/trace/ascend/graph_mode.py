@@ -402,7 +402,7 @@ class HeadFigures(Figures, frozen=True):
     per_call: list[CompiledCall]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class HeadOverhead(Result):
     """All calls; only `counted` are summed."""
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from html_pages import HOSTILE, a_program
 
+from stagespan.errors import StagespanError
+from stagespan.pages.result import Result
 from stagespan.trace.analysis import analyze
 
 _TAGS = {"p", "b", "span", "svg", "rect", "table", "caption", "tr", "th", "td"}
@@ -23,8 +26,32 @@ def test_an_analysis_shows_its_verdict_a_bar_and_its_findings(tmp_path: Path) ->
 def test_a_result_shows_its_table(tmp_path: Path) -> None:
     kernels = analyze(a_program().trace(tmp_path)).results["kernels"]
     shown = kernels._repr_html_()  # type: ignore[union-attr]
-    assert shown.startswith("<table>")
-    assert "<td>kernel one</td>" in shown
+    assert shown.startswith("<p><b>communication 71.4 %")
+    assert "<table>" in shown
+    assert ">kernel one</td>" in shown
+
+
+def test_the_repr_of_a_result_is_its_headline(tmp_path: Path) -> None:
+    analysis = analyze(a_program().trace(tmp_path))
+    assert repr(analysis.results["verdict"]).startswith("<Verdict: Host-bound")
+    results = [each for each in analysis.results.values() if isinstance(each, Result)]
+    assert len(results) > 5
+    assert all(len(repr(result)) < 500 for result in results)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_result_becomes_a_data_frame(library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    kernels = analyze(a_program().trace(tmp_path)).results["kernels"]
+    table = kernels.tables()[0]
+    # WHEN a table is made a data frame
+    frame = getattr(kernels, f"to_{library}")(table.title)
+    # THEN it has all rows, and the units are in the names of its columns
+    assert len(frame) == len(table.rows)
+    assert list(frame.columns)[:2] == ["name", "time_ns"]
+    assert list(frame["time_ns"]) == [row[1] for row in table.rows]
+    with pytest.raises(StagespanError, match="There is no table 'other': the tables are"):
+        getattr(kernels, f"to_{library}")("other")
 
 
 def test_names_of_a_trace_are_text(tmp_path: Path) -> None:
