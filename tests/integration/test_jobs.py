@@ -140,7 +140,7 @@ def test_the_commands_show_a_service_together(service: list[subprocess.Popen[str
     assert f"job {SERVICE}, 2 processes" in pages["top"].stdout
     for verb in ("ps", "recover"):
         assert "Statistics of all processes" in pages[verb].stdout
-        (line,) = (one for one in pages[verb].stdout.splitlines() if one.startswith(" decode"))
+        (line,) = (one for one in pages[verb].stdout.splitlines() if one.startswith("decode"))
         assert line.split()[1] == "400"
     told = json.loads(command_here("recover", "--job", SERVICE, "--json").stdout)
     assert told["findings"] == []

@@ -49,7 +49,7 @@ def cells(page: str, name: str) -> dict[str, str]:
     right = 0
     for word in title.split():
         right = title.index(word, right) + len(word)
-        found[word] = row[:right].rsplit("   ", 1)[-1].strip() if right <= len(row) else ""
+        found[word] = re.split(" {2,}", row[:right])[-1].strip() if right <= len(row) else ""
     return found
 
 
@@ -196,7 +196,7 @@ def test_pages_show_what_waits_and_runs(folder: Path, monkeypatch: pytest.Monkey
         assert load["longest_ns"]["tasks"] > load["longest_ns"]["replica"]
     found = cells(listed, str(process.pid))
     assert found["requests"] == "3"
-    assert "   forward 1, inner 1   replica 2, tasks 2, default 1   " in listed
+    assert "  forward 1, inner 1  replica 2, tasks 2, default 1  " in listed
     assert "3 requests are open, the oldest for " in text
     assert "Waiting: replica 2 (the oldest for " in text
     for shown in (page, of_job):

@@ -152,7 +152,7 @@ def test_ranks_of_a_job_are_compared(folder: Path) -> None:
     for process in processes:
         end(process)
     assert shown.returncode == 0, shown.stderr
-    first = shown.stdout.splitlines()[0]
+    first = shown.stdout.splitlines()[1]
     assert first.startswith("rank 3 ")
     assert "`load`" in first
     assert page["counts"]["forward"] == {f"rank {i}": 17 if i < 3 else 16 for i in range(4)}
@@ -372,10 +372,10 @@ def test_long_names_do_not_hide_figures(folder: Path) -> None:
     assert re.fullmatch(
         r" inner.*… +[\d,.]+(?: +[\d,]+)?(?: +[\d.,]+(?: [^\W\d]+)?)* +\d+%", row
     ), row
-    (row,) = (line for line in processes.splitlines() if line.startswith(f" {process.pid} "))
+    (row,) = (line for line in processes.splitlines() if line.startswith(f"{process.pid} "))
     assert len(row) <= 80
-    assert re.match(rf" {process.pid} +alive ", row)
-    assert re.search(rf"^ 0 +{process.pid} +alive ", of_job, re.MULTILINE)
+    assert re.match(rf"{process.pid} +alive ", row)
+    assert re.search(rf"^0 +{process.pid} +alive ", of_job, re.MULTILINE)
     # THEN the innermost of the open stages is shown
     assert "… > second" in top
 

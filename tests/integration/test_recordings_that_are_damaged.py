@@ -20,8 +20,13 @@ from recorded_process import (
 from properties import examples
 from stagespan import recording
 from stagespan.errors import StagespanError
+from stagespan.pages.html import html_page
+from stagespan.pages.markdown import markdown
+from stagespan.pages.page import Page
+from stagespan.pages.terminal import print_page
 from stagespan.recording import dump
 from stagespan.recording.analysis import trace_of
+from stagespan.recording.process_page import ProcessPage
 from stagespan.trace.analysis import analyze
 
 
@@ -34,10 +39,9 @@ def read_all(path: Path) -> None:
 
 
 def command_pages(found: recording.Recording) -> None:
-    from stagespan.recording import html_page, summary
-
-    summary.as_dict(found)
-    html_page.page(found)
+    page = ProcessPage(found)
+    for show in (Page.to_dict, markdown, html_page, print_page):
+        show(page)
     for write in dump.FORMATS.values():
         write(found)
     analyze(trace_of(found, found.path))

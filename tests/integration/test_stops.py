@@ -128,7 +128,7 @@ def test_a_clean_exit_after_a_signal(
     process = signalled(after=handler, STAGESPAN_RECORDING="keep")
     found = stopped(process, number, status=status)
     assert found.state == "exited"
-    assert f"ended with a clean exit after {name}." in shown(found)
+    assert f"ended with a clean exit after {name}" in shown(found)
     process = signalled(after=handler)
     process.send_signal(number)
     process.communicate(timeout=60)

@@ -26,7 +26,7 @@ _WORDS = Words(page="Nsight Compute", as_text="stagespan ncu --markdown")
 
 
 def _schema() -> dict[str, Any]:
-    return document_schema(NcuReport, "What limits the top kernels of a stage")
+    return document_schema(NcuReport, title="What limits the top kernels of a stage")
 
 
 @click.command("ncu", cls=FormerFilesCommand)

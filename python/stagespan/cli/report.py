@@ -12,7 +12,9 @@ from stagespan.cli.output import write_to
 from stagespan.errors import StagespanError
 from stagespan.pages.console import wrapped
 from stagespan.pages.escaping import one_line
-from stagespan.recording import Recording, finding, html_page
+from stagespan.pages.html import html_page
+from stagespan.recording import Recording, finding
+from stagespan.recording.process_page import ProcessPage
 from stagespan.recording.texts import ending
 from stagespan.report.reader import read_timing_report, reports_in
 from stagespan.report.side_by_side import print_reports
@@ -81,7 +83,7 @@ def _write_page(path: Path, html: str) -> None:
             f"{'folder' if os.path.isdir(path) else 'JSON file'}: pass the process id or the file "
             f"of a recording (`stagespan ps --all` lists them), or leave out --html."
         )
-    write_to(html, html_page.page(finding.open_recording(path)))
+    write_to(html, html_page(ProcessPage(finding.open_recording(path))))
 
 
 def _print_recording(recording: Recording) -> None:

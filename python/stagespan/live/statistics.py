@@ -233,7 +233,7 @@ def _cells(stage: StageStats) -> list[str]:
         f"{stage.errors:,}",
         _ms(stage.suspended_ns) if stage.suspended_ns else "",
         *("" if time is None else _ms(time.mean_ns) for time in device),
-        _work(stage),
+        work_text(stage),
     ]
 
 
@@ -241,7 +241,7 @@ def _ms(ns: float) -> str:
     return f"{ns / 1e6:,.3f}"
 
 
-def _work(stage: StageStats) -> str:
+def work_text(stage: StageStats) -> str:
     """Return the work with its rate per second of the stage's time: ``tokens 4,600 (230/s)``."""
     seconds = stage.total_ns / 1e9
     rates = {what: done / seconds if seconds else math.inf for what, done in stage.work.items()}

@@ -3,7 +3,8 @@
 A result describes its figures once, as a class derived from `Figures`. Their JSON and its JSON
 Schema follow from that class. The key of a field is its name with `_us` in place of `_ns`; a field
 whose key differs has `msgspec.field(name=...)`. A field of type `Internal` is not written, and of a
-list with `first(...)` only its first elements are.
+list with `first(...)` only its first elements are. Of a field of type `Flat`, the keys of its
+figures are written in its place.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from msgspec import inspect
 _NANOSECONDS = re.compile(r"_ns(?=_|$)")
 _UNIT = {"unit": "ns"}
 _INTERNAL = {"internal": True}
+_FLAT = {"flat": True}
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
@@ -34,6 +36,17 @@ if TYPE_CHECKING:
 else:
     MeanNs = Ns
 """A mean time, in nanoseconds with decimals. In JSON it is a number of microseconds."""
+
+if TYPE_CHECKING:
+    Flat = Annotated[_T, "its own keys"]
+else:
+
+    class Flat:
+        """A field with figures whose keys stand beside those of the other fields in JSON."""
+
+        def __class_getitem__(cls, figures):
+            return Annotated[figures, msgspec.Meta(extra=_FLAT, extra_json_schema=_FLAT)]
+
 
 if TYPE_CHECKING:
     Internal = Annotated[_T, "not written"]
@@ -104,23 +117,35 @@ def schema_of(types: Sequence[type[Figures]]) -> tuple[list[dict[str, Any]], dic
     schemas, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
     for each in definitions.values():
         if "properties" in each:
-            each["properties"] = {
-                key: {name: value for name, value in schema.items() if name != "default"}
-                for key, schema in each["properties"].items()
-                if not schema.keys() >= _INTERNAL.keys()
-            }
+            each["properties"] = _written(each["properties"], definitions)
             # A field with a default is also written.
             each["required"] = list(each["properties"])
     return list(schemas), definitions
 
 
-def document_schema(figures: type[Figures], title: str, version: int = 1) -> dict[str, Any]:
-    """Return the JSON Schema, draft 2020-12, of a document with these figures and its version."""
-    (schema,), definitions = schema_of([figures])
+def _written(properties: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys that are written, without defaults."""
+    written: dict[str, Any] = {}
+    for key, schema in properties.items():
+        if schema.keys() >= _FLAT.keys():
+            ref = schema.get("$ref") or schema["allOf"][0]["$ref"]
+            inner = definitions[ref.rpartition("/")[2]]["properties"]
+            written |= _written(inner, definitions)
+        elif not schema.keys() >= _INTERNAL.keys():
+            written[key] = {name: value for name, value in schema.items() if name != "default"}
+    return written
+
+
+def document_schema(*figures: type[Figures], title: str, version: int = 1) -> dict[str, Any]:
+    """Return the JSON Schema, draft 2020-12, of a document with its version and figures.
+
+    The figures are of one of these types.
+    """
+    schemas, definitions = schema_of(figures)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": title,
-        **schema,
+        **(schemas[0] if len(schemas) == 1 else {"anyOf": schemas}),
         "required": ["schema_version"],
         "properties": {"schema_version": {"const": version}},
         "$defs": definitions,
@@ -140,8 +165,9 @@ def _writer_of(struct: type[Figures]) -> _Write:
     fields = [
         (each.name, each.encode_name, _writer(each.type))
         for each in found.fields
-        if not _is_list_of(struct, each) and not _is_internal(each)
+        if not _is_list_of(struct, each) and not _is_marked(each, _INTERNAL, _FLAT)
     ]
+    flat = [each.name for each in found.fields if _is_marked(each, _FLAT)]
 
     def write(figures: Any) -> dict[str, Any]:
         root: dict[str, Any] = {}
@@ -151,6 +177,8 @@ def _writer_of(struct: type[Figures]) -> _Write:
             for name, key, inner in fields:
                 value = getattr(each, name)
                 written[key] = value if inner is None else inner(value)
+            for name in flat:
+                written.update(getattr(each, name).to_dict())
             for name, key in nested:
                 below = getattr(each, name)
                 written[key] = [{} for _ in below]
@@ -160,8 +188,8 @@ def _writer_of(struct: type[Figures]) -> _Write:
     return write
 
 
-def _is_internal(field: inspect.Field) -> bool:
-    return isinstance(field.type, inspect.Metadata) and field.type.extra == _INTERNAL
+def _is_marked(field: inspect.Field, *marks: dict[str, bool]) -> bool:
+    return isinstance(field.type, inspect.Metadata) and field.type.extra in marks
 
 
 def _is_list_of(struct: type[Figures], field: inspect.Field) -> bool:

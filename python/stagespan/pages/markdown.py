@@ -23,7 +23,7 @@ def markdown(page: Page) -> str:
     if (together := page.together()) is not None:
         lines += [escaped(together), ""]
     for name, tables in page.tables.items():
-        if tables:
+        if tables and len(page.tables) > 1:
             lines += [f"## {heading(name)}", ""]
         for table in tables:
             lines += [*titled_table(table), ""]
@@ -81,7 +81,8 @@ def titled_table(table: Table) -> list[str]:
         Column(head, [row[at] for row in rows], is_number=is_figure)
         for at, (head, is_figure) in enumerate(zip(heads, figures, strict=True))
     ]
-    lines = [f"### {escaped(table.title)}", "", *markdown_table(columns)]
+    title = [f"### {escaped(table.title)}", ""] if table.title else []
+    lines = [*title, *markdown_table(columns)]
     if table.note:
         lines += ["", escaped(table.note)]
     return lines

@@ -117,6 +117,7 @@ class ResultPage(Page):
     subject: str
     amount: str
     """How much of it there is: "3 processes"."""
+    remarks: Sequence[str] = ()
     is_whole: bool = True
     schema_version: int = 1
 
@@ -132,6 +133,10 @@ class ResultPage(Page):
     def summary(self) -> str:
         """Return the amount."""
         return self.amount
+
+    def notes(self) -> list[str]:
+        """Return the remarks."""
+        return list(self.remarks)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the version of the schema and the figures."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from stagespan.errors import StagespanError
 from stagespan.pages import kernel_names as names
-from stagespan.pages.amounts import in_words
+from stagespan.pages.amounts import duration, in_words
 from stagespan.pages.escaping import one_line
 from stagespan.pages.figures import Figures, Internal, Ns, in_us
 
@@ -246,7 +246,9 @@ class Table:
 
     title: str
     columns: tuple[tuple[str, str], ...]
-    """Heading and unit of each: "" for texts and plain counts, otherwise "ns", "%", "bytes" etc."""
+    """Heading and unit of each: "" for texts and plain counts, otherwise "ns", "%", "bytes" etc.
+    Times in "rounded ns" are shown as by `duration`, each in its own unit, and a "state" is a word
+    that can have a colour."""
     rows: Sequence[tuple[Cell, ...]]
     """A cell that is None is unknown, and shown as such."""
     note: str = ""
@@ -556,7 +558,9 @@ def in_cell(cell: Cell, unit: str, most: int = 60) -> str:
     if isinstance(cell, str):
         return shortened(cell, most)
     if cell is None:
-        return "-" if unit == "" else "unknown"
+        return "-" if unit in ("", "state", "rounded ns") else "unknown"
+    if unit == "rounded ns":
+        return duration(cell)
     return f"{cell:,}" if unit == "" and isinstance(cell, int) else in_words(cell, unit)
 
 

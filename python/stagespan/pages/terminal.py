@@ -40,8 +40,9 @@ _FOR_FINDINGS = 6
 _BAR = 25
 # The width of the column of severities, with the blank after it.
 _SEVERITY = 7
-# The width of a page, unless COLUMNS is set.
-_WIDTH = 100
+# The width of a page, unless COLUMNS is set, and that of a page that is printed whole, because
+# programs read its rows from a pipe.
+_WIDTH, _UNLIMITED = 100, 10_000
 # The characters of a name in a table; longer names are shortened.
 _LONGEST_NAME = 80
 # The characters of a line of a heading in a table that is too wide for the screen, and if it still
@@ -69,6 +70,12 @@ _BAR_COLOURS = {
     "copying": "blue",
     "idle": "red",
 }
+_STATES = {
+    **dict.fromkeys(("died", "fails", "slower", "worse", "missing"), "bold red"),
+    **dict.fromkeys(("note", "not known"), "yellow"),
+    **dict.fromkeys(("works", "alive", "faster"), "green"),
+}
+"""The colours of words in columns of states; others have none."""
 _COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan", "better": "green"}
 
 
@@ -92,6 +99,7 @@ def print_page(page: Page, console: Console | None = None) -> None:
             head += result.head()
     notes = [*filter(None, (page.together(),)), *page.missing(), *page.notes()]
     if page.is_whole:
+        set_width(console, _UNLIMITED)
         _print_whole(head, page.findings(), notes, console)
         return
     tables = sum(map(len, page.tables.values()))
@@ -117,6 +125,8 @@ def _print_whole(
                 print_block(text_block(block.title, "bold"), console)
         if isinstance(block, Table):
             print_block(text_table(block, console.width, _WHOLE_NAME), console)
+        elif isinstance(block, Line):
+            print_block(_indented(block), console)
         else:
             for drawn in laid_out([block], console):
                 print_block(drawn, console)
@@ -124,6 +134,16 @@ def _print_whole(
     tail += [text_block(note, "dim") for note in notes]
     for drawn in [*([text_block("")] if tail else []), *tail]:
         print_block(drawn, console)
+
+
+def _indented(line: Line) -> RenderableType:
+    """Return a line whose further lines on a narrow screen have the indentation of the first."""
+    from rich.padding import Padding
+
+    text = line.text.lstrip(" ")
+    drawn = text_block(text, _STYLES[line.style])
+    indent = len(line.text) - len(text)
+    return Padding(drawn, (0, 0, 0, indent), expand=False) if indent else drawn
 
 
 def print_result(result: Result, console: Console | None = None) -> None:
@@ -304,8 +324,14 @@ def text_table(table: Table, width: int, least_text: int = _LEAST_TEXT) -> Rende
     grid = Grid(box=None, pad_edge=False, header_style="dim")
     for head, is_text in zip(heads[:kept], texts, strict=False):
         grid.add_column(head, justify="left" if is_text else "right", no_wrap=not is_text)
+    states = [unit == "state" for _, unit in table.columns[:kept]]
     for row in rows:
-        grid.add_row(*(Text(_AMOUNT.sub(_GLUE, cell)) for cell in row[:kept]))
+        grid.add_row(
+            *(
+                Text(_AMOUNT.sub(_GLUE, cell), _STATES.get(cell, "") if is_state else "")
+                for cell, is_state in zip(row, states, strict=False)
+            )
+        )
     return grid
 
 

@@ -63,6 +63,29 @@ class Bars:
     """The bar of each event."""
 
 
+def timeline_row(
+    name: str,
+    begin: Times,
+    end: Times,
+    key: NDArray[np.intp],
+    keys: list[tuple[str, str]],
+    label: NDArray[np.intp],
+    names: list[str],
+    what: str = "events",
+    note: str = "",
+) -> TimelineRow:
+    """Return a row of events in any order. If events overlap, the first one has the time."""
+    order = np.lexsort((-end, begin))
+    begin, end = begin[order], end[order]
+    reach = np.concatenate((begin[:1], np.maximum.accumulate(end)[:-1]))
+    begin = np.maximum(begin, reach)
+    kept = np.flatnonzero(end > begin)
+    order = order[kept]
+    return TimelineRow(
+        name, begin[kept], end[kept], key[order], keys, label[order], names, what, note
+    )
+
+
 def drawn(rows: Sequence[TimelineRow]) -> dict[str, Any]:
     """Return the rows for the page. Times are in ns, each start relative to the previous end."""
     limits = _bars_per_row([len(row.begin) for row in rows])

@@ -95,7 +95,8 @@ def as_csv(recording: Recording) -> str:
 
 def as_json(recording: Recording) -> str:
     """Return JSON with the content of `stagespan recover --json` and all spans."""
-    return _encoded({**summary.as_dict(recording), "spans": rows(recording)})
+    figures = summary.ProcessFigures.of(recording).to_dict()
+    return _encoded({"schema_version": 1, **figures, "spans": rows(recording)})
 
 
 def as_parquet(recording: Recording) -> bytes:
@@ -117,7 +118,7 @@ def as_parquet(recording: Recording) -> bytes:
     types.update(dict.fromkeys(("stage", "kind", "thread_name", "request", "trace_id"), text))
     types["error"] = arrow.bool_()
     types.update({"id": arrow.uint64(), "parent": arrow.uint64(), "request_number": arrow.uint64()})
-    identity = _encoded(summary.identity(recording)).strip()
+    identity = _encoded(summary.identity(recording).to_dict()).strip()
     schema = arrow.schema(types.items(), metadata={"stagespan": identity})
     sink = arrow.BufferOutputStream()
     parquet.write_table(arrow.Table.from_pydict(values, schema=schema), sink, compression="zstd")

@@ -241,7 +241,9 @@ class LivePage:
                 merged.setdefault(row.name, []).append(row)
         return merged
 
-    def _queues(self, shown: list[list[_Reading]], load: summary.Load, width: int) -> Table | None:
+    def _queues(
+        self, shown: list[list[_Reading]], load: summary.LoadFigures, width: int
+    ) -> Table | None:
         """Return the queues: what waits in each, and the waits that ended in the last seconds."""
         merged = self._by_name(row for kept in shown for row in self._changes(kept, "queue"))
         names = sorted({*merged, *filter(self._is_wanted, load.waiting)})

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from stagespan.errors import StagespanError
 from stagespan.live.span_kinds import RUNS, number_of
+from stagespan.live.stage_figures import StageRunFigures
 from stagespan.pages.amounts import duration
+from stagespan.pages.figures import Count, RecordedFigures
 from stagespan.recording import jobs
-from stagespan.recording.summary import Position, finished_spans, positions, runs
+from stagespan.recording.reading import State
+from stagespan.recording.summary import LoadFigures, Position, finished_spans, positions, runs
 from stagespan.trace.ranks.stages import MANY_RUNS, StageRuns, slower_stages
 
 if TYPE_CHECKING:
@@ -258,33 +261,51 @@ def _where(rank: Rank, *, since: bool) -> str:
     return f" has been in `{stage}` for {duration(rank.position.elapsed_ns)}"
 
 
-def as_dict(all_ranks: list[Rank]) -> dict[str, Any]:
-    """Return the comparison of the ranks as plain data for JSON."""
-    return {
-        "findings": findings(all_ranks),
-        "ranks": [
-            {
-                "rank": rank.recording.rank,
-                "pid": rank.recording.pid,
-                "program": rank.recording.program,
-                "name": rank.recording.name,
-                "state": rank.recording.state,
-                "stage": rank.position.stages[-1] if rank.position else None,
-                "path": list(rank.position.stages) if rank.position else [],
-                "since_ns": rank.position.begin_ns if rank.position else None,
-                "elapsed_ns": rank.position.elapsed_ns if rank.position else None,
-            }
-            for rank in all_ranks
-        ],
-        "counts": {
-            stage: {rank.label: rank.counts.get(stage, 0) for rank in all_ranks}
-            for stage in stages(all_ranks)
-        },
-        "mean_ns": {
-            stage: {rank.label: mean_ns(rank, stage) for rank in all_ranks}
-            for stage in stages(all_ranks)
-        },
-    }
+class RankFigures(RecordedFigures, frozen=True):
+    """Where one rank is."""
+
+    rank: int | None
+    pid: int
+    program: str
+    name: str
+    state: State
+    stage: str | None
+    """The innermost open stage of its busiest thread."""
+    path: list[str]
+    """All open stages of that thread, outermost first."""
+    since_ns: int | None
+    """When that stage began, in Unix ns."""
+    elapsed_ns: int | None
+
+
+class JobFigures(RecordedFigures, frozen=True):
+    """The ranks or processes of a job."""
+
+    job: str
+    findings: list[str]
+    ranks: list[RankFigures]
+    counts: dict[str, dict[str, Count]]
+    """How often each rank has finished each stage."""
+    mean_ns: dict[str, dict[str, float | None]]
+    load: LoadFigures
+    stages: dict[str, StageRunFigures]
+    """The statistics of all processes together."""
+
+
+def rank_figures(rank: Rank) -> RankFigures:
+    """Return where a rank is."""
+    recording, position = rank.recording, rank.position
+    return RankFigures(
+        rank=recording.rank,
+        pid=recording.pid,
+        program=recording.program,
+        name=recording.name,
+        state=recording.state,
+        stage=position.stages[-1] if position else None,
+        path=list(position.stages) if position else [],
+        since_ns=position.begin_ns if position else None,
+        elapsed_ns=position.elapsed_ns if position else None,
+    )
 
 
 def mean_ns(rank: Rank, stage: str) -> float | None:

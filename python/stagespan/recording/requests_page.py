@@ -49,7 +49,7 @@ _INDENT = "  "
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of what `stagespan requests --json` prints."""
-    return document_schema(RequestsFigures, "Requests")
+    return document_schema(RequestsFigures, title="Requests")
 
 
 @dataclass(frozen=True, repr=False)

@@ -195,7 +195,7 @@ class TimeLine:
     def identity(self) -> dict[str, Any]:
         """The facts that identify the recordings."""
         distinct = {process.recording.identity: process.recording for process in self.processes}
-        identities = [summary.identity(one) for one in distinct.values()]
+        identities = [summary.identity(one).to_dict() for one in distinct.values()]
         return identities[0] if len(identities) == 1 else {"processes": identities}
 
     def _find_tracks(self) -> None:

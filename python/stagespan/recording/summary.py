@@ -1,4 +1,4 @@
-"""Summarises a recording: how its process ended, where its threads were, and its rates."""
+"""The figures of a process: how it ended, where its threads were, its load and its rates."""
 
 from __future__ import annotations
 
@@ -9,31 +9,52 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan.live import statistics
 from stagespan.live.span_kinds import OPEN, RUNS
-from stagespan.live.statistics import DEVICE_FIGURES, FIGURES, StageStats, Stats
+from stagespan.live.stage_figures import StageRunFigures, stage_figures
+from stagespan.live.statistics import StageStats, Stats
+from stagespan.pages.figures import Count, Flat, RecordedFigures
+from stagespan.recording.reading import RecordedOpenSpan, Recording, Request, State
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import RecordedOpenSpan, Recording
     from stagespan.recording.source import RequestSource
 
-_IDENTITY = (
-    *(
-        "state",
-        "stop_signal",
-        "pid",
-        "program",
-        "name",
-        "pid_namespace",
-        "worker",
-        "worker_of_rank",
-    ),
-    *("rank", "world_size", "job", "pipeline", "host"),
-)
-_TIMES = ("begin_ns", "end_ns", "last_ns", "read_ns")
 LATEST = 5
 """The number of latest spans of each thread in a summary."""
+
+
+class IdentityFigures(RecordedFigures, frozen=True):
+    """What identifies a recording, and how its process ended. Times are Unix ns."""
+
+    state: State
+    stop_signal: str | None
+    pid: int
+    program: str
+    name: str
+    pid_namespace: int
+    worker: str | None
+    worker_of_rank: int | None
+    rank: int | None
+    world_size: int | None
+    job: str | None
+    pipeline: str
+    host: str
+    stagespan_version: str | None
+    python_version: str | None
+    begin_ns: int
+    end_ns: int | None
+    last_ns: int | None
+    read_ns: int | None
+
+
+def identity(recording: RequestSource) -> IdentityFigures:
+    """Return the facts that identify a recording, and how its process ended."""
+    names = IdentityFigures.__struct_fields__
+    facts: dict[str, Any] = {name: getattr(recording, name, None) for name in names}
+    facts["stagespan_version"] = recording.version or None
+    facts["python_version"] = recording.python_version or None
+    return IdentityFigures(**facts)
 
 
 class Position(NamedTuple):
@@ -110,7 +131,7 @@ def _latest_spans(recording: Recording) -> dict[int, NDArray[np.void]]:
     }
 
 
-class Load(NamedTuple):
+class LoadFigures(RecordedFigures, frozen=True):
     """What runs and waits in processes that are alive. Times are None if nothing is open."""
 
     running: dict[str, int]
@@ -119,24 +140,17 @@ class Load(NamedTuple):
     """Requests that wait, by queue: received and not entered, or inside of `queued`."""
     longest_ns: dict[str, int]
     """How long the oldest of those waits, by queue."""
-    open_requests: int
-    unshown_requests: int
+    open_requests: Count
+    unshown_requests: Count
     """Requests that began when all entries of a process were those of open ones, and that may be
     open too. They are in no other figure."""
     oldest_request_ns: int | None
     """The time since the start of the oldest open request."""
-
-    @property
-    def oldest_waiter_ns(self) -> int | None:
-        """How long the oldest waiter of all queues waits."""
-        return max(self.longest_ns.values(), default=None)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON types."""
-        return {**self._asdict(), "oldest_waiter_ns": self.oldest_waiter_ns}
+    oldest_waiter_ns: int | None
+    """How long the oldest waiter of all queues waits."""
 
 
-def load(recordings: Iterable[Recording]) -> Load:
+def load(recordings: Iterable[Recording]) -> LoadFigures:
     """Return what runs and waits in processes at the time of their copies, all together."""
     running: Counter[str] = Counter()
     waits: defaultdict[str, list[int]] = defaultdict(list)
@@ -162,13 +176,15 @@ def load(recordings: Iterable[Recording]) -> Load:
             if segment["origin"] != "return":
                 request = segment["trace_id"] or (recording.path, segment["number"])
                 ages_ns[request] = max(ages_ns[request], now_ns - since_ns)
-    return Load(
+    longest_ns = {queue: max(ages) for queue, ages in waits.items()}
+    return LoadFigures(
         running=dict(running.most_common()),
         waiting={queue: len(ages) for queue, ages in waits.items()},
-        longest_ns={queue: max(ages) for queue, ages in waits.items()},
+        longest_ns=longest_ns,
         open_requests=len(ages_ns),
         unshown_requests=unshown,
         oldest_request_ns=max(ages_ns.values(), default=None),
+        oldest_waiter_ns=max(longest_ns.values(), default=None),
     )
 
 
@@ -242,72 +258,83 @@ def stalled(
     return [span for span in long_open if (span["thread"], span["begin_ns"]) in waiting]
 
 
-def as_dict(recording: Recording) -> dict[str, Any]:
-    """Return what `stagespan recover` shows as plain data for JSON. Times are Unix ns."""
-    names = recording.stage_names()
-    ids = {request["number"]: request["id"] for request in recording.requests()}
-    latest = {
-        thread: [
-            {
-                "stage": names[int(row["stage"])],
-                "begin_ns": int(row["begin_ns"]),
-                "end_ns": int(row["end_ns"]),
-                "request": ids.get(int(row["request"])),
-            }
-            for row in rows
-        ]
-        for thread, rows in _latest_spans(recording).items()
-    }
-    open_spans = recording.open_spans()
-    return {
-        "schema_version": 1,
-        "path": path_text(recording),
-        **identity(recording),
-        "threads": [
-            {
-                **thread,
-                "open_spans": [
-                    span
-                    for span in open_spans
-                    if span["thread"] == thread["thread"] and not span["detached"]
-                ],
-                "latest_spans": latest.get(thread["thread"], []),
-            }
-            for thread in recording.threads()
-        ],
-        "detached_open_spans": [span for span in open_spans if span["detached"]],
-        "stages": {name: stage_dict(stage) for name, stage in runs([recording]).items()},
-        "open_requests": [request for request in recording.requests() if request["end_ns"] is None],
-        "lost": recording.lost(),
-        "warnings": recording.warnings(),
-    }
+class LatestSpan(RecordedFigures, frozen=True):
+    """A span that has ended. Times are Unix ns."""
+
+    stage: str
+    begin_ns: int
+    end_ns: int
+    request: str | None
+
+
+class ThreadFigures(RecordedFigures, frozen=True):
+    """A thread, and what it was doing."""
+
+    thread: int
+    name: str
+    is_alive: bool
+    spans: Count
+    """The number of its finished spans."""
+    open_spans: list[RecordedOpenSpan]
+    latest_spans: list[LatestSpan]
+    """Newest first."""
+
+
+class ProcessFigures(RecordedFigures, frozen=True):
+    """What a process was doing when it died, or does now. Times are Unix ns."""
+
+    path: str
+    identity: Flat[IdentityFigures]
+    threads: list[ThreadFigures]
+    detached_open_spans: list[RecordedOpenSpan]
+    """Those that no thread is inside of."""
+    stages: dict[str, StageRunFigures]
+    open_requests: list[Request]
+    lost: dict[str, Count]
+    """What the recording has lost, by cause."""
+    warnings: list[str]
+
+    @classmethod
+    def of(cls, recording: Recording) -> ProcessFigures:
+        """Return the figures of a process."""
+        names = recording.stage_names()
+        requests = recording.requests()
+        ids = {request["number"]: request["id"] for request in requests}
+        latest = {
+            thread: [
+                LatestSpan(
+                    names[int(row["stage"])],
+                    int(row["begin_ns"]),
+                    int(row["end_ns"]),
+                    ids.get(int(row["request"])),
+                )
+                for row in rows
+            ]
+            for thread, rows in _latest_spans(recording).items()
+        }
+        inside: defaultdict[int, list[RecordedOpenSpan]] = defaultdict(list)
+        detached: list[RecordedOpenSpan] = []
+        for span in recording.open_spans():
+            (detached if span["detached"] else inside[span["thread"]]).append(span)
+        return cls(
+            path_text(recording),
+            identity(recording),
+            [
+                ThreadFigures(
+                    **thread,
+                    open_spans=inside[thread["thread"]],
+                    latest_spans=latest.get(thread["thread"], []),
+                )
+                for thread in recording.threads()
+            ],
+            detached,
+            stage_figures(runs([recording])),
+            [request for request in requests if request["end_ns"] is None],
+            recording.lost(),
+            recording.warnings(),
+        )
 
 
 def path_text(recording: Recording) -> str:
     """Return the path for JSON, in which bytes that are not text are escaped."""
     return recording.path.encode("utf-8", "backslashreplace").decode()
-
-
-def identity(recording: RequestSource) -> dict[str, Any]:
-    """Return the facts that identify a recording, and how its process ended."""
-    return {
-        **{name: getattr(recording, name) for name in _IDENTITY},
-        "stagespan_version": recording.version or None,
-        "python_version": recording.python_version or None,
-        **{name: getattr(recording, name) for name in _TIMES},
-    }
-
-
-def stage_dict(stage: StageStats) -> dict[str, Any]:
-    """Return the figures of one stage."""
-    device = {name: getattr(stage, name) for name in DEVICE_FIGURES}
-    return {
-        **{key: getattr(stage, key) for key in FIGURES},
-        "errors": stage.errors,
-        "suspended_ns": stage.suspended_ns,
-        "work": dict(stage.work),
-        **{
-            name: durations and {key: getattr(durations, key) for key in FIGURES}
-            for name, durations in device.items()
-        },
-    }

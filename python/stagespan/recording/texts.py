@@ -11,14 +11,14 @@ from stagespan.pages.escaping import one_line
 if TYPE_CHECKING:
     from stagespan.live.statistics import StageStats
     from stagespan.recording.reading import Recording, State
-    from stagespan.recording.summary import Load
+    from stagespan.recording.summary import LoadFigures
 
 _STATES: dict[State, str] = {
     "alive": "is alive",
     "exited": "ended with a clean exit",
     "stopped": "ended by a signal or os._exit, no span was open",
-    "died": "died without a clean exit: it was killed, crashed, or called os._exit",
-    "unknown": "may be alive: it belongs to another container, or /proc cannot be read",
+    "died": "died without a clean exit (it was killed, crashed, or called os._exit)",
+    "unknown": "may be alive (it belongs to another container, or /proc cannot be read)",
 }
 
 
@@ -44,7 +44,7 @@ def clock(ns: int | None) -> str:
     return f"{local}.{ns % 10**9 // 10**6:03d}"
 
 
-def open_requests(load: Load) -> str | None:
+def open_requests(load: LoadFigures) -> str | None:
     """Return a sentence about open requests; None if there are none."""
     if load.oldest_request_ns is None:
         return None
@@ -68,7 +68,7 @@ def ended_requests(ended: StageStats | None) -> str | None:
     return f"{have_ended}{errors}: p50 {p50}, p99 {p99}."
 
 
-def waiting(load: Load) -> str | None:
+def waiting(load: LoadFigures) -> str | None:
     """Return a sentence about what waits; None if nothing does."""
     queues = [
         f"{one_line(queue)} {n:,} (the oldest for {duration(load.longest_ns[queue])})"

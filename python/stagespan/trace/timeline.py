@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stagespan.pages.amounts import in_words
 from stagespan.pages.result import shortened
-from stagespan.pages.timeline import TimelineRow
+from stagespan.pages.timeline import TimelineRow, timeline_row
 from stagespan.trace.analyses import critical_path
 from stagespan.trace.analyses.idle_time import split_gaps
 from stagespan.trace.derived.dependencies import KINDS as KINDS_OF_PATH
@@ -30,7 +30,7 @@ from stagespan.trace.derived.step_times import step_times
 from stagespan.trace.derived.threads import named
 from stagespan.trace.evidence import window_of
 from stagespan.trace.read.groups import by_group, pairs
-from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.intervals import Rows
 from stagespan.trace.read.model import Trace
 
 MOST_STREAMS = 8
@@ -54,29 +54,6 @@ def timeline(trace: Trace) -> list[TimelineRow]:
     return [row for row in found if len(row.begin)]
 
 
-def _row(
-    name: str,
-    begin: Numbers,
-    end: Numbers,
-    key: NDArray[np.intp],
-    keys: list[tuple[str, str]],
-    label: NDArray[np.intp],
-    names: list[str],
-    what: str = "events",
-    note: str = "",
-) -> TimelineRow:
-    """Return a row of events in any order. If events overlap, the first one has the time."""
-    order = np.lexsort((-end, begin))
-    begin, end = begin[order], end[order]
-    reach = np.concatenate((begin[:1], np.maximum.accumulate(end)[:-1]))
-    begin = np.maximum(begin, reach)
-    kept = np.flatnonzero(end > begin)
-    order = order[kept]
-    return TimelineRow(
-        name, begin[kept], end[kept], key[order], keys, label[order], names, what, note
-    )
-
-
 def _of_events(
     trace: Trace,
     name: str,
@@ -92,7 +69,7 @@ def _of_events(
     begin = events.begin_ns[rows] - window
     end = begin + events.dur_ns[rows]
     label = events.name[rows].astype(np.intp)
-    return _row(name, begin, end, key, keys, label, trace.names, what, note)
+    return timeline_row(name, begin, end, key, keys, label, trace.names, what, note)
 
 
 def _streams(trace: Trace) -> list[TimelineRow]:
@@ -141,7 +118,7 @@ def _idle(trace: Trace) -> list[TimelineRow]:
     cause = parts.cause.astype(np.intp)
     names = [f"idle: {CAUSES[name]}" for name in NAMES]
     begin = gaps.begin_ns - window
-    return [_row("idle", begin, begin + gaps.dur_ns, cause, keys, cause, names, "gaps")]
+    return [timeline_row("idle", begin, begin + gaps.dur_ns, cause, keys, cause, names, "gaps")]
 
 
 def _path(trace: Trace) -> list[TimelineRow]:
@@ -154,7 +131,7 @@ def _path(trace: Trace) -> list[TimelineRow]:
     number = {name: at for at, name in enumerate(names)}
     kinds = list(KINDS_OF_PATH)
     return [
-        _row(
+        timeline_row(
             "critical path",
             np.array([segment.begin_ns - window for segment in found.segments]),
             np.array([segment.end_ns - window for segment in found.segments]),
@@ -213,7 +190,7 @@ def _inferred_steps(trace: Trace) -> list[TimelineRow]:
     key = np.zeros(len(ranges), dtype=np.intp)
     names = np.arange(len(ranges))
     begin, end = times.begin_ns - window, times.end_ns - window
-    return [_row("steps", begin, end, key, [("step", "step")], names, ranges.names)]
+    return [timeline_row("steps", begin, end, key, [("step", "step")], names, ranges.names)]
 
 
 def _depths(trace: Trace, rows: Rows) -> tuple[Rows, NDArray[np.int64]]:

@@ -4,6 +4,11 @@
 const FIRST_ROWS = 15;
 const SEARCHED_FROM = 9;
 // Matches names of a program, as opposed to words: "idle: the host waited" is words.
+// The colours of words in columns of states.
+const STATES = {
+  died: "high", fails: "high", slower: "high", worse: "high", missing: "high",
+  note: "medium", "not known": "medium", works: "better", alive: "better", faster: "better",
+};
 const NAME = /[_<(=/]|:(?!\s|$)|^\S{25}/;
 
 function element(name, properties, ...children) {
@@ -45,6 +50,18 @@ function columnUnits(longest) {
   return longest.map((each) => units[Math.max(each > 0 && each < units[base][0] / 100 ? base - 1 : base, 0)]);
 }
 
+// A time in ns with the digits that people read, as by `duration` in Python.
+function rounded(ns) {
+  if (ns <= 0) return "0 µs";
+  for (const [size, name] of [[1e3, "µs"], [1e6, "ms"]]) {
+    if (ns < 1000 * size) return `${number(ns / size, ns < 10 * size ? 1 : 0)} ${name}`;
+  }
+  if (ns < 120e9) return `${number(ns / 1e9, 1)} s`;
+  const minutes = Math.floor(ns / 60e9);
+  if (minutes < 120) return `${minutes} min ${Math.floor(ns / 1e9) % 60} s`;
+  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
 function inWords(value, unit) {
   if (value === null) return "unknown";
   if (typeof value === "string") return value;
@@ -53,6 +70,7 @@ function inWords(value, unit) {
     return `${number(value / size, 3)} ${name}`;
   }
   if (unit === "%") return `${number(value, 1)} %`;
+  if (unit === "rounded ns") return rounded(value);
   if (unit === "bytes") {
     for (const [power, name] of [[30, "GiB"], [20, "MiB"], [10, "KiB"]]) {
       if (Math.abs(value) >= 2 ** power) return `${number(value / 2 ** power, 2)} ${name}`;
@@ -76,8 +94,8 @@ function columnStyles({ columns, rows }) {
 function columnStyle(unit, cells, [size, name]) {
   const figures = cells.filter((cell) => typeof cell === "number");
   const texts = cells.some((cell) => typeof cell === "string");
-  const figure = !texts && (unit !== "" || figures.length > 0);
-  if (!["", "ns", "%", "bytes"].includes(unit)) {
+  const figure = !texts && (!["", "state"].includes(unit) || figures.length > 0);
+  if (!["", "ns", "%", "bytes", "rounded ns", "state"].includes(unit)) {
     const plain = (v) => (typeof v === "number" ? inWords(v, "") : inWords(v, unit));
     return { figure, suffix: unit, text: plain };
   }
@@ -191,11 +209,12 @@ class DataTable {
     const made = element("td", { class: style.figure ? "figure" : "" });
     if (value === null) {
       made.classList.add("unknown");
-      made.textContent = unit === "" ? "-" : "unknown";
+      made.textContent = ["", "state", "rounded ns"].includes(unit) ? "-" : "unknown";
     } else if (typeof value === "string") {
       const short = this.table.labels[value] || value;
       const code = element(NAME.test(value) ? "code" : "span", { dir: "auto" }, short);
       if (short.length < 25) made.classList.add("short");
+      if (unit === "state" && STATES[value]) code.style.color = `var(--${STATES[value]})`;
       if (short !== value || value.length > 90) {
         code.title = "Click to show the full name";
         code.onclick = () => {

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from browser import Browser
-from html_pages import HOSTILE, a_program, data_of, rows_of
+from html_pages import HOSTILE, a_program
 from planted import Program
 
+from page_data import data_of, rows_of
 from stagespan.pages import html
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from html_pages import HOSTILE, a_program, data_of, rows_of
+from html_pages import HOSTILE, a_program
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import Program
 
+from page_data import data_of, rows_of
 from stagespan.pages import html
 from stagespan.pages import timeline as rows
 from stagespan.pages.html import data as contents

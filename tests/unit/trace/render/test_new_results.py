@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from html_pages import data_of
 from rich.console import Console
 
+from page_data import data_of
 from stagespan.pages.figures import Count, Figures, Internal, Ns
 from stagespan.pages.html import html_page
 from stagespan.pages.markdown import markdown, markdown_of

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from browser import Browser
-from html_pages import HOSTILE, data_of, rows_of
+from html_pages import HOSTILE
 
 import stagespan
+from page_data import data_of, rows_of
 from stagespan import batch, extract, inject, queued, recording, request, span
 from stagespan.pages.html import html_page
 from stagespan.recording.requests_page import Requests, RequestsPage

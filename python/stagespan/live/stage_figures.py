@@ -1,0 +1,81 @@
+"""The figures of stages as pages and JSON show them: durations, errors and work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stagespan.live.statistics import DEVICE_FIGURES, FIGURES, StageStats, work_text
+from stagespan.pages.figures import Count, RecordedFigures
+from stagespan.pages.result import Table
+
+
+class DurationFigures(RecordedFigures, frozen=True):
+    """Durations of runs, in ns."""
+
+    count: Count
+    total_ns: float
+    mean_ns: float
+    min_ns: float
+    max_ns: float
+    p50_ns: float
+    p95_ns: float
+    p99_ns: float
+
+
+class StageRunFigures(DurationFigures, frozen=True):
+    """The runs of a stage: their durations on the host, and what else is known of them."""
+
+    errors: Count
+    suspended_ns: int
+    work: dict[str, float]
+    device_elapsed_ns: DurationFigures | None
+    device_queue_ns: DurationFigures | None
+    device_tail_ns: DurationFigures | None
+
+    @classmethod
+    def of(cls, stage: StageStats) -> StageRunFigures:
+        """Return the figures of a stage."""
+        device = {name: getattr(stage, name) for name in DEVICE_FIGURES}
+        figures: dict[str, Any] = {
+            **_durations(stage),
+            "errors": stage.errors,
+            "suspended_ns": stage.suspended_ns,
+            "work": dict(stage.work),
+            **{
+                name: durations and DurationFigures(**_durations(durations))
+                for name, durations in device.items()
+            },
+        }
+        return cls(**figures)
+
+
+def _durations(durations: Any) -> dict[str, Any]:
+    return {name: getattr(durations, name) for name in FIGURES}
+
+
+def stage_figures(stats: Mapping[str, StageStats]) -> dict[str, StageRunFigures]:
+    """Return the figures of each stage."""
+    return {name: StageRunFigures.of(stage) for name, stage in stats.items()}
+
+
+def stages_table(title: str, stats: Mapping[str, StageStats], note: str = "") -> Table:
+    """Return a table with the runs of each stage, the most important columns first."""
+
+    def device(name: str) -> Any:
+        return lambda stage: getattr(getattr(stage, name), "mean_ns", None)
+
+    return Table.of(
+        title,
+        stats.values(),
+        *(("name", "stage", ""), ("count", "count", "")),
+        *((f"{name}_ns", name, "ns") for name in ("p50", "p95", "p99", "total")),
+        ("errors", "errors", ""),
+        *((f"{name}_ns", name, "ns") for name in ("mean", "max")),
+        (device("device_elapsed_ns"), "device mean", "ns"),
+        (work_text, "work", ""),
+        ("suspended_ns", "suspended", "ns"),
+        (device("device_queue_ns"), "queue mean", "ns"),
+        (device("device_tail_ns"), "tail mean", "ns"),
+        note=note,
+    ).filled()
