@@ -10,6 +10,7 @@
 #include "docstrings.h"
 #include "execution_context.h"
 #include "reading.h"
+#include "request_details.h"
 #include "request_object.h"
 #include "request_tables.h"
 #include "sampler.h"
@@ -137,7 +138,7 @@ void define_hot_objects(py::module_& module) {
   for (PyMethodDef* functions :
        {g_span_functions, g_token_functions, g_timed_function_functions, g_timed_iterator_functions,
         g_waiting_functions, g_termination_functions, g_current_request_functions, g_segment_functions,
-        g_request_functions, g_request_table_functions, g_sampler_functions})
+        g_request_functions, g_request_detail_functions, g_request_table_functions, g_sampler_functions})
     if (PyModule_AddFunctions(m, functions) != 0) throw py::error_already_set();
   if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_unnamed_span_type(m) ||
       !init_token_type(m) || !init_timed_functions(m) || !init_timed_iterators() || !init_waiting(m) ||

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <bit>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
@@ -193,6 +194,7 @@ py::dict info(const Recording& recording) {
   result["rank"] = of.rank >= 0 ? py::object(py::int_(of.rank)) : py::object(py::none());
   result["world_size"] = of.world_size != 0 ? py::object(py::int_(of.world_size)) : py::object(py::none());
   result["job"] = field_text(of.job);
+  result["service"] = field_text(of.service);
   result["pipeline"] = field_text(of.pipeline);
   result["program"] = field_text(of.program);
   result["argument"] = field_text(of.argument);
@@ -308,6 +310,25 @@ py::list segment_keys(const Recording& recording, bool only_open) {
   return result;
 }
 
+// {name: int, float or text}
+py::dict fields_of(const Recording& recording, std::uint64_t number) {
+  py::dict result;
+  const auto found = recording.copy.fields.find(number);
+  if (found == recording.copy.fields.end()) return result;
+  const RequestFields& fields = found->second;
+  for (std::uint32_t i = 0; i < kMostFields; ++i) {
+    const py::object name = field_text(recording.header().field_names[i]);
+    if (fields.kinds[i] == kFieldWhole)
+      result[name] = py::int_(static_cast<std::int64_t>(fields.numbers[i]));
+    else if (fields.kinds[i] == kFieldFraction)
+      result[name] = py::float_(std::bit_cast<double>(fields.numbers[i]));
+    else if (fields.kinds[i] == kFieldText)
+      result[name] =
+          text_of(text_in(reinterpret_cast<const char*>(fields.texts.data()) + i * kFieldTextBytes, kFieldTextBytes));
+  }
+  return result;
+}
+
 py::dict segment_of(const Recording& recording, const SegmentCopy& copy) {
   const ClockFit& fit = recording.copy.fit;
   const auto time = [&](std::uint64_t ticks) {
@@ -339,6 +360,10 @@ py::dict segment_of(const Recording& recording, const SegmentCopy& copy) {
   segment["sent_clock"] = copy.sent_clock;
   segment["queue"] = copy.received_ticks != 0 ? recording.name_of(copy.queue_stage) : py::object(py::none());
   segment["pipeline"] = recording.name_of(copy.pipeline);
+  segment["is_http"] = (copy.traits & kTraitHttp) != 0;
+  const bool has_route = (copy.traits & kTraitRoute) != 0;
+  segment["route"] = has_route ? recording.name_of(copy.pipeline) : py::object(py::none());
+  segment["fields"] = fields_of(recording, copy.number);
   segment["trace_flags"] = copy.trace_flags;
   const std::string_view branch = text_in(copy.branch);
   segment["branch"] = branch.empty() ? py::object(py::none()) : text_of(branch);
@@ -360,6 +385,16 @@ py::list links_of(const Recording& recording) {
   py::list result;
   for (const LinkFields& link : read_links(recording.copy.arena))
     result.append(py::make_tuple(link.span, link.request, link.size));
+  return result;
+}
+
+// [(span id, request number, type, message)]
+py::list failures_of(const Recording& recording) {
+  const NoCollection by_allocations;
+  py::list result;
+  for (const FailureFields& failure : read_failures(recording.copy.arena))
+    result.append(py::make_tuple(failure.span, failure.request, recording.name_of(failure.type),
+                                 text_of(text_in(failure.message))));
   return result;
 }
 
@@ -460,6 +495,7 @@ void define_recording(py::module_& module) {
       .def("segment_keys", segment_keys, py::arg("only_open") = false)
       .def("segments", segments_of, py::arg("keys") = py::none())
       .def("links", links_of)
+      .def("failures", failures_of)
       .def("amounts", amounts_of, py::arg("spans") = py::none())
       .def("threads", threads_of)
       .def("lost", lost_of);

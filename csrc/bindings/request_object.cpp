@@ -17,6 +17,7 @@
 #include "execution_context.h"
 #include "object.h"
 #include "ready_object.h"
+#include "request_details.h"
 #include "request_tables.h"
 #include "segments.h"
 #include "stage_names.h"
@@ -136,6 +137,7 @@ std::uint32_t write_entry(const RequestObject& self, SegmentFields& start) noexc
   const Ref shown = shown_id(self.id);
   const Utf8 id(shown.get());
   start.pipeline = pipeline_stage(self);
+  start.traits = self.traits;
   if (!id || start.pipeline == kNoStage) return 0;
   // Last, so that what is done once for each process or thread is not part of the request.
   if (start.origin == kOriginRoot && start.begin_ticks == 0) start.begin_ticks = start.request_ticks = now_ticks();
@@ -302,6 +304,7 @@ bool enter(PyObject* object) noexcept {
   self.entered = entered.release();
   remember_begun(self);
   add_open(self);
+  write_recorded_fields(self);
   return true;
 }
 
@@ -351,7 +354,7 @@ SegmentStatus status_of(PyObject* kind) noexcept {
 }
 
 /// Ends a request, if it is open. False with an exception set if what is known of it cannot be kept.
-bool leave(PyObject* object, PyObject* kind) noexcept {
+bool leave(PyObject* object, PyObject* kind, PyObject* error = nullptr) noexcept {
   RequestObject& self = *self_of(object);
   if (self.entered == nullptr) return true;
   const SegmentStatus derived = status_of(kind);
@@ -360,6 +363,8 @@ bool leave(PyObject* object, PyObject* kind) noexcept {
   leave_request(entered.get(), object);
   if (self.begin_ticks == 0) return true;
   const SegmentStatus status = self.status != kStatusOpen ? static_cast<SegmentStatus>(self.status) : derived;
+  if (derived == kStatusError) note_failure(0, self.number, error != nullptr ? error : kind);
+  write_recorded_fields(self);  // which may have changed since it was entered
   if (self.owner != nullptr) {
     end_received(self, derived);
     return true;
@@ -383,7 +388,9 @@ PyObject* request_with_enter(PyObject* object, PyObject* const*, Py_ssize_t) {
 }
 
 PyObject* request_with_exit(PyObject* object, PyObject* const* args, Py_ssize_t count) {
-  return request_leave(object, count > 0 ? args[0] : Py_None);
+  PyObject* const kind = count > 0 ? args[0] : Py_None;
+  PyObject* const error = count > 1 && args[1] != Py_None ? args[1] : nullptr;
+  return leave(object, kind, error) ? Py_NewRef(Py_None) : nullptr;
 }
 
 PyObject* request_aenter(PyObject* object, PyObject*) { return ready(request_with_enter(object, nullptr, 0)); }
@@ -776,6 +783,15 @@ int set_pipeline_of(PyObject* object, PyObject* name, void*) {
   return 0;
 }
 
+// _serve_http(route): it serves a call; the route is its template, or None if it is not known.
+PyObject* request_serve_http(PyObject* object, PyObject* route) {
+  RequestObject& self = *self_of(object);
+  self.traits = kTraitHttp | (route != Py_None ? kTraitRoute : 0);
+  if (SegmentEntry* const entry = entry_of(self.number, self.shown)) entry->traits.store(self.traits, relaxed);
+  if (route != Py_None && set_pipeline_of(object, route, nullptr) != 0) return nullptr;
+  Py_RETURN_NONE;
+}
+
 PyObject* get_trace_id(PyObject* object, void*) { return text_of_trace(self_of(object)->parent.trace); }
 
 // The name under which its wait is counted, or None.
@@ -797,6 +813,7 @@ PyMethodDef g_methods[] = {
     {"_initialise", as_method(request_initialise), METH_FASTCALL, nullptr},
     {"_receive", as_method(request_receive), METH_FASTCALL, nullptr},
     {"_follow", request_follow, METH_O, nullptr},
+    {"_serve_http", request_serve_http, METH_O, nullptr},
     {"_show", request_show, METH_NOARGS, nullptr},
     {"__aenter__", request_aenter, METH_NOARGS, nullptr},
     {"__aexit__", as_method(request_aexit), METH_FASTCALL, nullptr},

@@ -33,6 +33,7 @@ struct RequestObject {
   CountedRequest counted;
   std::uint32_t shown;       // 1 + index of its entry in the recording; 0 without one
   std::uint32_t generation;  // of the process that has entered it
+  std::uint32_t traits;      // bits of SegmentTrait
   std::uint8_t status;       // as it was set
   bool has_given_id;
   bool follows;  // a part after the end of a request, which is its parent

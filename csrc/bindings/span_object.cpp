@@ -122,7 +122,9 @@ bool leave_in_other_thread(SpanObject* self, std::uint16_t flags, PyObject* erro
   if (frame == nullptr) frame = find_in_thread(thread, self);
   if (frame != nullptr) {
     --self->open;
+    const std::uint64_t failed = (flags & kFlagError) != 0 ? frame->id.load(std::memory_order_relaxed) : 0;
     end_run_slow(thread, *self, *frame, flags, nullptr, error);
+    if (failed != 0) note_failure(failed, 0, error);
     return;
   }
   if (self->open != 0) {

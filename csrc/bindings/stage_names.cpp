@@ -51,7 +51,7 @@ std::uint32_t invalid_name(PyObject* name) noexcept {
 }
 
 /// Whether stages of a kind are pipelines of requests.
-bool is_of_pipeline(StageKind kind) noexcept { return kind >= kPartFirstChunk; }
+bool is_of_pipeline(StageKind kind) noexcept { return kind >= kPartFirstChunk && kind <= kRequestAbandoned; }
 
 // Interns the text, and stores the stage's name if it differs.
 std::uint32_t intern(PyObject* name, PyObject* text, StageKind kind, Chooser chooser) {

@@ -219,6 +219,7 @@ void SuspendableRun::finish(const Turn& turn, bool failed, PyObject* result, boo
   Recorder::get().hide_detached(shown_at_);
   shown_at_ = 0;
   commit_span(thread, span_);
+  if (failed) note_failure(span_.id, 0, pending.value());
   if (is_context(context_->kind)) complete(*context_, span_, thread, call_);
   drop_from(call_);
   raise_kept();

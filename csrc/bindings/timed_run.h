@@ -8,6 +8,7 @@
 #include "completions.h"
 #include "execution_context.h"
 #include "object.h"
+#include "request_details.h"
 #include "span_object.h"
 #include "stagespan/recorder.h"
 
@@ -95,12 +96,15 @@ STAGESPAN_HOT void end_run(ThreadState& thread, SpanObject& span, OpenFrame& fra
                            PyObject* result, PyObject* error) noexcept {
   const bool is_plain = span.kind == Kind::kSpan &&
                         (frame.flags.load(std::memory_order_relaxed) & (kFrameInactive | kFrameClosedAway)) == 0;
-  if (!is_plain) [[unlikely]] {
+  const std::uint64_t failed = (flags & kFlagError) != 0 ? frame.id.load(std::memory_order_relaxed) : 0;
+  if (is_plain) [[likely]] {
+    close_frame(thread, frame, flags);
+    publish(thread);
+  } else {
     end_run_slow(thread, span, frame, flags, result, error);
-    return;
   }
-  close_frame(thread, frame, flags);
-  publish(thread);
+  if (failed != 0) [[unlikely]]
+    note_failure(failed, 0, error);
 }
 
 /// Arguments of a vectorcall as the hooks take them; empty with an exception set on failure.

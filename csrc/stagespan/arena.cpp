@@ -40,6 +40,8 @@ std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions
       {kRegionSegments, sizeof(SegmentEntry), sizes.segment_entries},
       {kRegionLinks, sizeof(LinkRecord), std::uint64_t{sizes.segment_entries} * kLinksPerRequest},
       {kRegionAmounts, sizeof(AmountRecord), std::uint64_t{sizes.segment_entries} * kAmountsPerRequest},
+      {kRegionFields, sizeof(FieldsEntry), sizes.segment_entries},
+      {kRegionFailures, sizeof(FailureRecord), kFailures},
   };
   std::uint64_t offset = round_up(sizeof(ArenaHeader), kPageBytes);
   for (const auto& want : wanted) {

@@ -43,6 +43,8 @@ class ArenaView {
   std::uint64_t link_count() const noexcept { return std::uint64_t{header().segment_entries} * kLinksPerRequest; }
   AmountRecord* amounts() const noexcept { return region<AmountRecord>(kRegionAmounts); }
   std::uint64_t amount_count() const noexcept { return std::uint64_t{header().segment_entries} * kAmountsPerRequest; }
+  FieldsEntry* fields() const noexcept { return region<FieldsEntry>(kRegionFields); }
+  FailureRecord* failures() const noexcept { return region<FailureRecord>(kRegionFailures); }
   OpenFrame* detached() const noexcept { return region<OpenFrame>(kRegionDetached); }
   SpanRecord* ring(std::uint32_t slot) const noexcept {
     return region<SpanRecord>(kRegionRings) + std::size_t{slot} * header().ring_spans;

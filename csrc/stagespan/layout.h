@@ -48,10 +48,14 @@ namespace stagespan {
 //   | LinkRecord *|  x kLinksPerRequest x segment_entries: which requests a batch served, the latest ones
 //   +-------------+ regions[kRegionAmounts]
 //   | AmountRec. *|  x kAmountsPerRequest x segment_entries: the work of single spans, the latest amounts
+//   +-------------+ regions[kRegionFields]
+//   | FieldsEntry*|  x segment_entries: what the program has said of the request in the same place
+//   +-------------+ regions[kRegionFailures]
+//   | FailureRec.*|  x kFailures: the types of the latest exceptions that spans and requests have ended with
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 12;
+inline constexpr std::uint32_t kLayoutVersion = 13;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -84,6 +88,12 @@ inline constexpr std::uint32_t kFewestRequests = 64;
 inline constexpr std::uint32_t kMostRequests = 1U << 16;
 inline constexpr std::uint32_t kLinksPerRequest = 4;
 inline constexpr std::uint32_t kAmountsPerRequest = 8;
+inline constexpr std::uint32_t kMostFields = 8;  // of a request
+inline constexpr std::uint32_t kFieldNameBytes = 32;
+inline constexpr std::uint32_t kFieldTextBytes = 64;
+inline constexpr std::uint32_t kFailures = 4096;
+inline constexpr std::uint32_t kMessageBytes = 200;
+inline constexpr std::uint32_t kMostExceptionTypes = 256;
 inline constexpr std::uint32_t kRequestIdBytes = 64;
 inline constexpr std::uint32_t kBranchBytes = 16;
 inline constexpr std::uint32_t kThreadNameBytes = 64;
@@ -100,6 +110,7 @@ inline constexpr std::uint32_t kDeviceStagesAtOnce = 16;
 inline constexpr std::uint32_t kSegmentsAtOnce = 64;
 inline constexpr std::uint32_t kLinksAtOnce = kSegmentsAtOnce * kLinksPerRequest;
 inline constexpr std::uint32_t kAmountsAtOnce = kSegmentsAtOnce * kAmountsPerRequest;
+inline constexpr std::uint32_t kFailuresAtOnce = 128;
 
 /// The distance of two slots' frames in the arrays of frames and of locals. It is the same in both, so that a thread
 /// finds a frame and its local by one index, also beyond its own frames. The locals of a slot reach into the next page
@@ -192,6 +203,8 @@ enum Region : std::uint32_t {
   kRegionSegments,
   kRegionLinks,
   kRegionAmounts,
+  kRegionFields,
+  kRegionFailures,
   kRegionCount,
 };
 
@@ -238,7 +251,8 @@ struct ProcessInfo {
   std::uint32_t world_size;   // 0 if unknown
   std::uint32_t shares_rank;  // a worker with the rank of the process that started it, such as one of a data loader
   std::uint32_t reserved;
-  char job[128];  // the common id of the processes of a job, or empty
+  char job[128];      // the common id of the processes of a job, or empty
+  char service[128];  // how the user calls the service in metrics, or empty
   char pipeline[128];
   char program[128];  // of a worker: the program that started it
   char argument[40];  // the first argument of the program if it is a plain word, such as "decode"; else empty
@@ -301,6 +315,12 @@ struct ArenaHeader {
   std::atomic<std::uint8_t> segment_pieces[kMostRequests / kSegmentsAtOnce];
   std::atomic<std::uint8_t> link_pieces[kMostRequests / kSegmentsAtOnce];
   std::atomic<std::uint8_t> amount_pieces[kMostRequests / kSegmentsAtOnce];
+  std::atomic<std::uint8_t> fields_pieces[kMostRequests / kSegmentsAtOnce];
+  std::atomic<std::uint8_t> failure_pieces[kFailures / kFailuresAtOnce];
+  std::atomic<std::uint32_t> field_count;  // names of fields that are recorded; a name never changes
+  std::uint32_t reserved;
+  char field_names[kMostFields][kFieldNameBytes];
+  std::atomic<std::uint64_t> failure_head;         // failure records ever written
   std::atomic<std::uint32_t> segment_high_water;   // segment entries ever used
   std::atomic<std::uint32_t> detached_high_water;  // detached frames ever used
   std::atomic<std::uint64_t> link_head;            // link records ever written
@@ -331,6 +351,7 @@ enum StageKind : std::uint16_t {
   kRequestCancelled,
   kRequestDiscarded,
   kRequestAbandoned,
+  kException,  // not a stage, but a type of exceptions
   kStageKinds,
 };
 
@@ -544,6 +565,11 @@ enum SegmentStatus : std::uint8_t {
   kStatusCount,
 };
 
+enum SegmentTrait : std::uint32_t {
+  kTraitHttp = 1,   // it serves a call by HTTP
+  kTraitRoute = 2,  // its pipeline is the template of a route
+};
+
 /// A text that fills its field, or is followed by zeroes.
 template <std::size_t bytes>
 using TextWords = std::array<std::uint64_t, bytes / 8>;
@@ -573,6 +599,7 @@ using TextWords = std::array<std::uint64_t, bytes / 8>;
   FIELD(std::uint32_t, trace_flags, 0)                                                                          \
   FIELD(std::uint64_t, entered_ticks, 0) /* the latest time at which it was entered */                          \
   FIELD(std::uint32_t, pipeline, 0)      /* the stage of kind kRequestOk with the pipeline's name */            \
+  FIELD(std::uint32_t, traits, 0)        /* bits of SegmentTrait */                                             \
   FIELD(std::uint64_t, request_ticks, 0) /* when the request began, perhaps elsewhere; 0 if unknown */          \
   FIELD(TextWords<kBranchBytes>, branch, {})                                                                    \
   FIELD(TextWords<kRequestIdBytes>, id, {})
@@ -589,6 +616,50 @@ struct alignas(64) SegmentEntry {
 };
 static_assert(sizeof(SegmentEntry) == 256);
 static_assert(kSegmentsAtOnce * sizeof(SegmentEntry) % 4096 == 0);
+
+enum FieldKind : std::uint64_t {
+  kFieldMissing,
+  kFieldWhole,     // the bits of an std::int64_t
+  kFieldFraction,  // those of a double, which is finite
+  kFieldText,      // the number is not used
+};
+
+#define STAGESPAN_REQUEST_FIELDS(FIELD)                                                   \
+  FIELD(TextWords<8 * kMostFields>, kinds, {}) /* FieldKind, by the number of the name */ \
+  FIELD(TextWords<8 * kMostFields>, numbers, {})                                          \
+  FIELD(TextWords<kFieldTextBytes * kMostFields>, texts, {})
+
+/// What a program has said of a request, of the fields that it records.
+struct RequestFields {
+  STAGESPAN_REQUEST_FIELDS(STAGESPAN_PLAIN_FIELD)
+};
+
+/// `number` as in the SegmentEntry with the same index.
+struct alignas(64) FieldsEntry {
+  std::atomic<std::uint64_t> number;
+  STAGESPAN_SHARED_FIELDS(RequestFields, STAGESPAN_REQUEST_FIELDS)
+};
+static_assert(sizeof(FieldsEntry) == 704);
+static_assert(kSegmentsAtOnce * sizeof(FieldsEntry) % 4096 == 0);
+
+#define STAGESPAN_FAILURE_FIELDS(FIELD)                                                            \
+  FIELD(std::uint64_t, span, 0)                /* its id; 0 if the request ended so */             \
+  FIELD(std::uint64_t, request, 0)             /* the number of the request that ended so, or 0 */ \
+  FIELD(TextWords<kMessageBytes>, message, {}) /* empty unless the program asks for it */          \
+  FIELD(std::uint32_t, type, 0)                /* a name of kind kException */
+
+/// The exception that a span or a request has ended with.
+struct FailureFields {
+  STAGESPAN_FAILURE_FIELDS(STAGESPAN_PLAIN_FIELD)
+};
+
+/// `commit` as in a SpanRecord.
+struct FailureRecord {
+  STAGESPAN_SHARED_FIELDS(FailureFields, STAGESPAN_FAILURE_FIELDS)
+  std::atomic<std::uint32_t> commit;
+};
+static_assert(sizeof(FailureRecord) == 224);
+static_assert(kFailuresAtOnce * sizeof(FailureRecord) % 4096 == 0);
 
 #define STAGESPAN_LINK_FIELDS(FIELD)                                               \
   FIELD(std::uint64_t, span, 0)                                                    \

@@ -164,6 +164,7 @@ ProcessInfo process_info_from_environment() {
   const auto world_size = whole_number(variable("WORLD_SIZE"));
   info.world_size = world_size && *world_size <= INT32_MAX ? static_cast<std::uint32_t>(*world_size) : 0;
   set(info.job, job_name());
+  set(info.service, first_of({"STAGESPAN_JOB", "OTEL_SERVICE_NAME"}));
   const std::string_view pipeline = first_of({"STAGESPAN_PIPELINE_NAME", "TELEFUSER_PIPELINE_NAME"});
   set(info.pipeline, pipeline.empty() ? "default" : pipeline);
   const Program program = program_of_this_process();

@@ -172,6 +172,14 @@ std::vector<LinkFields> read_links(ArenaView arena) {
   return result;
 }
 
+std::vector<FailureFields> read_failures(ArenaView arena) {
+  std::vector<FailureFields> result;
+  if (!arena) return result;
+  for_each_record(arena.failures(), kFailures, 0, arena.header().failure_head.load(std::memory_order_acquire),
+                  [&](const FailureFields& failure) { result.push_back(failure); });
+  return result;
+}
+
 std::unordered_map<std::uint64_t, std::map<std::uint32_t, Amount>> read_amounts(
     ArenaView arena, const std::unordered_set<std::uint64_t>* spans) {
   std::unordered_map<std::uint64_t, std::map<std::uint32_t, Amount>> result;

@@ -47,6 +47,8 @@ std::vector<SpanCopy> read_requests(ArenaView arena, const std::vector<std::uint
 
 /// The latest links, oldest first.
 std::vector<LinkFields> read_links(ArenaView arena);
+/// The latest exceptions that spans and requests have ended with, oldest first.
+std::vector<FailureFields> read_failures(ArenaView arena);
 
 /// The work of a span in one unit; the sum of both numbers.
 struct Amount {

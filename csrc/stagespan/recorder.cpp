@@ -154,6 +154,7 @@ void Recorder::prepare_arena() {
   segments_freed_ = header.segment_entries;
   arena_.slot(kSharedSlot).state.store(kSlotLive, relaxed);
   shared_block_locked(kStageOverflow);
+  show_field_names();
   prepare_stand_in();
 }
 
@@ -198,6 +199,10 @@ std::uint32_t Recorder::intern_pipeline(std::string_view name, StageKind kind) n
   return intern_bounded(name, kind, kRequestOk, pipelines_, kMostPipelines);
 }
 
+std::uint32_t Recorder::intern_exception(std::string_view name) noexcept {
+  return intern_bounded(name, kException, kException, exception_types_, kMostExceptionTypes);
+}
+
 std::uint32_t Recorder::intern_bounded(std::string_view name, StageKind kind, StageKind counted_kind,
                                        std::uint32_t& taken, std::uint32_t most) noexcept {
   if (!arena_) return kStageOverflow;
@@ -206,7 +211,7 @@ std::uint32_t Recorder::intern_bounded(std::string_view name, StageKind kind, St
     const bool is_known = stages_.contains(static_cast<char>(counted_kind) + shortened(name));
     const bool has_place = is_known || taken < most;
     // Requests of further pipelines are counted together, so nothing is lost.
-    if (!has_place && counted_kind != kRequestOk) lose(kLostNames);
+    if (!has_place && counted_kind < kPartFirstChunk) lose(kLostNames);
     const std::uint32_t stage = intern_locked(has_place ? name : kForeignName, kind);
     if (has_place && !is_known && kind == counted_kind && stage != kStageOverflow) ++taken;
     return stage;

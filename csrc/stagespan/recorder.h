@@ -192,6 +192,15 @@ class Recorder {
   /// Adds a further one, and the figures of the time since the previous one.
   void add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t between_stage,
                  std::uint32_t amount_stage) noexcept;
+  /// Has the fields of this name recorded from now on. Returns the number of the name, which it keeps until the process
+  /// ends; kMostFields if there are others already.
+  std::uint32_t record_field(std::string_view name) noexcept;
+  /// Writes what the program has said of a request that still has its entry.
+  void write_fields(std::uint64_t number, std::uint32_t index, const RequestFields& fields) noexcept;
+  /// A type of exceptions, of which at most `kMostExceptionTypes` have a name of their own.
+  std::uint32_t intern_exception(std::string_view name) noexcept;
+  /// Records the exception that a span or a request has ended with.
+  void add_failure(const FailureFields& failure) noexcept;
   /// Links the span of a batch to `count` of the `batch_size` requests that it served.
   void add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count,
                  std::uint32_t batch_size) noexcept;
@@ -248,6 +257,7 @@ class Recorder {
   std::uint32_t shared_block_locked(std::uint32_t stage) noexcept;
   std::uint32_t take_block_locked() noexcept;
   StatsBlock* request_block_locked(std::uint32_t pipeline, SegmentStatus status, std::uint32_t& stage) noexcept;
+  void show_field_names() noexcept;
   bool note_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint64_t now) noexcept;
   void count_figure(std::uint32_t stage, std::uint64_t ticks) noexcept;
   void take_back_locked(const CountedRequest& counted) noexcept;
@@ -279,6 +289,8 @@ class Recorder {
   std::unordered_map<std::string, std::uint32_t> stages_;  // by kind (one character) and name
   std::uint32_t foreign_names_ = 0;
   std::uint32_t pipelines_ = 0;
+  std::uint32_t exception_types_ = 0;
+  std::vector<std::string> field_names_;  // by number
   std::unordered_map<std::string, std::uint32_t> work_keys_;
   std::vector<std::uint32_t> free_blocks_;
   std::vector<ThreadState*> threads_;

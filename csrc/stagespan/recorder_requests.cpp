@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "recorder.h"
+#include "text.h"
 
 namespace stagespan {
 
@@ -199,6 +200,53 @@ void Recorder::add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_
   count_figure(between_stage, ticks);
   // The first chunk's time contains the work before it, so it says nothing about a token.
   if (amount != 0) count_figure(amount_stage, ticks / amount);
+}
+
+std::uint32_t Recorder::record_field(std::string_view name) noexcept {
+  if (!arena_) return kMostFields;
+  const std::lock_guard lock(cold_);
+  const auto known = std::find(field_names_.begin(), field_names_.end(), cut(name, kFieldNameBytes));
+  const auto number = static_cast<std::uint32_t>(known - field_names_.begin());
+  if (known != field_names_.end() || number == kMostFields) return number;
+  try {
+    field_names_.emplace_back(cut(name, kFieldNameBytes));
+  } catch (const std::bad_alloc&) {
+    lose(kLostMemory);
+    return kMostFields;
+  }
+  show_field_names();
+  return number;
+}
+
+void Recorder::show_field_names() noexcept {
+  ArenaHeader& header = arena_.header();
+  for (std::size_t i = 0; i < field_names_.size(); ++i)
+    set_text(header.field_names[i], kFieldNameBytes, field_names_[i]);
+  // Release: a reader that sees the count sees the names.
+  header.field_count.store(static_cast<std::uint32_t>(field_names_.size()), std::memory_order_release);
+}
+
+void Recorder::write_fields(std::uint64_t number, std::uint32_t index, const RequestFields& fields) noexcept {
+  const std::lock_guard lock(cold_);
+  if (segment(number, index) == nullptr) return;
+  ArenaHeader& header = arena_.header();
+  claim_piece_locked(header.fields_pieces, kRegionFields, index, kSegmentsAtOnce);
+  FieldsEntry& entry = arena_.fields()[index];
+  entry.number.store(0, relaxed);
+  store_fence();  // a reader that sees a field of this request sees that the previous ones have been removed
+  entry.store(fields);
+  entry.number.store(number, std::memory_order_release);
+  SingleWriter::add(header.changes, std::uint64_t{1});
+}
+
+void Recorder::add_failure(const FailureFields& failure) noexcept {
+  if (!arena_) return;
+  const std::lock_guard lock(cold_);
+  ArenaHeader& header = arena_.header();
+  const std::uint64_t number = header.failure_head.load(relaxed);
+  claim_piece_locked(header.failure_pieces, kRegionFailures, number % kFailures, kFailuresAtOnce);
+  write_record(arena_.failures()[number % kFailures], number, failure);
+  header.failure_head.store(number + 1, std::memory_order_release);
 }
 
 void Recorder::add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count,

@@ -74,6 +74,8 @@ class Copier {
   void take_segments();
   void take_links();
   void take_amounts();
+  void take_fields();
+  void take_failures();
   void take_work_keys();
   void take_device();
   void check_figures();
@@ -378,6 +380,41 @@ void Copier::take_amounts() {
   take(&header().amounts_since_ticks, sizeof(header().amounts_since_ticks));
 }
 
+void Copier::take_fields() {
+  const std::uint32_t count = std::min(plain(header().field_count), kMostFields);
+  header().field_count.store(count, relaxed);
+  if (count == 0) return;
+  FieldsEntry* const entries = copy_.arena.fields();
+  const std::uint32_t used = std::min(plain(header().segment_high_water), header().segment_entries);
+  take_pieces(header().fields_pieces, entries, used, kSegmentsAtOnce,
+              [](const FieldsEntry& entry) { return plain(entry.number); });
+  for (std::uint32_t i = 0; i < used; ++i) {
+    const std::uint64_t number = plain(entries[i].number);
+    if (number == 0) continue;
+    RequestFields fields = entries[i].load();
+    for (std::uint32_t k = 0; k < kMostFields; ++k) {
+      const bool is_possible =
+          fields.kinds[k] <= kFieldText && (fields.kinds[k] == kFieldMissing || k < count) &&
+          (fields.kinds[k] != kFieldFraction || std::isfinite(std::bit_cast<double>(fields.numbers[k])));
+      if (is_possible) continue;
+      ++copy_.damaged;
+      fields.kinds[k] = kFieldMissing;
+    }
+    copy_.fields.insert_or_assign(number, fields);
+  }
+}
+
+void Copier::take_failures() {
+  const std::uint64_t head = plain(header().failure_head);
+  if (head > kMostTicks) {
+    ++copy_.damaged;
+    header().failure_head.store(0, relaxed);
+    return;
+  }
+  take_pieces(header().failure_pieces, copy_.arena.failures(), std::min<std::uint64_t>(head, kFailures),
+              kFailuresAtOnce, commit_of<FailureRecord>);
+}
+
 // After all amounts, so that each that was seen has a key.
 void Copier::take_work_keys() {
   load_fence();
@@ -580,9 +617,11 @@ std::string Copier::copy_all(RecordingParts parts, const std::string& what) {
   take_figures();
   take_threads(parts);
   take_segments();
+  take_fields();
   if (parts == RecordingParts::kAll) {
     take_links();
     take_amounts();
+    take_failures();
   }
   take_work_keys();
   take_device();

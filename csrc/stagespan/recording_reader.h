@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "arena.h"
@@ -35,9 +36,10 @@ struct RecordingCopy {
   std::unique_ptr<std::byte, UnmapArena> memory;
   ArenaView arena;
   ProcessInfo info{};
-  std::vector<std::string> names;     // by stage
-  std::vector<SegmentCopy> segments;  // by number
-  std::vector<OpenCopy> open;         // as find_activity() returns them
+  std::vector<std::string> names;                           // by stage
+  std::vector<SegmentCopy> segments;                        // by number
+  std::unordered_map<std::uint64_t, RequestFields> fields;  // by the number of the request
+  std::vector<OpenCopy> open;                               // as find_activity() returns them
   ClockFit fit{{}};
   std::uint64_t now_ticks = 0;            // on the recording's clock, when the copy was taken; 0 if unknown
   std::uint32_t threads_not_in_file = 0;  // the tmpfs was full: some or all of their records are missing

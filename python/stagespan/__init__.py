@@ -53,7 +53,10 @@ from stagespan.contexts.context import (
     enable as enable,
     set_debug as set_debug,
 )
-from stagespan.contexts.requests import request as request
+from stagespan.contexts.requests import (
+    record_request_fields as record_request_fields,
+    request as request,
+)
 from stagespan.device import times as _device
 from stagespan.live.finished_spans import spans as spans
 from stagespan.live.open_spans import open_spans as open_spans

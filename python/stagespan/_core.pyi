@@ -170,6 +170,7 @@ class Request:
     @property
     def queue(self) -> str | None:
         """What the wait from received to entered is called; None if it began in this process."""
+    def _serve_http(self, route: str | None) -> None: ...
     def chunk(self, tokens: int = 1) -> None:
         """Record one output of a stream, such as a token or a frame.
 
@@ -590,6 +591,16 @@ def hooks_raise_later(error: BaseException) -> None:
     """
 
 # Requests
+def request_set_details(find_fields: Callable[[], None], redacted: str, /) -> None:
+    """Set the function that is called before fields are first recorded, and what replaces the texts
+    of secret ones."""
+
+def request_record_field(name: str, is_secret: bool, /) -> bool:
+    """Record a field of requests from now on. Returns False if there are eight others."""
+
+def exceptions_keep_messages(are_kept: bool, /) -> None:
+    """Set whether the messages of exceptions are recorded beside their types."""
+
 def request_set_functions(
     parent: Callable[[], tuple[int, int, int, int] | None],
     hash: Callable[[], Callable[[str], str] | None],
@@ -974,6 +985,7 @@ class RecordingCopy:
     def segment_keys(self, only_open: bool = ...) -> list[int]: ...
     def segments(self, keys: Set[int] | None = None) -> list[tuple[int, dict[str, Any]]]: ...
     def links(self) -> list[tuple[int, int, int]]: ...
+    def failures(self) -> list[tuple[int, int, str, str]]: ...
     def amounts(self, spans: set[int] | None = None) -> dict[int, dict[str, int | float]]: ...
     def threads(self) -> list[dict[str, Any]]: ...
     def lost(self) -> dict[str, int]: ...

@@ -20,6 +20,7 @@ _LONGEST_RETURN_NS = 1_000_000
 """An application that does not wait and returns so soon after its answer does no work there."""
 _GONE = ("http.disconnect", "websocket.disconnect")
 _USUAL_CLOSES = (1000, 1001)
+_UNMATCHED = "(unmatched)"
 _ENTRY = "http"
 """What the wait until an application is called counts as, if the client does not name a queue."""
 
@@ -30,9 +31,10 @@ class RequestMiddleware:
     The trace is that of the header ``traceparent``. The id is that of ``id_header`` if it is set
     and the client sends it, else one of this process. ``metadata`` of the request has the
     ``method``, the ``path`` and, if the framework tells it, the ``route``, which is also the
-    request's pipeline. The route of a mounted application begins with the path of its mount. A
-    client that has gone before the answer is complete makes the request cancelled, and an answer
-    with a status of 500 and above makes it an error.
+    request's pipeline; that of a path without a route is ``(unmatched)``. The route of a mounted
+    application begins with the path of its mount. A client that has gone before the answer is
+    complete makes the request cancelled, and an answer with a status of 500 and above makes it an
+    error.
 
     The request ends with the last message of the answer, or when the websocket is closed. What the
     application does afterwards, such as background tasks, is a part of its own: it has the id and
@@ -65,6 +67,7 @@ class RequestMiddleware:
             return
         headers = scope.get("headers") or ()
         remote = Remote(headers, self._id_in(headers), trusted=self._trusted, entry=_ENTRY)
+        remote._serve_http(None)
         remote.metadata.update(method=scope.get("method", "WEBSOCKET"), path=scope.get("path"))
         await _Call(remote, scope, receive, send).serve(self.app)
 
@@ -208,7 +211,10 @@ class _Call:
         route = getattr(self._scope.get("route"), "path", None)
         if isinstance(route, str):
             route = self._mounted_at(route) + route
-            self._current.metadata["route"] = self._current.pipeline = route
+            self._current.metadata["route"] = route
+            self._current._serve_http(route)
+        elif "router" in self._scope and "endpoint" not in self._scope:  # of Starlette
+            self._current.pipeline = _UNMATCHED
 
     def _mounted_at(self, route: str) -> str:
         """Return the path of the mounts that lead to the application with this route.

@@ -53,6 +53,22 @@ VARIABLES: tuple[Variable, ...] = (
         "default the id that torchrun or SLURM gives it",
     ),
     Variable(
+        "STAGESPAN_REQUEST_FIELDS",
+        (),
+        "names",
+        (),
+        "metadata of requests that leave the process, at most eight names of 32 bytes: "
+        "`stagespan requests`, exports and kept requests show them; read when the first request "
+        "begins",
+    ),
+    Variable(
+        "STAGESPAN_EXCEPTION_MESSAGES",
+        (),
+        "switch",
+        False,
+        "whether recordings have the messages of exceptions beside their types, cut at 200 bytes",
+    ),
+    Variable(
         "STAGESPAN_PROCESS_NAME",
         (),
         "text",

@@ -77,6 +77,8 @@ TEST(Arena, RegionsHaveTheSizesOfTheLayout) {
   expect_region(arena, kRegionSegments, arena.segments(), kDefaultRequests);
   expect_region(arena, kRegionLinks, arena.links(), kDefaultRequests * kLinksPerRequest);
   expect_region(arena, kRegionAmounts, arena.amounts(), kDefaultRequests * kAmountsPerRequest);
+  expect_region(arena, kRegionFields, arena.fields(), kDefaultRequests);
+  expect_region(arena, kRegionFailures, arena.failures(), kFailures);
   expect_region(arena, kRegionDetached, arena.detached(), kMaxDetached);
   expect_region(arena, kRegionRings, arena.ring(0), 1024 * kMaxThreads);
   expect_region(arena, kRegionBlocks, arena.blocks(), kMaxBlocks);

@@ -14,8 +14,9 @@ from stagespan.pages.console import wrapped
 from stagespan.recording import Recording, finding, jobs, requests_page
 from stagespan.recording.requests_page import Requests, RequestsPage
 from stagespan.recording.source import RequestSource
-from stagespan.recording.timelines import timelines
+from stagespan.recording.timelines import Timeline, timelines
 
+_ALL = 1 << 31
 _STATUSES = ("open", "ok", "error", "cancelled", "discarded", "abandoned")
 
 
@@ -38,6 +39,14 @@ _STATUSES = ("open", "ok", "error", "cancelled", "discarded", "abandoned")
     "'session-1/*' matches.",
 )
 @click.option("--status", type=click.Choice(_STATUSES), help="Show only requests that ended so.")
+@click.option("--pipeline", metavar="NAME", help="Show only requests of this pipeline.")
+@click.option("--route", metavar="ROUTE", help="Show only calls that this route has served.")
+@click.option(
+    "--where",
+    metavar="FIELD=VALUE",
+    multiple=True,
+    help="Show only requests with this value of a recorded field; give it once for each field.",
+)
 @click.option(
     "--perfetto",
     metavar="FILE",
@@ -50,6 +59,9 @@ def command(
     slowest: int,
     id_: str | None,
     status: str | None,
+    pipeline: str | None,
+    route: str | None,
+    where: tuple[str, ...],
     perfetto: str | None,
     output: Output,
 ) -> None:
@@ -63,9 +75,12 @@ def command(
     if recordings and job is not None:
         raise click.UsageError("Name recordings, or a job with --job, but not both.")
 
+    wanted = _Wanted(pipeline, route, where)
     is_pattern = id_ is not None and "*" in id_
     pattern = None if id_ is None else ".*".join(map(re.escape, id_.split("*")))
-    read, count = _read(recordings, slowest, pattern, status)
+    # Kept Parquet has no columns of them.
+    most = slowest if wanted.is_all else _ALL
+    read, count = _read(recordings, most, pattern, status)
     # With other recordings than those that are named, a message may have been received.
     are_all = not any(isinstance(one, Recording) for one in read) or not recordings
     found = timelines(read, None if is_pattern else id_, are_all=are_all)
@@ -78,13 +93,15 @@ def command(
         found = [one for one in found if matches(one.id)]
     if status is not None:
         found = [one for one in found if one.status == status]
+    if not wanted.is_all:
+        found, count = list(filter(wanted.matches, found)), None
     ran_in = {id(part.recording): part.recording for one in found for part in one.segments}
     lost = {
         cause: sum(one.lost()[cause] for one in ran_in.values())
         for cause in ("requests", "links", "overwritten")
     }
     if not found and output.form != "json":
-        click.echo(wrapped(_why_none(len(read), job, id_, status)))
+        click.echo(wrapped(_why_none(len(read), job, id_, status, wanted)))
         return
     if perfetto is not None:
         from stagespan.recording import dump
@@ -97,11 +114,55 @@ def command(
     output.show(RequestsPage(Requests(found, shown, lost, total, in_detail)))
 
 
-def _why_none(count: int, job: str | None, id_: str | None, status: str | None) -> str:
+class _Wanted:
+    """The requests that the user wants to see, by what is recorded of them."""
+
+    def __init__(self, pipeline: str | None, route: str | None, where: tuple[str, ...]) -> None:
+        """Raises click.UsageError if something of ``where`` is not FIELD=VALUE."""
+        self._pipeline, self._route = pipeline, route
+        self._fields: list[tuple[str, str]] = []
+        for condition in where:
+            name, separator, value = condition.partition("=")
+            if not (name and separator):
+                raise click.UsageError(f"--where {condition!r}: write FIELD=VALUE.")
+            self._fields.append((name, value))
+
+    @property
+    def is_all(self) -> bool:
+        return self._pipeline is None and self._route is None and not self._fields
+
+    def matches(self, one: Timeline) -> bool:
+        return (
+            self._pipeline in (None, one.pipeline)
+            and self._route in (None, one.route)
+            and all(name in one.fields and _is(one.fields[name], v) for name, v in self._fields)
+        )
+
+    def __str__(self) -> str:
+        labels = {"pipeline": self._pipeline, "route": self._route}
+        chosen = [(name, value) for name, value in labels.items() if value is not None]
+        return ", ".join(f"{name} {value!r}" for name, value in (*chosen, *self._fields))
+
+
+def _is(value: float | str, wanted: str) -> bool:
+    """Whether a value is the one that a user has written: 60 is also 60.0."""
+    if isinstance(value, str):
+        return value == wanted
+    try:
+        return value == float(wanted)
+    except ValueError:
+        return False
+
+
+def _why_none(
+    count: int, job: str | None, id_: str | None, status: str | None, conditions: _Wanted
+) -> str:
     """Return that there are no requests, and what the user can do."""
     wanted = "" if id_ is None else f" with the id {id_!r}"
     if status is not None:
         wanted += f" with the status {status}"
+    if not conditions.is_all:
+        wanted += f" with {conditions}"
     if job is not None:
         wanted += f" that began in a process of the job {job!r}"
     advice = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypedDict, TypeVar
 
 from stagespan import _core, settings
 from stagespan.contexts.dynamo import compiling
-from stagespan.process import forks, run
+from stagespan.process import forks, imports, run
 from stagespan.process.imports import importing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_MOST_NAME_BYTES = 32
 P = ParamSpec("P")
 R = TypeVar("R")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -201,6 +203,42 @@ def _hash(id_: str) -> str:
     return hashlib.blake2b(id_.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
 
+def record_request_fields(*names: str) -> None:
+    """Let metadata of requests leave the process: `stagespan requests` and exports show them.
+
+    There are at most eight names of 32 bytes, with those of STAGESPAN_REQUEST_FIELDS. Numbers are
+    recorded as they are, and texts cut at 64 bytes; other values are left out. The text of a secret
+    is replaced, as STAGESPAN_REDACT says. They are read when a request begins, and when it ends.
+
+    Raises:
+        ValueError: If a name is empty or longer than 32 bytes, or if there are more than eight.
+
+    Example:
+        ```python
+        stagespan.record_request_fields("steps", "model")
+        with stagespan.request("r-1", steps=60, model="wan"):
+            ...
+        ```
+    """
+    redaction = imports.load("stagespan.pages.redaction")
+    hides = redaction.hides_secrets()
+    _core.request_set_details(_record_fields_of_environment, redaction.REDACTED)
+    for name in names:
+        if not 0 < len(name.encode("utf-8", "backslashreplace")) <= _MOST_NAME_BYTES:
+            raise ValueError(f"{name!r} is not the name of a field: pass 1 to 32 bytes.")
+        if not _core.request_record_field(name, hides and redaction.is_secret(name)):
+            raise ValueError(f"{name!r} is the ninth field of requests: at most eight are recorded")
+
+
+def _record_fields_of_environment() -> None:
+    if names := settings.get("STAGESPAN_REQUEST_FIELDS"):
+        try:
+            record_request_fields(*names)
+        except ValueError as error:
+            warnings.warn(f"STAGESPAN_REQUEST_FIELDS: {error}", RuntimeWarning, stacklevel=2)
+    _core.exceptions_keep_messages(settings.get("STAGESPAN_EXCEPTION_MESSAGES"))
+
+
 def _opentelemetry_parent() -> tuple[int, int, int, int] | None:
     """The trace id, span id and flags of OpenTelemetry's current span, if the program uses it."""
     try:
@@ -216,6 +254,7 @@ def _opentelemetry_parent() -> tuple[int, int, int, int] | None:
 
 _core.request_set_functions(_opentelemetry_parent, _find_hash, run.pipeline_name, compiling)
 _core.request_set_finished(finished_requests.append)
+_core.request_set_details(_record_fields_of_environment, "")
 
 
 _this_process = object()

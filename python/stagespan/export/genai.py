@@ -55,7 +55,7 @@ def attributes_of(parts: Sequence[Part], operation: str) -> dict[str, str | int 
             first_chunk_ns = min(known_ns) - root.begin_ns
             attributes["gen_ai.response.time_to_first_chunk"] = first_chunk_ns / 1e9
     if root.segment["status"] not in ("ok", "unused"):
-        attributes["error.type"] = root.segment["status"]
+        attributes["error.type"] = root.segment["exception"] or root.segment["status"]
     return attributes
 
 

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts, RecordedOpenSpan, State, Thread
+    from stagespan.recording.reading import Amounts, Failures, RecordedOpenSpan, State, Thread
     from stagespan.recording.source import RequestSource
 
 _LOGGER = logging.getLogger("stagespan")
 _SCHEMA_VERSION = 1
 _PREFIX, _SUFFIX = "requests-", ".jsonl.gz"
-_KEPT_FIELDS = Span._fields.index("work") + 1
+_KEPT_FIELDS = Span._fields.index("exception_message") + 1
 _FILE_BYTES = 4 << 20
 _FILE_INTERVAL_S = 10.0
 _MOST_LINE_BYTES = 256 << 20
@@ -303,6 +303,11 @@ class KeptRecording:
             (span.id, part.segment["number"], size) for part in parts for span, size in part.batches
         ]
         self._amounts = {span.id: span.work for span, _ in timed if span.work is not None}
+        self._failures: Failures = {
+            span.id: (span.exception, span.exception_message)
+            for span, _ in timed
+            if span.exception is not None
+        }
         unknown = (span.begin_ns for span, _ in timed if span.work is None)
         self.amounts_since_ns = max(unknown, default=0)
         self.last_ns = max((span.end_ns for span, _ in timed), default=None)
@@ -349,6 +354,10 @@ class KeptRecording:
     def open_spans(self) -> list[RecordedOpenSpan]:
         """Return nothing: only requests that have ended are kept."""
         return []
+
+    def failures(self) -> Failures:
+        """Return the exceptions of the spans by span id."""
+        return self._failures
 
     def lost(self) -> dict[str, int]:
         """Return nothing: what a process had lost by then is not known."""
@@ -452,7 +461,7 @@ def read(
     first = tables[0][0]
     found = kept_parquet.select(first, [path for _, path in tables], slowest, id_, status)
     decoder = msgspec.json.Decoder(_KeptPart)
-    parts = (decoder.decode(part) for part in found.parts)
+    parts = (_complete(decoder.decode(part)) for part in found.parts)
     return KeptRequests(_recordings_in(", ".join(places), parts), found.total)
 
 
@@ -485,6 +494,19 @@ def _files_in(name: str, place: Path) -> list[Path]:
     return files
 
 
+def _complete(part: _KeptPart) -> _KeptPart:
+    """Return a part with what earlier versions did not keep."""
+    for segment in (part.segment, *part.returns):
+        segment.setdefault("pipeline", part.resource.pipeline)
+        segment.setdefault("is_http", False)
+        segment.setdefault("fields", {})
+        segment.setdefault("route", None)
+        segment.setdefault("exception", None)
+        segment.setdefault("exception_message", None)
+        segment.setdefault("request_ns", None)
+    return part
+
+
 def _parts_in(files: Iterable[tuple[str, Path]]) -> Iterator[_KeptPart]:
     decoder = msgspec.json.Decoder(_KeptRequest)
     for place, path in files:
@@ -494,7 +516,7 @@ def _parts_in(files: Iterable[tuple[str, Path]]) -> Iterator[_KeptPart]:
                     request = decoder.decode(line)
                     if request.schema_version != _SCHEMA_VERSION:
                         raise ValueError(f"its version is {request.schema_version}")
-                    yield from request.parts
+                    yield from map(_complete, request.parts)
         except FileNotFoundError:  # it was the oldest one
             continue
         except (OSError, EOFError, zlib.error, ValueError) as error:

@@ -112,6 +112,11 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
         "stagespan.complete": part.is_whole and all(hop.work is not None for hop in part.spans),
         **more,
     }
+    attributes |= {f"stagespan.field.{name}": one for name, one in segment["fields"].items()}
+    if segment["route"] is not None:
+        attributes["http.route"] = segment["route"]
+    if segment["exception"] is not None:
+        attributes["error.type"] = segment["exception"]
     if segment["attempt"] > 1:
         attributes["stagespan.attempt"] = segment["attempt"]
     if segment["branch"] is not None:
@@ -132,13 +137,15 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
             f"{_batch_context(hop, part).span_id:016x}" for hop in part.batches
         ]
         attributes["stagespan.batch.sizes"] = [hop.size for hop in part.batches]
-    if parent is None or follows:
+    if segment["is_http"] and not follows:
+        kind = SpanKind.SERVER
+    elif parent is None or follows:
         kind = SpanKind.INTERNAL
     else:
         kind = SpanKind.CONSUMER if hops and hops[0] is segment else SpanKind.SERVER
     failed = segment["status"] not in ("ok", "unused")
     yield ReadableSpan(
-        name=segment["queue"] or part.resource.pipeline,
+        name=segment["route"] or segment["queue"] or segment["pipeline"],
         context=context,
         parent=None
         if parent is None
@@ -152,9 +159,11 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
         instrumentation_scope=_SCOPE,
     )
     inside = {span.id for span in part.spans}
+    of_route = {} if segment["route"] is None else {"http.route": segment["route"]}
     for span in part.spans:
         above = span_id_in(own_id, span.parent) if span.parent in inside else own_id
-        yield _stage(span, trace_id, span_id_in(own_id, span.id), above, resource)
+        more = of_route if span.kind == "queue" else {}
+        yield _stage(span, trace_id, span_id_in(own_id, span.id), above, resource, (), more)
     for batch in part.batches:
         if not batch.is_exported:
             batch.is_exported = True
@@ -199,6 +208,8 @@ def _stage(
     }
     for unit, amount in (span.work or {}).items():
         attributes[f"stagespan.work.{unit}"] = amount
+    if span.exception is not None:
+        attributes["error.type"] = span.exception
     if span.suspended_ns:
         attributes["stagespan.suspended_s"] = span.suspended_ns / 1e9
     if span.device_elapsed_ns is not None:
@@ -211,7 +222,9 @@ def _stage(
         attributes=attributes,
         links=links,
         kind=SpanKind.INTERNAL,
-        status=Status(StatusCode.ERROR) if span.failed else Status(StatusCode.UNSET),
+        status=Status(StatusCode.ERROR, span.exception_message or span.exception)
+        if span.failed
+        else Status(StatusCode.UNSET),
         start_time=span.begin_ns,
         end_time=span.end_ns,
         instrumentation_scope=_SCOPE,

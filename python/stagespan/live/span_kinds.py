@@ -32,6 +32,8 @@ TITLES: dict[Kind, str] = {
 """What pages, charts and time lines call each kind, in the order of the numbers in recordings."""
 KINDS = tuple(TITLES)
 """By the number that the recording uses."""
+KINDS_OF_NAMES = (*KINDS, "exception")
+"""The same for all names in a recording, which types of exceptions have too."""
 OPEN: dict[Kind, Literal["running", "waiting"]] = {
     "execution": "running",
     "batch": "running",

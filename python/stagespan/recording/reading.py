@@ -20,7 +20,7 @@ from stagespan.contexts.requests import STATUSES
 from stagespan.errors import StagespanError, TooLargeError
 from stagespan.live import statistics
 from stagespan.live.open_spans import AnyOpenSpan
-from stagespan.live.span_kinds import KINDS
+from stagespan.live.span_kinds import KINDS, KINDS_OF_NAMES
 from stagespan.process.files import cannot_open
 from stagespan.process.times import stat_folder
 
@@ -57,6 +57,8 @@ Work = dict[str, int | float]
 """What a span has done, by unit."""
 Amounts = dict[int, Work]
 """The work of spans by their ids."""
+Failures = dict[int, tuple[str, str | None]]
+"""The type and the message of exceptions by the ids of their spans; None if not recorded."""
 
 
 _ORIGINS = ("root", "remote", "return", "repeated")
@@ -79,7 +81,19 @@ class Request(TypedDict):
     status: str
 
 
-class Segment(Request):
+class SegmentDetails(TypedDict, total=False):
+    """What earlier versions have not kept of a segment."""
+
+    pipeline: str
+    is_http: bool
+    route: str | None
+    fields: dict[str, int | float | str]
+    exception: str | None
+    exception_message: str | None
+    request_ns: int | None
+
+
+class Segment(Request, SegmentDetails):
     """A segment: the part of a request in this process. Unknown values are None.
 
     ``segment`` is its id, ``parent_hop`` that of the hop that brought it, and ``parent_segment``
@@ -87,7 +101,9 @@ class Segment(Request):
     request, such as background tasks, both are that request's segment. ``origin`` is ``"root"``
     (it began here), ``"remote"``, ``"return"`` (not a segment, but a hop that has come back to
     the segment with this number) or ``"repeated"`` (the carrier was received before). ``pipeline``
-    is that of the request, or of the process. ``sent_ns`` is on this process's clock, and None if
+    is that of the request, or of the process; ``route`` is also the pipeline of a call that a route
+    serves, and ``fields`` are what `record_request_fields` has named. ``exception`` is the type of
+    the exception that it has ended with. ``sent_ns`` is on this process's clock, and None if
     it was sent on another one; so is ``request_ns``, when the request began, perhaps elsewhere.
     """
 
@@ -98,7 +114,6 @@ class Segment(Request):
     attempt: int
     branch: str | None
     queue: str | None
-    pipeline: str
     sent_ns: int | None
     sent_monotonic_ns: int | None
     sent_unix_ns: int | None
@@ -109,7 +124,6 @@ class Segment(Request):
     chunk_amount: int
     first_chunk_ns: int | None
     last_chunk_ns: int | None
-    request_ns: int | None
     trace_flags: int
 
 
@@ -239,7 +253,7 @@ class Recording:
 
     def stage_kinds(self) -> list[str]:
         """Return the kinds of all stages: execution, queue, handoff, batch, remote, and so on."""
-        return [KINDS[kind] for kind in self._copy.stage_kinds()]
+        return [KINDS_OF_NAMES[kind] for kind in self._copy.stage_kinds()]
 
     @cached_property
     def _snapshot(self) -> _core.Snapshot:
@@ -334,6 +348,8 @@ class Recording:
             one["status"] = STATUSES[one["status"]]
             if has_ended and one["end_ns"] is None:
                 one["status"] = "abandoned"
+            failure = self._failures[1].get(one["number"]) if one["status"] == "error" else None
+            one["exception"], one["exception_message"] = failure or (None, None)
         return cast("list[tuple[int, Segment]]", found)
 
     @cached_property
@@ -362,6 +378,22 @@ class Recording:
         if not self._everything:
             raise StagespanError(f"{self.path} was opened without its spans.")
         return self._copy.links()
+
+    @cached_property
+    def _failures(self) -> tuple[Failures, Failures]:
+        """Those of spans and of requests."""
+        of_spans: Failures = {}
+        of_requests: Failures = {}
+        for span, number, kind, message in self._copy.failures():
+            if span:
+                of_spans[span] = kind, message or None
+            else:
+                of_requests[number] = kind, message or None
+        return of_spans, of_requests
+
+    def failures(self) -> Failures:
+        """Return the exceptions of the latest spans that have failed, by span id."""
+        return self._failures[0]
 
     def amounts(self, spans: set[int] | None = None) -> Amounts:
         """Return what was counted with `span.add`, by span id and unit; integers are exact.
@@ -406,8 +438,8 @@ class Recording:
 
     @property
     def service(self) -> str:
-        """What it is called in metrics: its job, or else the program that the user started."""
-        return self.job or str(self._info["program"]) or "(unknown)"
+        """What it is called in metrics: STAGESPAN_JOB, else OTEL_SERVICE_NAME, else the program."""
+        return str(self._info["service"] or self._info["program"]) or "(unknown)"
 
     @property
     def identity(self) -> str:

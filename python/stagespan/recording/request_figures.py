@@ -64,6 +64,9 @@ class SpanFigures(RecordedFigures, frozen=True):
     """The number of requests of a batch."""
     work: dict[str, int | float] | None
     """What was added to the span, by unit; None if newer amounts have displaced it."""
+    exception: str | None
+    """The type of the exception that it has ended with, and its message if that is recorded."""
+    exception_message: str | None
 
 
 class SegmentFigures(RecordedFigures, frozen=True):
@@ -92,6 +95,12 @@ class RequestFigures(RecordedFigures, frozen=True):
     request_id: str
     trace_id: str | None
     status: str
+    pipeline: str
+    route: str | None
+    fields: dict[str, int | float | str]
+    """What was recorded of its metadata."""
+    exception: str | None
+    """The type of the exception that it has ended with."""
     begin_ns: int
     """Unix time."""
     total_ns: int
@@ -128,6 +137,10 @@ class RequestFigures(RecordedFigures, frozen=True):
             request_id=timeline.id,
             trace_id=timeline.trace_id,
             status=timeline.status,
+            pipeline=timeline.pipeline,
+            route=timeline.route,
+            fields=timeline.fields,
+            exception=timeline.exception,
             begin_ns=timeline.begin_ns,
             total_ns=timeline.total_ns,
             execution_ns=timeline.where_sum("execution"),
@@ -181,6 +194,8 @@ def _segment(stretch: Stretch, root: Stretch) -> SegmentFigures:
                 open=span.is_open,
                 size=span.size,
                 work=span.work,
+                exception=span.exception,
+                exception_message=span.exception_message,
             )
             for span in sorted(stretch.spans, key=lambda span: (span.begin_ns, span.depth))
         ],

@@ -150,9 +150,11 @@ class Requests(Result):
             shown,
             ("id", "request", ""),
             ("status", "status", ""),
+            *([("pipeline", "pipeline", "")] if any(map(_has_pipeline, shown)) else []),
             ("total_ns", "total", "ns"),
             *((lambda one, kind=kind: one.where_sum(kind), name, "ns") for kind, name in columns),
             *([(_processes, "processes", "")] if any(_processes(one) > 1 for one in shown) else []),
+            (lambda one: _fields(one.fields), "fields", ""),
             ("first_chunk_ns", "first chunk", "ns"),
             ("part_first_chunk_ns", "first chunk since its part was entered", "ns"),
             (lambda one: ", ".join(one.causes), "incomplete", ""),
@@ -236,6 +238,14 @@ def _details(timeline: Timeline) -> list[Block]:
     ]
 
 
+def _has_pipeline(timeline: Timeline) -> bool:
+    return timeline.pipeline != "default"
+
+
+def _fields(fields: Mapping[str, int | float | str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in fields.items())
+
+
 def _remarks(figures: RequestFigures) -> list[str]:
     chunks = f"{figures.chunks:,} chunks, {figures.tokens:,} tokens"
     firsts = {
@@ -247,6 +257,9 @@ def _remarks(figures: RequestFigures) -> list[str]:
         chunks += f", the first {' and '.join(after)}"
     late = f"{counted(figures.late_spans, 'span')} began after the end of the request"
     remarks = {
+        f"pipeline {figures.pipeline}": figures.pipeline != "default",
+        f"fields: {_fields(figures.fields)}": len(figures.fields),
+        f"ended with {figures.exception}": figures.exception is not None,
         chunks: figures.chunks,
         f"discarded branches: {in_words(figures.discarded_ns, 'ns')} of executions": (
             figures.discarded_ns

@@ -10,7 +10,14 @@ if TYPE_CHECKING:
 
     from stagespan.live.span_kinds import Kind
     from stagespan.live.statistics import Stats
-    from stagespan.recording.reading import Amounts, RecordedOpenSpan, Segment, State, Thread
+    from stagespan.recording.reading import (
+        Amounts,
+        Failures,
+        RecordedOpenSpan,
+        Segment,
+        State,
+        Thread,
+    )
 
 
 class RequestSource(Protocol):
@@ -140,6 +147,9 @@ class RequestSource(Protocol):
 
     def amounts(self, spans: set[int] | None = None) -> Amounts:
         """Return the work of spans by span id and unit."""
+
+    def failures(self) -> Failures:
+        """Return the exceptions of spans by span id."""
 
     def stats(self, *, kind: Kind = "execution") -> Stats:
         """Return the statistics of all stages."""

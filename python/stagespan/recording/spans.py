@@ -43,6 +43,9 @@ class Span(NamedTuple):
     """None if unknown."""
     work: Work | None = None
     """What `span.add` counted in it, by unit; None if unknown."""
+    exception: str | None = None
+    """The type of the exception that it has ended with."""
+    exception_message: str | None = None
     is_open: bool = False
     """Whether it had not ended; ``end_ns`` is then the latest time that is known."""
     size: int = 1
@@ -116,6 +119,10 @@ def made(
     device_ns = rows["device_elapsed_ns"].astype(object)
     device_ns[numpy.isnan(rows["device_elapsed_ns"])] = None
     is_known = (rows["begin_ns"] > recording.amounts_since_ns).tolist()
+    failed = ((rows["flags"] & _core.FLAG_ERROR) != 0).tolist()
+    failures = recording.failures() if any(failed) else {}
+    none = None, None
+    exceptions = [failures.get(id_, none) for id_ in columns["id"]]
     return list(
         map(
             Span,
@@ -126,7 +133,7 @@ def made(
             begin_ns.tolist(),
             end_ns.tolist(),
             columns["thread"],
-            ((rows["flags"] & _core.FLAG_ERROR) != 0).tolist(),
+            failed,
             columns["suspended_ns"],
             rows["depth"].tolist(),
             device_ns.tolist(),
@@ -134,6 +141,8 @@ def made(
                 amounts.get(id_, _NOTHING) if known else None
                 for id_, known in zip(columns["id"], is_known, strict=True)
             ],
+            [kind for kind, _ in exceptions],
+            [message for _, message in exceptions],
             is_open.tolist(),
         )
     )

@@ -95,6 +95,13 @@ class Timeline:
     """The root first."""
     causes: list[str]
     """Why it is not complete, if it is not."""
+    pipeline: str = "default"
+    route: str | None = None
+    """The template of the route that served it, if it was a call by HTTP."""
+    fields: dict[str, int | float | str] = field(default_factory=dict)
+    """What its processes have recorded of its metadata; of one name, the earliest part's value."""
+    exception: str | None = None
+    """The type of the exception that the root has ended with."""
     chunks: int = 0
     tokens: int = 0
     first_chunk_ns: int | None = None
@@ -365,6 +372,14 @@ def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
         hops=hops + missing,
         segments=segments,
         causes=_causes(root, segments, own_returns, all_segments) + missing_causes,
+        pipeline=segment["pipeline"],
+        route=segment["route"],
+        fields={
+            name: value
+            for one in reversed(segments)
+            for name, value in one.segment["fields"].items()
+        },
+        exception=segment["exception"],
         chunks=sum(one.segment["chunks"] for one in chunked),
         tokens=sum(one.segment["chunk_amount"] for one in chunked),
         first_chunk_ns=_first_chunk_ns(root, begin_ns, chunked),
