@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "object.h"
@@ -31,6 +32,7 @@ namespace {
 
 constexpr std::int64_t kMs = 1'000'000;
 constexpr std::int64_t kFirstWriteNs = 100 * kMs, kWriteEveryNs = 1000 * kMs;  // in between, twice as late each time
+constexpr std::int64_t kFirstCallNs = 2000 * kMs;  // of the callback, then twice as late each time
 constexpr std::int64_t kFreeCpuNs = 4 * kMs;  // for which the sampler's CPU time is not compared with the process's
 constexpr int kMostCpuShare = 50;             // at most a 50th of the process's CPU time
 constexpr int kSamplesPerCheck = 8;           // of the CPU times, whose clocks are slow
@@ -100,6 +102,7 @@ struct Sampler {
   bool is_read_by_others = false;  // the file must be there however the process ends
   bool is_wanted = false;          // between start and stop, also while a fork is going on
   int forks = 0;
+  PyObject* callback = nullptr;  // is called with what was seen, in the sampler's thread, until it returns true
 
   pthread_t thread{};
   pid_t owner = 0;  // the process that has the thread; 0 without it
@@ -185,12 +188,28 @@ void read_worker(Sampler& s) noexcept {
     s.worker.pop_back();
 }
 
-void write(const Sampler& s) noexcept {
-  if (s.samples == 0 || s.folder.empty()) return;
+// The content of the file.
+std::string text_of(const Sampler& s) {
   std::string text = "process\t" + s.role + '\t' + s.worker;
   for (const std::int64_t field : {s.interval_ns, s.samples, s.wall_ns, s.collected_ns[0], s.collected_ns[1]})
     text += '\t' + std::to_string(field);
-  text += '\n' + s.stacks.text();
+  return text + '\n' + s.stacks.text();
+}
+
+// Whether the callback does not want to be called again.
+bool call_back(Sampler& s) noexcept {
+  const NoCollection by_allocations;  // finalizers belong to the program's own threads
+  const Ref callback(Py_NewRef(s.callback));
+  const std::string text = text_of(s);
+  const Ref seen(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+  const Ref is_done(seen ? PyObject_CallOneArg(callback.get(), seen.get()) : nullptr);
+  PyErr_Clear();
+  return !is_done || is_done.get() == Py_True;
+}
+
+void write(const Sampler& s) noexcept {
+  if (s.samples == 0 || s.folder.empty()) return;
+  const std::string text = text_of(s);
   const std::string written = s.path + ".new";
   const int file = open(written.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (file < 0) return;  // the command has ended
@@ -223,6 +242,7 @@ void* run(void* argument) noexcept {
   std::int64_t interval_ns = base_ns, due_ns = clock_ns(CLOCK_MONOTONIC) + base_ns;
   std::int64_t written_ns = due_ns, write_every_ns = kFirstWriteNs;
   const std::int64_t process_cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+  std::int64_t call_after_ns = kFirstCallNs;
   while (wait_until(s, due_ns)) {
     PyEval_RestoreThread(state);
     s.state = state;
@@ -230,6 +250,10 @@ void* run(void* argument) noexcept {
     const std::int64_t now = s.last_ns;
     const bool is_writing = s.is_read_by_others && now - written_ns >= write_every_ns;
     if (is_writing) read_worker(s);
+    if (s.callback != nullptr && s.wall_ns >= call_after_ns) {
+      call_after_ns *= 2;
+      if (call_back(s)) Py_CLEAR(s.callback);
+    }
     PyEval_SaveThread();
     if (is_writing) {
       const std::int64_t before_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
@@ -303,7 +327,9 @@ PyObject* py_start(PyObject*, PyObject* arguments) noexcept {
   const char *folder = nullptr, *role = nullptr;
   long long interval_us = 0;
   int is_read_by_others = 0;
-  if (PyArg_ParseTuple(arguments, "ysLp:sampler_start", &folder, &role, &interval_us, &is_read_by_others) == 0)
+  PyObject* callback = nullptr;
+  if (PyArg_ParseTuple(arguments, "ysLpO:sampler_start", &folder, &role, &interval_us, &is_read_by_others, &callback) ==
+      0)
     return nullptr;
   Sampler& s = sampler();
   stop_thread(s);
@@ -312,6 +338,7 @@ PyObject* py_start(PyObject*, PyObject* arguments) noexcept {
   s.role = role;
   s.interval_ns = interval_us * 1000;
   s.is_read_by_others = is_read_by_others != 0;
+  const Ref before(std::exchange(s.callback, callback == Py_None ? nullptr : Py_NewRef(callback)));
   name_file(s);
   s.is_wanted = true;
   start_thread(s);

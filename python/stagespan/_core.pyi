@@ -1019,9 +1019,18 @@ def termination_end_after(fd: int, milliseconds: int) -> None:
     """Start a thread that waits until a file descriptor can be read, and ends the process with
     status 0 that many milliseconds later, whatever its other threads do."""
 
-def sampler_start(folder: bytes, role: str, interval_us: int, is_read_by_others: bool, /) -> None:
+def sampler_start(
+    folder: bytes,
+    role: str,
+    interval_us: int,
+    is_read_by_others: bool,
+    callback: Callable[[str], bool] | None,
+    /,
+) -> None:
     """Take the frames of all threads at intervals, in a thread of its own, and write them to a file
-    in a folder; if another process reads it, every second. See `process/sampler.py`."""
+    in a folder; if another process reads it, every second. After 2 s, then twice as late each time,
+    the thread calls `callback` with the text of the file, until that returns True.
+    See `process/sampler.py`."""
 
 def sampler_stop() -> None:
     """End the thread, and write the file. Has no effect if nothing is sampled."""

@@ -671,3 +671,131 @@ def test_a_file_that_cannot_be_written_does_not_change_the_status(tmp_path: Path
     # THEN one sentence says why they are not
     assert done.returncode == 0
     assert re.fullmatch(rf"stagespan: {path} cannot be written \(.*\n", done.stderr)
+
+
+STEADY = """
+import asyncio, time
+
+def burn(seconds):
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+class Model:
+    def __call__(self):
+        burn(0.16)
+
+def load():
+    time.sleep(0.1)
+
+def rows():
+    for _ in range(2):
+        burn(0.06)
+        yield
+
+ROUTES = {}
+
+def route(function):
+    ROUTES[function.__name__] = function
+    return function
+
+@route
+def held():
+    burn(0.08)
+
+async def fetch():
+    burn(0.06)
+    await asyncio.sleep(0)
+
+def step(model):
+    model()
+    load()
+    list(rows())
+    ROUTES["held"]()
+    asyncio.run(fetch())
+
+def main():
+    model = Model()
+    began = time.perf_counter()
+    while time.perf_counter() < began + 9:
+        step(model)
+
+functions = {name: globals()[name] for name in ("load", "rows", "held", "fetch", "step")}
+codes = {name: function.__code__ for name, function in functions.items()}
+main()
+assert all(functions[name].__code__ is code for name, code in codes.items())
+"""
+
+
+def test_auto_times_what_takes_the_time(tmp_path: Path) -> None:
+    # GIVEN a program that goes on doing the same
+    script = write(tmp_path, "steady.py", STEADY)
+    # WHEN its functions are timed as soon as samples have shown them
+    options = ("--auto", "--sample-ms", "4", "--json", "samples.json", "--output", "out")
+    done = run(*options, script, cwd=tmp_path)
+    # THEN the stages' totals agree with the shares of the samples
+    assert done.returncode == 0, done.stderr
+    stages = json.loads((tmp_path / "out" / "timing.json").read_text())["stages"]
+    tree = roles_in(tmp_path / "samples.json")["main process"]["tree"]
+    times = {node["name"]: node["wall_ms"] for node in everything(tree)}
+    names = ["Model", "load", "rows", "fetch"]
+    assert {"step", *names} <= set(stages), done.stderr
+    for name in names:
+        timed = stages[name]["duration_ms"] / stages["step"]["duration_ms"]
+        assert timed == pytest.approx(times[name] / times["step"], abs=0.03), name
+    # AND each of them is named, also what is only sampled
+    assert "timed since --auto found them: __main__:step, " in done.stderr
+    is_left = "sampled only: __main__:held, because this version of Python can time it by its name"
+    assert (is_left in done.stderr) == ("held" not in stages) == (sys.version_info[:2] == (3, 11))
+
+
+def test_auto_leaves_alone_what_torch_has_compiled(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    # GIVEN a loop over a compiled function, which takes most of the time
+    script = write(
+        tmp_path,
+        "compiled.py",
+        """
+        import time, torch
+        import torch._dynamo.utils
+
+        def scale(x):
+            return x * 2
+
+        @torch.compile(backend="eager")
+        def compiled(x):
+            return scale(x)
+
+        def wait():
+            time.sleep(0.05)
+
+        x = torch.ones(1000)
+        compiled(x)
+        until = time.perf_counter() + 6
+        while time.perf_counter() < until:
+            for _ in range(200):
+                compiled(x)
+            wait()
+        print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        """,
+    )
+    # WHEN it runs with --auto THEN nothing is compiled again, and the reason is named
+    done = run("--auto", script, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    if sys.version_info[:2] == (3, 11):
+        assert "sampled only: __main__:wait, because torch.compile has seen it" in done.stderr
+
+
+def test_auto_says_so_if_it_has_timed_nothing(tmp_path: Path) -> None:
+    # GIVEN a function that runs until the end
+    script = write(tmp_path, "once.py", "import time\ndef main(): time.sleep(3)\nmain()\n")
+    done = run("--auto", script, cwd=tmp_path)
+    sentence = "sampled only, because they were not called again: __main__:main"
+    assert sentence in done.stderr, done.stderr
+    # AND a program that is too short
+    done = run("--auto", PROGRAMS / "sorting.py", cwd=tmp_path)
+    assert "--auto timed no function: it begins after 2 s" in done.stderr
+    # AND it is refused together with stages
+    done = run("--auto", "--stage", "json:dumps", script, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--auto chooses stages by samples" in done.stderr

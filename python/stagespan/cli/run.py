@@ -18,6 +18,7 @@ from stagespan.pages.amounts import counted, listed
 if TYPE_CHECKING:
     from stagespan.contexts.named import Wrapper
     from stagespan.process.command import Command
+    from stagespan.sampling.auto import Auto
 
 
 @click.command(
@@ -54,6 +55,11 @@ if TYPE_CHECKING:
     "found by samples of all stacks.",
 )
 @click.option(
+    "--auto",
+    is_flag=True,
+    help="After 2 s, time the functions with most time as stages, from their next call on.",
+)
+@click.option(
     "--sample-ms",
     type=FiniteRange(1, 1000),
     default=10.0,
@@ -71,6 +77,7 @@ def command(
     output: str | None,
     telefuser: bool,
     no_sample: bool,
+    auto: bool,
     sample_ms: float,
     json_file: str | None,
     as_module: bool,
@@ -91,7 +98,7 @@ def command(
 
     from stagespan.contexts import named
     from stagespan.process import run, sampler, script, termination
-    from stagespan.process.command import Command
+    from stagespan.process.command import AUTO, Command
     from stagespan.profiling import unused
 
     named.named_stages(stages)  # refused before anything is set
@@ -99,6 +106,11 @@ def command(
     if json_file is not None and not is_sampled:
         raise click.UsageError(
             "--json writes samples: pass it without --stage, --debug, --profile and --no-sample."
+        )
+    if auto and not is_sampled:
+        raise click.UsageError(
+            "--auto chooses stages by samples: pass it without --stage, --debug, --profile and"
+            " --no-sample."
         )
     called = [*(["-m"] if as_module else []), program, *arguments]
     if debug:
@@ -126,7 +138,7 @@ def command(
         script.set_search_path(str(Path(program).resolve().parent))
     started = script.Program.module(program) if as_module else script.Program.script(program)
     run.whose_file(run.timing_report_path().parent)  # the plain names are this process's
-    options = {"telefuser": telefuser, "write": output is not None}
+    options = {"telefuser": telefuser, "write": output is not None, AUTO: auto}
     interval_ms = sample_ms if is_sampled else None
     ending = _Ending(
         Command(stages, [name for name, is_on in options.items() if is_on], interval_ms),
@@ -141,8 +153,15 @@ def command(
     atexit.register(ending.print_once)
     run.begin_script()
     if is_sampled:
-        sampler.start(str(ending.folder), sampler.MAIN, sample_ms)
+        callback = _chooser() if auto else None
+        sampler.start(str(ending.folder), sampler.MAIN, sample_ms, callback)
     started.run(arguments, ending.wrapper.prepare_main)
+
+
+def _chooser() -> Auto:
+    from stagespan.sampling.auto import Auto
+
+    return Auto()
 
 
 class _Ending:
@@ -220,6 +239,7 @@ class _Ending:
             for sentence in (
                 *([] if has_samples or report["stages"] else [self._why_nothing()]),
                 *_about_stages(self._command, self.wrapper, report["stages"]),
+                *_about_auto(self._command, report["stages"]),
                 *(_about_tracers() if has_samples else ()),
                 *unused.sentences(report["stages"]),
             ):
@@ -290,6 +310,29 @@ def _about_stages(command: Command, wrapper: Wrapper, ran: Collection[str]) -> I
         )
     if replace is not None:
         yield from replace.not_used()
+
+
+def _about_auto(command: Command, ran: Collection[str]) -> Iterator[str]:
+    """Yield sentences about the functions that ``--auto`` has chosen, or left as they are."""
+    from stagespan.process.command import AUTO, has_option
+    from stagespan.sampling.auto import LEFT, TIMED
+
+    if not has_option(AUTO):
+        return
+    lines = list(command.lines())
+    timed = {place: name for kind, facts in lines if kind == TIMED for place, name in [facts]}
+    if not timed:
+        yield "--auto timed no function: it begins after 2 s, with those that take 5 % or more"
+    running = [place for place, name in timed.items() if name not in ran]
+    found = [place for place in timed if place not in running]
+    if found:
+        yield f"timed since --auto found them: {listed(found)}"
+    if running:
+        yield f"sampled only, because they were not called again: {listed(running)}"
+    left = {place: why for kind, facts in lines if kind == LEFT for place, why in [facts]}
+    for place, why in left.items():
+        if place not in timed:
+            yield f"sampled only: {place}, because {why}"
 
 
 def _about_tracers() -> Iterator[str]:

@@ -67,6 +67,10 @@ class _Timed:
         return tuple(span for span in self.spans if span.kind != "debug")
 
 
+class _InPlace(_Timed):
+    """The same about a function that existed before, whose code never changes."""
+
+
 _functions: weakref.WeakKeyDictionary[FunctionType, _Timed] = weakref.WeakKeyDictionary()
 
 
@@ -78,6 +82,21 @@ def decorate(span: Span, function: _F) -> _F:
     callable. Raises TypeError if `function` is a class or a property, or cannot be called.
     """
     return cast(_F, _decorate(span, function))
+
+
+def can_time_in_place(function: FunctionType) -> bool:
+    """Whether `time_in_place` reaches the calls of a function, and nothing times it yet.
+
+    It does not on Python 3.11, and where later versions call a function in another way.
+    """
+    is_reached = _INTERCEPTS_CALLS and (_INTERCEPTS_INIT or function.__name__ != "__init__")
+    return is_reached and not contexts_of(function)
+
+
+def time_in_place(span: Span, function: FunctionType) -> None:
+    """Time an existing function by `span`, wherever it is held. Its code does not change."""
+    timed = _functions[function] = _InPlace((span,))
+    _apply(function, timed)
 
 
 def follow_switches() -> None:
@@ -284,7 +303,10 @@ def _apply(function: FunctionType, timed: _Timed) -> None:
 
 
 def _time_by(function: FunctionType, timed: _Timed, active: tuple[Span, ...]) -> None:
-    if (sys.version_info < (3, 11) or sys.version_info >= (3, 12)) and _intercepts(function):
+    is_in_place = isinstance(timed, _InPlace)
+    if (sys.version_info < (3, 11) or sys.version_info >= (3, 12)) and (
+        is_in_place or _intercepts(function)
+    ):
         _core.time_function(function, active)
         return
     code, _ = trampoline.layers(function.__code__)

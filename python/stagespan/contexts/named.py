@@ -103,7 +103,7 @@ class Wrapper:
         module = sys.modules.get(module_name)
         for stage in self.stages:
             if stage.module == module_name:
-                self._try(stage, functools.partial(_wrap_in, module, stage, self._decorator_for))
+                self._try(stage, functools.partial(wrap_in, module, stage, self._decorator_for))
 
     def _try(self, stage: NamedStage, wrap: Callable[[], Any]) -> Any:
         """Wrap a stage, and tell the command so. Returns None if it cannot be wrapped."""
@@ -163,7 +163,7 @@ class Wrapper:
         try:
             for stage in self.stages:
                 module = sys.modules.get("__main__" if stage in self._of_main() else stage.module)
-                wrap = functools.partial(_wrap_in, module, stage, self._decorator_for)
+                wrap = functools.partial(wrap_in, module, stage, self._decorator_for)
                 if (undo := self._try(stage, wrap)) is not None:
                     self._undo.append(undo)
             yield
@@ -190,9 +190,7 @@ class Wrapper:
         ``ran`` are the names of all stages that ran, in any process.
         """
         stages = [stage for stage in self.stages if stage.found and stage.name not in ran]
-        utils: Any = sys.modules.get("torch._dynamo.utils")
-        # Spans do nothing inside graphs of torch.compile.
-        graphs = 0 if utils is None else utils.counters["stats"]["unique_graphs"]
+        graphs = _graphs()  # in which spans do nothing
         return [_only_compiled(one, graphs) if graphs else _why_not_called(one) for one in stages]
 
     def notes(self) -> list[str]:
@@ -236,11 +234,11 @@ def install() -> None:
 # --- wrapping -----------------------------------------------------------------------------------
 
 
-def _wrap_in(
+def wrap_in(
     module: Any, stage: NamedStage, decorator_for: Callable[[str], Decorator]
 ) -> Callable[[], None]:
     """Wrap a stage of a module. Returns what puts back what was there."""
-    owner, last = _owner_in(module, stage.path)
+    owner, last = owner_in(module, stage.path)
     # getattr would bind methods of a class, but lazy modules need it.
     find = inspect.getattr_static if isinstance(owner, type) else getattr
     raw = find(owner, last)
@@ -253,7 +251,7 @@ def _wrap_in(
     return functools.partial(setattr, owner, last, raw)
 
 
-def _owner_in(module: Any, path: str) -> tuple[Any, str]:
+def owner_in(module: Any, path: str) -> tuple[Any, str]:
     """Return the module or class that has a path's last name as an attribute, and that name."""
     owner = module
     *parts, last = path.split(".")
@@ -264,7 +262,7 @@ def _owner_in(module: Any, path: str) -> tuple[Any, str]:
 
 def _restore(path: str, timed: Any, defined: Any) -> None:
     """Put back a function of the main program if its timer is still there."""
-    owner, last = _owner_in(sys.modules["__main__"], path)
+    owner, last = owner_in(sys.modules["__main__"], path)
     if vars(owner).get(last) is timed:
         setattr(owner, last, defined)
 
@@ -388,7 +386,7 @@ def _why_missing(module_name: str, stage: NamedStage) -> str:
 
 def _why_not_decorated(script: Any, path: str) -> str:
     """Return why `Wrapper.prepare_main` did not decorate something that the script contains."""
-    owner, last = _owner_in(script, path)
+    owner, last = owner_in(script, path)
     if isinstance(owner, type) and last not in vars(owner):
         base = next((base for base in owner.__mro__ if last in vars(base)), owner)
         if base is not owner:
@@ -423,6 +421,34 @@ def is_compiled(code: CodeType) -> bool:
     eval_frame: Any = sys.modules.get("torch._C._dynamo.eval_frame")
     entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
     return entries is not None and bool(entries(code))
+
+
+def seen_by_torch(function: Any, owner: Any, *, is_replaced: bool) -> str | None:
+    """Return what of torch has read a function of a module or class, so that it must stay as it is.
+
+    If it is to be replaced (``is_replaced``), that is any use of torch.compile: it compiles again
+    if a function that it has put into a graph is replaced.
+    """
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    if is_compiled(code) or (is_replaced and _graphs()):
+        return "torch.compile"
+    scripts: Any = sys.modules.get("torch.jit._state")
+    cached = getattr(scripts, "_try_get_jit_cached_function", None)
+    types: Any = sys.modules.get("torch.jit._recursive")
+    store = getattr(getattr(types, "concrete_type_store", None), "type_store", {})
+    if (cached is not None and cached(function) is not None) or owner in store:
+        return "torch.jit"
+    symbolic: Any = sys.modules.get("torch.fx._symbolic_trace")
+    names = [key[1] for key in list(getattr(symbolic, "_wrapped_fns_to_patch", ()))]
+    return "torch.fx" if code.co_name in names else None
+
+
+def _graphs() -> int:
+    """Return how many graphs torch.compile has made."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    return 0 if utils is None else int(utils.counters["stats"]["unique_graphs"])
 
 
 def _why_not_called(stage: NamedStage) -> str:

@@ -29,6 +29,8 @@ _PYTHON = "_STAGESPAN_COMMAND_PYTHON"  # also read by sitecustomize.py
 _OPTIONS = "_STAGESPAN_COMMAND_OPTIONS"
 _SAMPLES = "samples="
 """Begins the option that contains the interval of samples in ms."""
+AUTO = "auto"
+"""The option of a command that times the functions with most time."""
 _PREFIX = ".run-"
 _LOG, _LOCK = "log", "lock"
 FIGURES = ".figures"
@@ -163,7 +165,8 @@ def reached() -> None:
         program = _core.recording_program_name(
             b"".join(os.fsencode(argument) + b"\0" for argument in sys.orig_argv)
         )
-        imports.load("stagespan.process.sampler").start(folder(), program, interval_ms)
+        callback = imports.load("stagespan.sampling.auto").Auto() if has_option(AUTO) else None
+        imports.load("stagespan.process.sampler").start(folder(), program, interval_ms, callback)
 
 
 def _join() -> None:

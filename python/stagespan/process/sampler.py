@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+from collections.abc import Callable
 
 from stagespan import _core
 from stagespan.process import forks
@@ -34,11 +35,14 @@ _MOST_FILES = 1000
 _is_set_up = False
 
 
-def start(folder: str, role: str, interval_ms: float) -> None:
+def start(
+    folder: str, role: str, interval_ms: float, callback: Callable[[str], bool] | None = None
+) -> None:
     """Sample this process and its forked children until they end or call `stop`.
 
     What an earlier call has seen is forgotten. ``role`` says what kind of process this is. Nothing
-    happens in a folder with very many files.
+    happens in a folder with very many files. After 2, 4, 8 s and so on, the sampler's thread calls
+    ``callback`` with what it has seen, until that returns True; it must not import anything.
     """
     global _is_set_up
     try:
@@ -47,7 +51,8 @@ def start(folder: str, role: str, interval_ms: float) -> None:
     except OSError:  # the command has ended
         return
     is_read_by_others = role not in (MAIN, CELL)
-    _core.sampler_start(os.fsencode(folder), role, round(interval_ms * 1000), is_read_by_others)
+    interval_us = round(interval_ms * 1000)
+    _core.sampler_start(os.fsencode(folder), role, interval_us, is_read_by_others, callback)
     if _core.sampler_collection not in gc.callbacks:
         gc.callbacks.append(_core.sampler_collection)
     if _is_set_up:

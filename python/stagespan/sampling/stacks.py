@@ -88,13 +88,14 @@ def read_processes(folder: Path) -> list[Process]:
     processes = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
-            processes.append(_read(path.read_text(errors="replace")))
+            processes.append(read_process(path.read_text(errors="replace")))
         except (OSError, ValueError, IndexError):  # it is being written, or the disk was full
             continue
     return processes
 
 
-def _read(text: str) -> Process:
+def read_process(text: str) -> Process:
+    """Return what is in the file of a sampler."""
     first, *lines = text.split("\n")
     _, role, worker, *numbers = first.split("\t")
     interval, samples, wall, main_collected, others_collected = map(int, numbers)
