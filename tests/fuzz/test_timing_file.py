@@ -15,6 +15,8 @@ from rich.console import Console
 
 from properties import examples
 from stagespan.errors import ReportError
+from stagespan.pages.markdown import markdown
+from stagespan.pages.terminal import print_page
 from stagespan.report import changes_pages, compare_timing_reports
 from stagespan.report.changes import compare_files
 from stagespan.report.reader import read_timing_report
@@ -160,8 +162,9 @@ def test_damaged_files_are_compared_or_refused(
             refused = str(error)
         else:
             stream = io.StringIO()
-            changes_pages.show(found, Console(file=stream, width=200))
-            pages = [stream.getvalue(), changes_pages.markdown(found)]
+            page = changes_pages.ComparisonPage(found)
+            print_page(page, Console(file=stream, width=200))
+            pages = [stream.getvalue(), markdown(page)]
         # THEN the pages do not control the terminal, or one sentence contains the name of the file
         assert pages or str(path) in refused
         lines = [refused, *(line for page in pages for line in page.splitlines())]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from stagespan.cli.output import write_to
+from stagespan.cli.output import FormerFilesCommand, Output, output_options
 from stagespan.errors import ReportError
 from stagespan.pages.amounts import milliseconds, percent, quoted, share
 from stagespan.report import changes_pages
@@ -25,7 +24,7 @@ def _tolerance(ctx: click.Context, option: click.Parameter, text: str | None) ->
         raise click.BadParameter(str(error), ctx, option) from None
 
 
-@click.command("compare")
+@click.command("compare", cls=FormerFilesCommand)
 @click.argument("before", type=_FILE)
 @click.argument("after", type=_FILE)
 @click.option(
@@ -52,8 +51,7 @@ def _tolerance(ctx: click.Context, option: click.Parameter, text: str | None) ->
     "percentage or not known. [default: no limit]",
 )
 @click.option("--fail-on-missing", is_flag=True, help="Exit with 1 also if a stage is missing.")
-@click.option("--markdown", "markdown_file", metavar="FILE", help="Write Markdown; - is stdout.")
-@click.option("--json", "json_file", metavar="FILE", help="Write JSON; - is stdout.")
+@output_options(changes_pages.json_schema)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -63,8 +61,7 @@ def command(
     tolerance_ms: float,
     noise_limit: float | None,
     fail_on_missing: bool,
-    markdown_file: str | None,
-    json_file: str | None,
+    output: Output,
 ) -> None:
     """Compare two timing reports, kernel breakdowns, bench results or baselines.
 
@@ -79,12 +76,7 @@ def command(
     cannot be compared, or not precisely enough for --noise-limit.
     """
     found = compare_files(before, after, Tolerance(tolerance, tolerance_ms))
-    if markdown_file is not None:
-        write_to(markdown_file, changes_pages.markdown(found))
-    if json_file is not None:
-        write_to(json_file, json.dumps(found.to_dict(), indent=2) + "\n")
-    if "-" not in (markdown_file, json_file):
-        changes_pages.show(found)
+    output.show(changes_pages.ComparisonPage(found))
     if found.is_worse or (fail_on_missing and found.is_missing):
         ctx.exit(1)
     if noise_limit is not None:

@@ -13,6 +13,7 @@ from stagespan.errors import StagespanError
 from stagespan.pages.console import wrapped
 from stagespan.pages.escaping import one_line
 from stagespan.pages.html import html_page
+from stagespan.pages.terminal import print_page
 from stagespan.recording import Recording, finding
 from stagespan.recording.process_page import ProcessPage
 from stagespan.recording.texts import ending
@@ -57,7 +58,7 @@ def command(ctx: click.Context, timing: Path, against: Path | None, html: str | 
         from stagespan.report.changes import compare_files
 
         found = compare_files(against, timing)
-        changes_pages.show(found)
+        print_page(changes_pages.ComparisonPage(found))
         ctx.exit(1 if found.is_worse else 0)
 
     if _is_recording(timing):

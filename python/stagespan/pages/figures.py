@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from operator import methodcaller
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -25,6 +26,8 @@ _FLAT = {"flat": True}
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     Ns = int
 else:
     # Written as microseconds with decimals, so the schema describes a number.
@@ -83,6 +86,12 @@ def _key(name: str) -> str:
 
 class Figures(msgspec.Struct, frozen=True, rename=_key):
     """Base class of all structs of figures. An unknown figure is None, never 0."""
+
+    @classmethod
+    def taken(cls, source: Any, **others: Any) -> Self:
+        """Return the figures that are the attributes of an object, and `others`."""
+        names = (name for name in cls.__struct_fields__ if name not in others)
+        return cls(**{name: getattr(source, name) for name in names}, **others)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, numbers and texts for JSON, with times in microseconds."""
@@ -205,6 +214,8 @@ def _writer(kind: inspect.Type) -> _Write | None:
         return _in_us if kind.extra == _UNIT else _writer(kind.type)
     if isinstance(kind, inspect.StructType):
         return methodcaller("to_dict")
+    if isinstance(kind, inspect.DataclassType):
+        return asdict
     if isinstance(kind, inspect.UnionType):
         found = [each for each in map(_writer, kind.types) if each is not None]
         assert len(found) < 2, "a field has one type of figures, or None"

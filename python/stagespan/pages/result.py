@@ -300,9 +300,16 @@ class Table:
         """Return the table as a polars.DataFrame. Raises StagespanError without polars."""
         return _library("polars").DataFrame(self.columns_of_frame(), strict=False)
 
-    def filled(self) -> Table:
-        """Return the table without the columns in which all cells are 0, empty or unknown."""
-        at = [each for each in range(len(self.columns)) if any(row[each] for row in self.rows)]
+    def filled(self, always: Sequence[str] = ()) -> Table:
+        """Return the table without the columns in which all cells are 0, empty or unknown.
+
+        Those with the headings in `always` stay.
+        """
+        at = [
+            each
+            for each, (heading, _) in enumerate(self.columns)
+            if heading in always or any(row[each] for row in self.rows)
+        ]
         columns = tuple(self.columns[each] for each in at)
         rows = [tuple(row[each] for each in at) for row in self.rows]
         return Table(self.title, columns, rows, self.note)

@@ -64,6 +64,8 @@ _AMOUNT = re.compile(
     r"(?<=\d) (?=(?:%|µs|ms|s|ns|bytes?|[KMGT]iB|MB|[MGT]?FLOP(?:/s)?|[GT]B/s)(?![\w/]))"
 )
 _STYLES = {"plain": "", "strong": "bold", "remark": "yellow", "warning": "bold yellow"}
+_FIRST_OF_FIGURE = ("", *"+-?0123456789")
+"""The first characters of texts that are aligned like figures, such as "+12.0 %"."""
 _BAR_COLOURS = {
     "computing": "green",
     "communicating": "magenta",
@@ -324,6 +326,9 @@ def text_table(table: Table, width: int, least_text: int = _LEAST_TEXT) -> Rende
     grid = Grid(box=None, pad_edge=False, header_style="dim")
     for head, is_text in zip(heads[:kept], texts, strict=False):
         grid.add_column(head, justify="left" if is_text else "right", no_wrap=not is_text)
+    for column, cells_of in list(zip(grid.columns, columns, strict=False))[1:]:
+        if all(cell[:1] in _FIRST_OF_FIGURE for cell in cells_of):
+            column.justify = "right"
     states = [unit == "state" for _, unit in table.columns[:kept]]
     for row in rows:
         grid.add_row(

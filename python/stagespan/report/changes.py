@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from stagespan.errors import ReportError
 from stagespan.pages.amounts import percent, quoted, signed, signed_percent
+from stagespan.pages.figures import Count, RecordedFigures
 from stagespan.report.differences import (
     have_same_speed_unit,
     machine_differences,
@@ -32,7 +33,6 @@ from stagespan.report.noise import (
 from stagespan.report.outcomes import failed_before, more_work, objections
 from stagespan.report.timed import Timed, read
 
-SCHEMA_VERSION = 1
 Statistic = Literal["median", "fastest"]
 Verdict = Literal["slower", "worse", "faster", "same", "unknown", "added", "removed"]
 WORDS: dict[Verdict, str] = {
@@ -229,24 +229,6 @@ class TimingChange:
             return None
         return times.median_ms if self.statistic == "median" else times.best_ms
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the change as plain data for JSON, without the samples."""
-        fields = asdict(self)
-        for side in ("before", "after"):
-            if fields[side] is not None:
-                for key in ("samples_ms", "relative", "cpu_ms"):
-                    del fields[side][key]
-                fields[side]["sessions"] = len(fields[side]["sessions"]) or 1
-        return {
-            **fields,
-            "before_ms": self.before_ms,
-            "after_ms": self.after_ms,
-            "change_ms": self.change_ms,
-            "change": self.change,
-            "noise": self.noise,
-            "slowdown": self.slowdown,
-        }
-
 
 @dataclass(frozen=True)
 class TotalChange:
@@ -313,25 +295,96 @@ class TimingComparison:
         ]
         return ", ".join(counts)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain data for JSON."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "before": self.before,
-            "after": self.after,
-            "kind": self.kind,
-            "tolerance": asdict(self.tolerance),
-            "slower": self.is_slower,
-            "worse": self.is_worse,
-            "unknown": self.is_unknown,
-            "summary": self.summary,
-            "changes": [change.to_dict() for change in self.changes],
-            "totals": [{**asdict(total), "change_ms": total.change_ms} for total in self.totals],
-            "environment": self.environment,
-            "requests": self.requests,
-            "warnings": self.warnings,
-            "notes": self.notes,
-        }
+
+class TimesFigures(RecordedFigures, frozen=True):
+    """The times of a stage or kernel in one file. Times are in ms."""
+
+    median_ms: float
+    count: Count | None
+    quartiles_ms: tuple[float, float] | None
+    disturbed: bool | None
+    fixed_ns: float | None
+    tracers: tuple[str, ...]
+    sessions: Count
+    mean_ms: float | None
+    total_ms: float | None
+
+    @classmethod
+    def of(cls, times: Times | None) -> TimesFigures | None:
+        """Return the figures of times, without the samples."""
+        if times is None:
+            return None
+        return cls.taken(times, sessions=len(times.sessions) or 1)
+
+
+class ChangeFigures(RecordedFigures, frozen=True):
+    """The change of one stage, signature or kernel; see `TimingChange`."""
+
+    name: str
+    signature: str | None
+    verdict: Verdict
+    before: TimesFigures | None
+    after: TimesFigures | None
+    interval_ms: tuple[float, float] | None
+    reason: str
+    statistic: Statistic
+    parts: tuple[PartChange, ...]
+    at_one_speed: bool
+    label: str
+    remarks: tuple[str, ...]
+    before_ms: float | None
+    after_ms: float | None
+    change_ms: float | None
+    change: float | None
+    noise: float | None
+    slowdown: float | None
+
+
+class TotalFigures(RecordedFigures, frozen=True):
+    """The change of a time that has no verdict."""
+
+    name: str
+    before_ms: float | None
+    after_ms: float | None
+    change_ms: float | None
+
+
+class ComparisonFigures(RecordedFigures, frozen=True):
+    """The changes between two files of times."""
+
+    before: str
+    after: str
+    kind: str
+    tolerance: Tolerance
+    slower: bool
+    worse: bool
+    unknown: bool
+    summary: str
+    changes: list[ChangeFigures]
+    totals: list[TotalFigures]
+    environment: dict[str, tuple[Any, Any]]
+    requests: tuple[str | None, str | None]
+    warnings: list[str]
+    notes: list[str]
+
+    @classmethod
+    def of(cls, comparison: TimingComparison) -> ComparisonFigures:
+        """Return the figures of a comparison."""
+        return cls.taken(
+            comparison,
+            slower=comparison.is_slower,
+            worse=comparison.is_worse,
+            unknown=comparison.is_unknown,
+            changes=[
+                ChangeFigures.taken(
+                    change,
+                    before=TimesFigures.of(change.before),
+                    after=TimesFigures.of(change.after),
+                )
+                for change in comparison.changes
+            ],
+            totals=list(map(TotalFigures.taken, comparison.totals)),
+        )
 
 
 def judge(

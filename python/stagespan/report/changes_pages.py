@@ -1,45 +1,25 @@
-"""Shows a comparison of two files of times, as tables on the terminal or as Markdown."""
+"""The page of a comparison of two files of times."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from stagespan.pages.amounts import signed, signed_percent
-from stagespan.pages.console import set_width, trimmed
-from stagespan.pages.escaping import code, escaped, one_line
-from stagespan.pages.tables import Column, fitted_table, markdown_table
-from stagespan.process.imports import importing
+from stagespan.pages.figures import document_schema
+from stagespan.pages.markdown import markdown
+from stagespan.pages.page import Page, Words
+from stagespan.pages.result import Block, Result, Table
 from stagespan.report.changes import (
     WORDS,
+    ComparisonFigures,
     TimingChange,
     TimingComparison,
     Tolerance,
     compare,
 )
+from stagespan.report.noise import Times
 from stagespan.report.timed import read
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_WIDTH = 120
-_COLUMNS = {
-    **dict.fromkeys(("stage", "before ms", "after ms", "change", "interval", "runs", "verdict"), 0),
-    "computing ms": 1,
-    "waiting ms": 1,
-    "mean ms": 4,
-    "mean change": 2,
-    "total ms": 5,
-    "total change": 3,
-}
-"""The columns; those with the largest number are left out first on a terminal."""
-_STYLES = {
-    "slower": "red",
-    "worse": "red",
-    "removed": "red",
-    "faster": "green",
-    "unknown": "yellow",
-}
 
 
 def compare_timing_reports(path_a: str | os.PathLike[str], path_b: str | os.PathLike[str]) -> str:
@@ -50,133 +30,128 @@ def compare_timing_reports(path_a: str | os.PathLike[str], path_b: str | os.Path
     reports have no stage in common, the page says so. Also reads TeleFuser's files. Raises
     ReportError if a file cannot be read.
     """
-    return markdown(compare(read(path_a), read(path_b), Tolerance()))
+    return markdown(ComparisonPage(compare(read(path_a), read(path_b), Tolerance())))
 
 
-def show(comparison: TimingComparison, console: Console | None = None) -> None:
-    """Print the comparison, by default on standard output."""
-    with importing():
-        from rich.console import Console
-        from rich.text import Text
+class Changes(Result):
+    """What changed between two files of times."""
 
-    console = console or Console(highlight=False)
-    set_width(console, _WIDTH)
-    after, before = (
-        path if request is None else f"{path} (request {request})"
-        for path, request in zip(
-            (comparison.after, comparison.before), reversed(comparison.requests), strict=True
+    def __init__(self, comparison: TimingComparison) -> None:
+        self.comparison = comparison
+
+    def figures(self) -> ComparisonFigures:
+        """Return all changes."""
+        return ComparisonFigures.of(self.comparison)
+
+    def head(self) -> list[Block]:
+        """Return the changes and the totals."""
+        return [table for table in (self._changes(), self._totals()) if table.rows]
+
+    def tables(self) -> list[Table]:
+        """Return the changes, the totals, and what differs between the environments."""
+        tables = self._changes(), self._totals(), self._environment()
+        return [table for table in tables if table.rows]
+
+    def _changes(self) -> Table:
+        """Return the changes, the most important columns first."""
+        changes = self.comparison.changes
+        table = Table.of(
+            "",
+            changes,
+            (_name, "stage", ""),
+            (lambda change: _ns(change.before_ms) if change.before else "", "before", "ns"),
+            (lambda change: _ns(change.after_ms) if change.after else "", "after", "ns"),
+            (lambda change: _share(change.before_ms, change.after_ms), "change", ""),
+            *(("bounds", "interval", ""), (_counts, "runs", "")),
+            (lambda change: change.label or WORDS[change.verdict], "verdict", "state"),
+            (lambda change: _share_of(change, "mean_ms"), "mean change", ""),
+            (lambda change: _share_of(change, "total_ms"), "total change", ""),
+            (lambda change: _ms_of(change, "computing"), "computing ms", ""),
+            (lambda change: _ms_of(change, "waiting"), "waiting ms", ""),
+            (lambda change: _pair(change, "mean_ms"), "mean ms", ""),
+            (lambda change: _pair(change, "total_ms"), "total ms", ""),
         )
-    )
-    with trimmed(console):
-        console.print(
-            Text(one_line(f"{after} against {before}: {comparison.summary}")), soft_wrap=True
+        always = "before", "after", "change", "interval", "runs", "verdict"
+        return table.filled(always)
+
+    def _totals(self) -> Table:
+        return Table.of(
+            "Totals",
+            [
+                total
+                for total in self.comparison.totals
+                if (total.before_ms, total.after_ms) != (None, None)
+            ],
+            ("name", "total", ""),
+            (lambda total: _ns(total.before_ms), "before", "ns"),
+            (lambda total: _ns(total.after_ms), "after", "ns"),
+            (
+                lambda total: "" if total.change_ms is None else signed(total.change_ms, 3),
+                "change ms",
+                "",
+            ),
+            (lambda total: _share(total.before_ms, total.after_ms), "change", ""),
         )
-        for table in filter(None, (_changes(comparison), _totals(comparison))):
-            console.print(fitted_table(table, console.width))
-        for line in (
-            *(f"warning: {warning}" for warning in comparison.warnings),
-            *comparison.notes,
-        ):
-            console.print(Text(line), soft_wrap=True)
+
+    def _environment(self) -> Table:
+        rows = [
+            (key, *("-" if value is None else str(value) for value in values))
+            for key, values in self.comparison.environment.items()
+        ]
+        return Table("Environment", (("what", ""), ("before", ""), ("after", "")), rows)
 
 
-def markdown(comparison: TimingComparison) -> str:
-    """Return the comparison as Markdown."""
-    after, before = (
-        code(path) if request is None else f"{code(path)} (request {code(request)})"
-        for path, request in zip(
-            (comparison.after, comparison.before), reversed(comparison.requests), strict=True
+class ComparisonPage(Page):
+    """The page of a comparison."""
+
+    words = Words(page="Comparison", as_text="stagespan compare BEFORE AFTER")
+    is_whole = True
+
+    def __init__(self, comparison: TimingComparison) -> None:
+        self.comparison = comparison
+        self.results: Mapping[str, Result] = {"changes": Changes(comparison)}
+
+    def name(self) -> str:
+        """Return the files."""
+        after, before = (
+            path if request is None else f"{path} (request {request})"
+            for path, request in zip(
+                (self.comparison.after, self.comparison.before),
+                reversed(self.comparison.requests),
+                strict=True,
+            )
         )
-    )
-    problem = [] if comparison.problem is None else [comparison.problem]
-    parts = [
-        "# Comparison",
-        f"{after} against {before}: {escaped(comparison.summary)}.",
-        *(f"**Warning:** {escaped(warning)}" for warning in (*problem, *comparison.warnings)),
-    ]
-    for title, table in (
-        ("", _changes(comparison)),
-        ("## Totals", _totals(comparison)),
-        ("## Environment", _environment(comparison)),
-    ):
-        if table:
-            parts += [title] if title else []
-            parts.append("\n".join(markdown_table(table)))
-    return "\n\n".join([*parts, *map(escaped, comparison.notes)]) + "\n"
+        return f"{after} against {before}"
+
+    def summary(self) -> str:
+        """Return the number of stages with each verdict."""
+        return self.comparison.summary
+
+    def caveat(self) -> str | None:
+        """Return why nothing could be compared, and the warnings."""
+        problem = self.comparison.problem
+        sentences = [*([] if problem is None else [problem]), *self.comparison.warnings]
+        return f"Warning: {' '.join(sentences)}" if sentences else None
+
+    def notes(self) -> list[str]:
+        """Return the reasons for verdicts, and what is not known."""
+        return self.comparison.notes
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the version of the schema and the figures."""
+        return {"schema_version": 1, **self.results["changes"].to_dict()}
 
 
-# --- tables -------------------------------------------------------------------------------------
-
-
-def _changes(comparison: TimingComparison) -> list[Column]:
-    titles = tuple(_COLUMNS)
-    rows = [_cells(change) for change in comparison.changes]
-    styles = [_STYLES.get(change.verdict, "") for change in comparison.changes]
-    return [
-        Column(
-            title,
-            cells,
-            is_flexible=title == "stage",
-            is_folded=title == "stage",
-            is_number=title not in ("stage", "verdict"),
-            optional=_COLUMNS[title],
-            styles=styles if title == "verdict" else (),
-        )
-        for title, *cells in zip(titles, *rows, strict=True)
-        if any(cells) or (cells and not _COLUMNS[title])
-    ]
-
-
-def _cells(change: TimingChange) -> tuple[str, ...]:
-    sides = [times for times in (change.before, change.after) if times is not None]
-    means, totals = [times.mean_ms for times in sides], [times.total_ms for times in sides]
-    name = one_line(change.name)
-    return (
-        name if change.signature is None else f"{name} ({one_line(change.signature)})",
-        _ms(change.before_ms),
-        _ms(change.after_ms),
-        _share(change.before_ms, change.after_ms),
-        change.bounds,
-        " / ".join("?" if times.count is None else f"{times.count}" for times in sides),
-        change.label or WORDS[change.verdict],
-        *(_ms_of(change, part) for part in ("computing", "waiting")),
-        _pair(means),
-        _share(*means) if len(means) == 2 else "",
-        _pair(totals),
-        _share(*totals) if len(totals) == 2 else "",
-    )
-
-
-def _totals(comparison: TimingComparison) -> list[Column]:
-    rows = [
-        (
-            one_line(total.name),
-            _ms(total.before_ms),
-            _ms(total.after_ms),
-            "" if total.change_ms is None else signed(total.change_ms, 3),
-            _share(total.before_ms, total.after_ms),
-        )
-        for total in comparison.totals
-        if (total.before_ms, total.after_ms) != (None, None)
-    ]
-    titles = ("total", "before ms", "after ms", "change ms", "change")
-    return [
-        Column(title, cells, is_number=title != "total", is_flexible=title == "total")
-        for title, *cells in zip(titles, *rows, strict=True)
-        if rows
-    ]
-
-
-def _environment(comparison: TimingComparison) -> list[Column]:
-    rows = [
-        (key, *("-" if value is None else str(value) for value in values))
-        for key, values in comparison.environment.items()
-    ]
-    titles = ("what", "before", "after")
-    return [Column(title, cells) for title, *cells in zip(titles, *rows, strict=True) if rows]
+def json_schema() -> dict[str, object]:
+    """Return the JSON Schema of a comparison."""
+    return document_schema(ComparisonFigures, title="Comparison of times")
 
 
 # --- cells --------------------------------------------------------------------------------------
+
+
+def _ns(ms: float | None) -> float | None:
+    return None if ms is None else 1e6 * ms
 
 
 def _ms(value: float | None) -> str:
@@ -197,8 +172,26 @@ def _ms_of(change: TimingChange, name: str) -> str:
     )
 
 
-def _pair(times_ms: list[float | None]) -> str:
+def _pair(change: TimingChange, name: str) -> str:
     """Return times as text, ``12.000 / 10.000`` or ``? / 10.000``; empty if none is known."""
+    times_ms = [getattr(times, name) for times in _sides(change)]
     if all(ms is None for ms in times_ms):
         return ""
     return " / ".join("?" if ms is None else _ms(ms) for ms in times_ms)
+
+
+def _name(change: TimingChange) -> str:
+    return change.name if change.signature is None else f"{change.name} ({change.signature})"
+
+
+def _sides(change: TimingChange) -> list[Times]:
+    return [times for times in (change.before, change.after) if times is not None]
+
+
+def _counts(change: TimingChange) -> str:
+    return " / ".join("?" if times.count is None else f"{times.count}" for times in _sides(change))
+
+
+def _share_of(change: TimingChange, name: str) -> str:
+    times_ms = [getattr(times, name) for times in _sides(change)]
+    return _share(*times_ms) if len(times_ms) == 2 else ""

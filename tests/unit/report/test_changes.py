@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from stagespan.cli import command
 from stagespan.errors import ReportError
 from stagespan.report.baseline import read_baseline, write_baseline
-from stagespan.report.changes import Tolerance, compare_files, judge
+from stagespan.report.changes import ComparisonFigures, Tolerance, compare_files, judge
 from stagespan.report.noise import Times, interval_of_change, relative_noise
 
 LINUX = {"cpu": "EPYC", "cpu_count": 2, "platform": "cpu", "device": None, "torch": "2.13"}
@@ -93,7 +93,8 @@ def test_a_machine_of_another_speed_is_warned_of(
     else:
         (warning,) = found.warnings
         assert re.search(sentence, warning)
-        assert json.loads(json.dumps(found.to_dict()))["changes"][0]["slowdown"] == after / before
+        figures = json.loads(json.dumps(ComparisonFigures.of(found).to_dict()))
+        assert figures["changes"][0]["slowdown"] == after / before
 
 
 def test_the_speed_of_another_python_is_not_compared(tmp_path: Path) -> None:

@@ -82,15 +82,15 @@ def test_changes_are_shown_in_ms_and_percent(old: Path, new: Path) -> None:
     # the old file has no counts, so its time is taken as that of one run
     assert found["denoise"] == [
         *("1,000.000", "400.000", "-60.0 %", "", "? / 2", "faster"),
-        *("? / 400.000", "1,000.000 / 800.000", "-20.0 %"),
+        *("-20.0 %", "? / 400.000", "1,000.000 / 800.000"),
     ]
 
 
 def test_stages_that_only_one_report_has_are_named(old: Path, new: Path) -> None:
     found = rows(compare_timing_reports(old, new))
     added, removed = found["text \\| encode\\\\n"], found["vae_decode"]
-    assert added == ["", "50.000", "", "", "1", "added", "50.000", "50.000", ""]
-    assert removed == ["200.000", "", "", "", "?", "missing", "", "200.000", ""]
+    assert added == ["", "50.000", "", "", "1", "added", "", "50.000", "50.000"]
+    assert removed == ["200.000", "", "", "", "?", "missing", "", "", "200.000"]
 
 
 def test_the_largest_change_comes_first_and_counts_are_paired(tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_the_largest_change_comes_first_and_counts_are_paired(tmp_path: Path) ->
 
     assert [name for name in found if len(name) == 1] == ["b", "a", "c"]
     assert found["b"][4] == "1 / 2"
-    assert found["b"][6:] == ["10.000 / 2.500", "-75.0 %", "10.000 / 5.000", "-50.0 %"]
-    assert found["c"][2] == found["c"][7] == found["c"][9] == "+0.0 %"
+    assert found["b"][6:] == ["-75.0 %", "-50.0 %", "10.000 / 2.500", "10.000 / 5.000"]
+    assert found["c"][2] == found["c"][6] == found["c"][7] == "+0.0 %"
 
 
 def test_a_stage_that_took_no_time_before_has_no_percentage(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_all_ways_to_compare_two_reports_agree(
     lines = {line.split()[0]: line for line in page.output.splitlines() if line.strip()}
     for stage, (change, verdict, mean_change) in verdicts.items():
         cells = found[stage]
-        assert (cells[5], cells[7]) == (verdict, mean_change)
+        assert (cells[5], cells[6]) == (verdict, mean_change)
         assert float(cells[2].removesuffix(" %")) == pytest.approx(change, abs=3)
         for shown, times in zip(cells, (before, after), strict=False):
             assert float(shown) == pytest.approx(statistics.median(times[stage]), rel=0.03)
@@ -214,7 +214,8 @@ def test_requests_are_named(tmp_path: Path) -> None:
     stages = {"s": {"duration_ms": 1}}
     a = write(tmp_path / "a.json", {"stages": stages, "request_id": "req_1"})
     b = write(tmp_path / "b.json", {"stages": stages})
-    assert f"`{b}` against `{a}` (request `req_1`): " in compare_timing_reports(a, b)
+    page = compare_timing_reports(a, b).replace("\\", "")
+    assert f"{b} against {a} (request req_1): " in page
 
 
 @pytest.mark.parametrize("compare", [compare_timing_reports, telefuser.compare_timing_reports])
