@@ -218,12 +218,14 @@ class Request:
 
     trace_id = pipeline = branch = queue = _counted_queue = None
     attempt = 1
-    chunk = set_status = _show = _nothing
+    chunk = set_status = _show = _serve_http = _nothing
     _entered: Any = None
     _traceparent: str | None = None
     _texts: dict[str, str] = {}  # noqa: RUF012
 
-    def _initialise(self, request_id: object, traceparent: object, metadata: object) -> None:
+    def _initialise(
+        self, request_id: object, traceparent: object, metadata: object, is_new: object = False
+    ) -> None:
         self.number = next(_numbers)
         self._given_id = str(request_id) if request_id else ""
         self.id = self._given_id or f"req_{self.number}"
@@ -323,9 +325,11 @@ _ANSWERS: dict[str, Callable[[], Any]] = {
     "recording_describe_program recording_describe_process recording_describe_worker recording_end "
     "recording_set_tell_fault recording_reserve_for_marks recording_why_not_in innermost_stage "
     "request_inheritance request_set_functions request_set_finished request_set_pipeline "
+    "request_set_details exceptions_keep_messages gauge_set "
     "segment_wait timed_by termination_unwatch termination_await termination_watch_stops "
     "termination_mark_stop": lambda: None,
     "is_enabled is_debug recording_is_cut_off termination_watch": bool,
+    "request_record_field": lambda: True,
     "segment_now recording_boot": int,
     "open_spans stage_names debug_stages stage_kinds device_drain_completions": list,
     "arena_info clock_info memory_peak_rss_bytes requests_known": dict,

@@ -190,6 +190,7 @@ def _() -> None:
 
 
 use("current_request")(lambda: stagespan.current_request() is None)
+use("record_request_fields")(lambda: stagespan.record_request_fields("steps"))
 
 
 @use("BoundExecutor")
