@@ -72,7 +72,7 @@ def analyze_reports(folder: Path, paths: Sequence[Path]) -> Analysis:
         everything, (0, sum(whole)), covered, f" of {len(names):,} processes"
     )
     results: dict[str, Any] = {
-        "verdict": verdict_of_host(verdict, 0),
+        "verdict": verdict_of_host(verdict),
         "stages_by_rank": together,
     }
     return Analysis(without_events(str(folder), sum(map(_runs, stages_of_each))), results)
@@ -165,7 +165,7 @@ def _verdict(stages: Stages, report: dict[str, Any]) -> Verdict:
     for stage in stages.stages:
         times[stage.path[-1]] = stage.host_self_ns
     whole = whole_ns(report)
-    return verdict_of_host(verdict_on_stages(times, (0, whole), min(stages.work_ns, whole)), 0)
+    return verdict_of_host(verdict_on_stages(times, (0, whole), min(stages.work_ns, whole)))
 
 
 def _runs(found: Stages) -> int:

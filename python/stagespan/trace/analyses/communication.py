@@ -25,6 +25,7 @@ from stagespan.pages.result import (
 )
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.gains import gain_of_rows
+from stagespan.trace.derived.host_work import host_work
 from stagespan.trace.derived.threads import named
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence
@@ -120,8 +121,11 @@ def analyze(trace: Trace) -> Communication | Unavailable:
         return Unavailable("The trace has no collectives.", "no_communication")
     calls = _Calls.of(trace, every, computing)
     begin, end = events.begin_ns[every], np.minimum(events.end_ns[every], base.end_ns)
-    computes = Cover(events.begin_ns[computing], events.end_ns[computing])
+    computes = computing
     communicates = Cover(begin, end)
+    if not len(device_work(trace).rows):
+        # As in the verdict: also the operators that call a collective or wait for it.
+        communicates = host_work(trace).communicating
     limits = np.array([base.begin_ns]), np.array([base.end_ns])
     union = int(communicates.within(*limits)[0])
     computed = int(computes.within(*limits)[0])
@@ -160,12 +164,11 @@ class _Calls:
     """The time of each in which nothing computed. Time of several calls at once is divided."""
 
     @classmethod
-    def of(cls, trace: Trace, rows: Rows, computing: Rows) -> _Calls:
+    def of(cls, trace: Trace, rows: Rows, computes: Cover) -> _Calls:
         """Collect the facts about some collectives."""
         events = trace.events
         ops, op = ops_of(trace, rows)
         begin, end = events.begin_ns[rows], events.end_ns[rows]
-        computes = Cover(events.begin_ns[computing], events.end_ns[computing])
         return cls(
             trace=trace,
             rows=rows,

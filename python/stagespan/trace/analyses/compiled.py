@@ -56,7 +56,7 @@ from stagespan.trace.read.intervals import Rows
 from stagespan.trace.read.model import Trace
 
 _BREAK_SHARES = Thresholds(25.0, 5.0, 0.0)
-_COMPILE_SHARES = Thresholds(medium=10.0, low=2.0)
+_COMPILE_SHARES = Thresholds(25.0, 10.0, 2.0)
 _AGAIN_SHARES = Thresholds(20.0, 5.0, 0.0)
 _FALLBACK_SHARES = Thresholds(medium=30.0, low=10.0)
 _LOOKUP_SHARES = Thresholds(medium=25.0, low=10.0)
@@ -414,7 +414,7 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
     phase, longest = next(iter(compiling.first_phases.items()))
     slowest = compiling.first_steps[0]
     return Finding(
-        severity,
+        of_size(severity, time),
         f"torch.compile compiled for {in_words(time, 'ns')} ({percent:.1f} % of the trace),"
         f" {counted(len(first), 'frame')} for the first time. The longest phase was"
         f" {_PHASE_WORDS[phase]} ({in_words(longest, 'ns')}). To measure the steady state, run the"
@@ -430,8 +430,14 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
             "frames": len(first),
             "longest_phase_ns": longest,
         },
-        gain=_gain(compiled, first, "it is compiled before"),
+        gain=gain_of_rows(
+            compiled.forest.trace,
+            compiling.first_rows,
+            compiling.first_own_ns,
+            "it is compiled before",
+        ),
         about="host",
+        covers=("idle.compilation",),
     )
 
 

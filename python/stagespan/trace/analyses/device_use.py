@@ -47,7 +47,7 @@ from stagespan.trace.derived.missing import needs_device
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.collectives import exposed_calls
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, merged
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, merged
 from stagespan.trace.read.model import Trace
 
 # Percent of the steps or the trace: less exposed communication or copies are not reported.
@@ -84,7 +84,9 @@ def analyze(trace: Trace) -> Use | Unavailable:
             if len(rows) == 0:
                 continue
             if each == COMMUNICATION:
-                exposed[device] = exposed_calls(trace, rows, mine[kind[mine] == COMPUTE], within)
+                computing = mine[kind[mine] == COMPUTE]
+                computes = Cover(events.begin_ns[computing], events.end_ns[computing])
+                exposed[device] = exposed_calls(trace, rows, computes, within)
             shares_stream[device, each] = _on_computing_stream(trace, mine, kind, each)
             if each == COPY:
                 of_sort = {name: rows[chosen[events.name[rows]]] for name, chosen in sorts.items()}

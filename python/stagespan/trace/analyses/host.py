@@ -6,6 +6,7 @@ This analysis applies only to traces without device events, where operators are 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -28,26 +29,28 @@ from stagespan.trace.derived.advice import STARTS_LOADER, Facts, advice_on
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.gains import gain_shared_by
 from stagespan.trace.derived.gaps import QUIET_NS
+from stagespan.trace.derived.host_work import host_work
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.missing import DAMAGED_TIMES
-from stagespan.trace.derived.step_ranges import step_begins
+from stagespan.trace.derived.step_ranges import step_begins, step_ranges
 from stagespan.trace.derived.threads import Axis, named
-from stagespan.trace.derived.windows import base_window
+from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence, window_of
 from stagespan.trace.rates.collectives import exposed_calls, work_of
-from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
 DATA_LOADING, OPERATORS, COMMUNICATING = "data_loading", "operators", "communication"
 LOADER_START, BETWEEN_STEPS, OTHER = "loader_start", "between_steps", "other"
-UNSEEN, BETWEEN_OPERATORS = "unseen", "between_operators"
+UNSEEN, BETWEEN_OPERATORS, COMPILING = "unseen", "between_operators", "compilation"
 PARTS = {
     DATA_LOADING: "loading data",
     LOADER_START: "starting the data loader",
     OPERATORS: "operators",
     COMMUNICATING: "communication while no operator ran",
-    BETWEEN_STEPS: "no operator at the end of a step",
+    COMPILING: "compiling",
+    BETWEEN_STEPS: "no operator at the end of a step, or between two",
     OTHER: "no operator, but Python or an annotation",
     UNSEEN: "no operator, cause unknown",
     BETWEEN_OPERATORS: "between operators",
@@ -55,6 +58,11 @@ PARTS = {
 _SHARES = Thresholds(25.0, 10.0, 5.0)
 # Percent: less time between consecutive operators is not reported.
 _BETWEEN_LEAST = 25.0
+# The finding on compiled code is about compiling.
+_NO_FINDING = (OPERATORS, COMPILING)
+_FIRST_BATCH = re.compile(r"_MultiProcessingDataLoaderIter")
+# The time before the first batch is the start of a loader if it is so many times as long as usual.
+_LOADER_STARTS = 10
 _NAMED = 20
 _ONLY = np.zeros(1, dtype=np.int64)
 _FILLERS = ("python_function", "user_annotation", "overhead")
@@ -67,7 +75,7 @@ _SENTENCES = {
     DATA_LOADING: "the program loaded data",
     LOADER_START: "the program started the data loader",
     COMMUNICATING: "the program communicated while no operator ran",
-    BETWEEN_STEPS: "no operator ran between two steps",
+    BETWEEN_STEPS: "no operator ran at the end of a step",
     OTHER: "no operator ran",
     UNSEEN: "no operator ran, and the trace shows no other activity in that time",
     BETWEEN_OPERATORS: "the host was between two operators",
@@ -104,70 +112,125 @@ def analyze(trace: Trace) -> Host | Unavailable:
         return Unavailable(
             "The trace has no operators, so the use of the host's time is unknown.", "no_operators"
         )
-    begin, end = int(events.begin_ns[operators].min()), int(events.end_ns[operators].max())
-    axis = Axis(begin, end, 1)
     base = base_window(trace)
-    if not axis.fits or base is None:
+    if base is None or not (axis := Axis(base.begin_ns, base.end_ns, 1)).fits:
         return DAMAGED_TIMES
+    work = host_work(trace)
 
-    def cover(which: Mask) -> Cover:
+    def cover(times: Cover) -> Cover:
+        return Cover(axis.place(_ONLY, times.begin), axis.place(_ONLY, times.end))
+
+    def cover_of(which: Mask) -> Cover:
         return Cover(*_placed(axis, trace, which))
 
-    sets = [
-        cover(loads_data(trace)),
-        cover(frames & named(trace, STARTS_LOADER)),
-        cover(operators),
-        cover(marks & communicates),
-    ]
-    # For traces in which no operator runs for long.
-    begins, ends = sets[2].end[:-1], sets[2].begin[1:]
+    known = {
+        DATA_LOADING: cover(work.loading),
+        LOADER_START: cover_of(frames & named(trace, STARTS_LOADER)),
+        OPERATORS: cover(work.computing),
+        COMMUNICATING: cover(work.communicating),
+        COMPILING: cover(work.compiling),
+    }
+    # For traces in which nothing that is known runs for long.
+    begins, ends = _between(known.values(), base.whole_ns)
     long = ends - begins > QUIET_NS
     begins, ends = begins[long], ends[long]
+    fillers = (trace.rows_of(_FILLERS) | launches(trace)) & ~named(trace, _NO_FILLER)
+    seen = 2 * cover_of(fillers).within(begins, ends) >= ends - begins
+    starts = ~seen & _starts_loader(trace, axis, begins, ends)
+    known[LOADER_START] |= Cover(begins[starts], ends[starts])
+    begins, ends, seen = begins[~starts], ends[~starts], seen[~starts]
     steps = axis.place(_ONLY, step_begins(trace))
     crosses = np.searchsorted(steps, begins, "right") < np.searchsorted(steps, ends, "right")
-    fillers = (trace.rows_of(_FILLERS) | launches(trace)) & ~named(trace, _NO_FILLER)
-    seen = 2 * cover(fillers).within(begins, ends) >= ends - begins
     quiet = {BETWEEN_STEPS: crosses, OTHER: ~crosses & seen, UNSEEN: ~crosses & ~seen}
     fills = _fillers(trace, axis, fillers, operators, (begins, ends))
-    sets += [Cover(begins[which], ends[which]) for which in quiet.values()]
-    limits = axis.place(_ONLY, np.array([base.begin_ns, base.end_ns])).tolist()
-    times, in_base = _parts(sets, 0, end - begin), _parts(sets, *limits)
-    shown = _evidence(trace, operators, communicates & marks)
+    sets = [*known.values(), *(Cover(begins[which], ends[which]) for which in quiet.values())]
+    shown = _evidence(trace, base, operators, communicates & marks)
+    if starts.any():
+        shown[LOADER_START] = (*_first_batches(trace, base), *shown[LOADER_START])[:3]
     filled = {}
     for part, which in quiet.items():
-        # The part of an interval with communication or loading belongs to these.
-        own = ends - begins - (sets[0] | sets[1] | sets[3]).within(begins, ends)
-        chosen = np.flatnonzero(which & (own > 0))
-        shown[part] = _of_stretches(trace, axis, begins[chosen], own[chosen], fills[chosen])
-        filled[part] = _times_by_name(trace, own[chosen], fills[chosen])
+        chosen = np.flatnonzero(which)
+        own = (ends - begins)[chosen]
+        shown[part] = _of_stretches(trace, axis, begins[chosen], own, fills[chosen])
+        filled[part] = _times_by_name(trace, own, fills[chosen])
+    times = _parts(sets, base.whole_ns)
+    in_base = operators & (events.end_ns >= base.begin_ns) & (events.begin_ns <= base.end_ns)
+    in_base = in_base if in_base.any() else operators
     return Host(
-        span_ns=end - begin,
+        span_ns=base.whole_ns,
         parts={part: time for part, time in zip(PARTS, times, strict=True) if time},
-        in_base=dict(zip(PARTS, in_base, strict=True)),
         exposed_calls=exposed_calls(trace, *work_of(trace), (base.begin_ns, base.end_ns)),
-        operators=int(operators.sum()),
-        operator_ns=int(np.median(events.dur_ns[operators])),
+        operators=int(in_base.sum()),
+        operator_ns=int(np.median(events.dur_ns[in_base])),
         evidence=shown,
         filled={part: times for part, times in filled.items() if times},
         facts=Facts(trace),
+        base=base,
+        steps_touch=_steps_touch(trace),
     )
 
 
-def _parts(sets: list[Cover], begin: int, end: int) -> list[int]:
-    """Return the time of an interval in each set and in none before it, and the rest."""
+def _between(sets: Iterable[Cover], length: int) -> tuple[Numbers, Numbers]:
+    """Return the intervals of the base that are in none of the sets."""
+    begin = np.concatenate([each.begin for each in sets])
+    end = np.concatenate([each.end for each in sets])
+    begin, end = merged(begin, end)
+    return np.append(0, end), np.append(begin, length)
+
+
+def _starts_loader(trace: Trace, axis: Axis, begins: Numbers, ends: Numbers) -> Mask:
+    """Which intervals end with the first batch of a loader with workers, and are unusually long.
+
+    The loader starts its workers then, of which a trace without stacks shows nothing.
+    """
+    rows = _first_batches_rows(trace)
+    found = np.zeros(len(begins), dtype=np.bool_)
+    batches = axis.place(_ONLY, np.sort(trace.events.begin_ns[rows]))
+    if len(batches) == 0 or len(begins) == 0:
+        return found
+    at = np.flatnonzero(np.isin(ends, batches))
+    first = at[ends[at] == batches[0]]
+    others = (ends - begins)[np.setdiff1d(at, first)]
+    usual = int(np.median(others)) if len(others) else 0
+    found[first] = (ends - begins)[first] >= _LOADER_STARTS * usual
+    return found
+
+
+def _first_batches_rows(trace: Trace) -> Rows:
+    return np.flatnonzero(loads_data(trace) & named(trace, _FIRST_BATCH))
+
+
+def _first_batches(trace: Trace, base: BaseWindow) -> tuple[Evidence, ...]:
+    """Return the first batch of a loader with workers."""
+    rows = _first_batches_rows(trace)
+    rows = rows[base.contains(trace, rows)]
+    return (evidence(trace, int(rows[np.argmin(trace.events.begin_ns[rows])])),)
+
+
+def _steps_touch(trace: Trace) -> bool:
+    """Whether each step begins where the one before it ends."""
+    steps = step_ranges(trace)
+    if steps is None or len(steps) < 2:
+        return False
+    between = int((steps.begin_ns[1:] - steps.end_ns[:-1]).sum())
+    return 100 * between <= int(steps.end_ns[-1] - steps.begin_ns[0])
+
+
+def _parts(sets: list[Cover], length: int) -> list[int]:
+    """Return the time of the base in each set and in none before it, and the rest."""
     reached, so_far = [0], sets[0]
     for each in sets:
         so_far = so_far | each
-        reached.append(int(so_far.within(np.array([begin]), np.array([end]))[0]))
-    times: list[int] = np.diff([*reached, end - begin]).tolist()
+        reached.append(so_far.time_in(0, length))
+    times: list[int] = np.diff([*reached, length]).tolist()
     return times
 
 
 class Host(StructResult, frozen=True):
-    """Times of the whole process in ns. Each moment belongs to the first of PARTS that applies."""
+    """Times of the process in ns. Each moment belongs to the first of PARTS that applies."""
 
     span_ns: Ns
-    """From the first operator's begin to the end of the last."""
+    """The length of the steps, or of the trace if it has no steps."""
     parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
     """They sum to `span_ns`."""
     operators: Count
@@ -175,12 +238,13 @@ class Host(StructResult, frozen=True):
     """Median duration of an operator."""
     filled: dict[_Part, dict[str, Ns]] = msgspec.field(name="instead_of_operators_us")
     """The time in ns by the name of what ran instead of operators, for each such part."""
-    in_base: Internal[dict[str, int]]
-    """The parts' times in the steps, or in the trace if it has no steps."""
     exposed_calls: Internal[tuple[Rows, Numbers]]
     """The collectives, and the time of each in the base in which no operator ran."""
     evidence: Internal[dict[str, tuple[Evidence, ...]]]
     facts: Internal[Facts]
+    base: Internal[BaseWindow]
+    steps_touch: Internal[bool]
+    """Whether each step begins where the one before it ends, so that no time is between them."""
 
     def findings(self) -> list[Finding]:
         """Findings about parts other than operators that took much of the time."""
@@ -188,13 +252,14 @@ class Host(StructResult, frozen=True):
         for part, time in sorted(self.parts.items(), key=lambda item: -item[1]):
             percent = share(time, self.span_ns)
             severity = _SHARES.severity(percent)
-            if severity is None or part == OPERATORS:
+            if severity is None or part in _NO_FINDING:
                 continue
             if part == BETWEEN_OPERATORS and percent < _BETWEEN_LEAST:
                 continue
-            span = f"the {in_words(self.span_ns, 'ns')} from the first operator to the last"
-            sentence = f"For {in_words(time, 'ns')} of {span} ({percent:.1f} %) "
+            sentence = f"For {in_words(time, 'ns')} of {self.base.whose} ({percent:.1f} %) "
             sentence += _SENTENCES[part]
+            if part == BETWEEN_STEPS and not self.steps_touch:
+                sentence += " or between two steps"
             numbers = {"time_ns": time, "percent": percent, "whole_ns": self.span_ns}
             if part == BETWEEN_OPERATORS:
                 numbers |= {"operators": self.operators, "median_operator_ns": self.operator_ns}
@@ -205,7 +270,7 @@ class Host(StructResult, frozen=True):
             elif self.filled.get(part):
                 name, inside = next(iter(self.filled[part].items()))
                 numbers["longest_ns"] = inside
-                sentence += f", mostly in {shortened(name, 90)} ({in_words(inside, 'ns')})"
+                sentence += f", {filled_mostly(name, inside, time)}"
             sentence = f"{sentence}. {advice_on(f'host.{part}', self.facts)}".rstrip()
             shown = self.evidence[part]
             gain = self._gain(part)
@@ -214,9 +279,9 @@ class Host(StructResult, frozen=True):
 
     def _gain(self, part: str) -> Gain | None:
         """Return what the steps win without a part, or if operators run beside it."""
-        time, how = self.in_base[part], _GAINS[part]
+        time, how = self.parts[part], _GAINS[part]
         if part == COMMUNICATING:
-            room = self.in_base[OPERATORS]
+            room = self.parts.get(OPERATORS, 0)
             if room < time:
                 how = f"it runs beside all {in_words(room, 'ns')} of operators"
             time = min(time, room)
@@ -226,7 +291,14 @@ class Host(StructResult, frozen=True):
     def tables(self) -> list[Table]:
         """Time by part."""
         rows = [(PARTS[part], time, share(time, self.span_ns)) for part, time in self.parts.items()]
-        return [Table("Host", (("", ""), ("time", "ns"), ("of all", "%")), rows)]
+        columns = (("", ""), ("time", "ns"), (f"of {self.base.label}", "%"))
+        return [Table("Host", columns, rows)]
+
+
+def filled_mostly(name: str, inside_ns: int, time_ns: int) -> str:
+    """Return where a time was, and whether that is most of it."""
+    word = "mostly in" if 2 * inside_ns >= time_ns else "the longest part in"
+    return f"{word} {shortened(name, 90)} ({in_words(inside_ns, 'ns')})"
 
 
 def _placed(axis: Axis, trace: Trace, which: Mask) -> tuple[Numbers, Numbers]:
@@ -293,8 +365,10 @@ def _times_by_name(trace: Trace, lengths: Numbers, fills: Rows) -> dict[str, int
     return dict(sorted(times.items(), key=lambda item: -item[1])[:_NAMED])
 
 
-def _evidence(trace: Trace, operators: Mask, communicates: Mask) -> dict[str, tuple[Evidence, ...]]:
-    """Return the longest events of each part."""
+def _evidence(
+    trace: Trace, base: BaseWindow, operators: Mask, communicates: Mask
+) -> dict[str, tuple[Evidence, ...]]:
+    """Return the longest events of each part that begin in the base."""
     events = trace.events
     found: dict[str, tuple[Evidence, ...]] = {}
     for part, which in (
@@ -305,6 +379,7 @@ def _evidence(trace: Trace, operators: Mask, communicates: Mask) -> dict[str, tu
         (BETWEEN_OPERATORS, operators),
     ):
         rows = np.flatnonzero(which)
+        rows = rows[base.contains(trace, rows)]
         longest = rows[np.argsort(-events.dur_ns[rows], kind="stable")[:3]]
         found[part] = tuple(evidence(trace, int(row)) for row in longest)
     return found

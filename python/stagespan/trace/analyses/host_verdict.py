@@ -19,6 +19,8 @@ from stagespan.trace.derived.missing import (
     unrecorded_device,
 )
 from stagespan.trace.derived.threads import named
+from stagespan.trace.derived.windows import BaseWindow
+from stagespan.trace.evidence import window_of
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import exclusive
 from stagespan.trace.read.model import Trace
@@ -28,6 +30,7 @@ COMMUNICATION = "communication-bound"
 DATA = "data-bound"
 OUTSIDE = "outside operators"
 OVERHEAD = "overhead-bound"
+COMPILING = "compiling"
 IN_STAGES = "in stages"
 HOST_VERDICTS: dict[str, tuple[str, ...]] = {
     COMPUTING: (host.OPERATORS,),
@@ -35,6 +38,7 @@ HOST_VERDICTS: dict[str, tuple[str, ...]] = {
     DATA: (host.DATA_LOADING, host.LOADER_START),
     OUTSIDE: (host.OTHER, host.UNSEEN, host.BETWEEN_STEPS),
     OVERHEAD: (host.BETWEEN_OPERATORS,),
+    COMPILING: (host.COMPILING,),
     IN_STAGES: (),
 }
 """The verdicts on a host, each with the parts of its time that support it."""
@@ -52,8 +56,7 @@ class HostVerdict:
 
     verdict: str
     sentence: str
-    begin_ns: int
-    end_ns: int
+    base: BaseWindow
     parts_ns: dict[str, int]
     """By part of `host.PARTS` or `STAGE_PARTS`, the longest first; they sum to the whole time."""
     times_ns: dict[str, int]
@@ -81,11 +84,8 @@ def _of_operators(trace: Trace, found: host.Host) -> HostVerdict:
     }
     times = {name: time for name, time in sorted(times.items(), key=lambda i: -i[1]) if time}
     word = next(iter(times))
-    whole = f"the {in_words(found.span_ns, 'ns')} from the first operator to the last"
-    time = f"for {in_words(times[word], 'ns')} of {whole}"
+    time = f"for {in_words(times[word], 'ns')} of {found.base.whose}"
     time += f" ({share(times[word], found.span_ns):.1f} %)"
-    operators = trace.rows_of(["cpu_op"])
-    begin = int(trace.events.begin_ns[operators].min())
     sentence = _SENTENCES[word](trace, found, time)
     device = unrecorded_device(trace)
     if device is not None:
@@ -95,8 +95,7 @@ def _of_operators(trace: Trace, found: host.Host) -> HostVerdict:
     return HostVerdict(
         verdict=word,
         sentence=sentence,
-        begin_ns=begin,
-        end_ns=begin + found.span_ns,
+        base=found.base,
         parts_ns=dict(sorted(found.parts.items(), key=lambda item: -item[1])),
         times_ns=times,
     )
@@ -128,8 +127,9 @@ def _is_outside(trace: Trace, found: host.Host, time: str) -> str:
     if not inside:
         return f"Outside operators: {time} no operator ran, and the trace does not show why."
     name = max(inside, key=lambda each: inside[each])
-    where = f"{shortened(name, 60)} ({in_words(inside[name], 'ns')})"
-    return f"Outside operators: {time} no operator ran, mostly in {where}."
+    whole = sum(found.parts.get(part, 0) for part in HOST_VERDICTS[OUTSIDE])
+    where = host.filled_mostly(name, inside[name], whole)
+    return f"Outside operators: {time} no operator ran, {where}."
 
 
 def _prepares(trace: Trace, found: host.Host, time: str) -> str:
@@ -139,12 +139,18 @@ def _prepares(trace: Trace, found: host.Host, time: str) -> str:
     )
 
 
+def _compiles(trace: Trace, found: host.Host, time: str) -> str:
+    operators = in_words(found.parts.get(host.OPERATORS, 0), "ns")
+    return f"Compiles: {time} torch.compile compiled; operators ran for {operators}."
+
+
 _SENTENCES = {
     COMPUTING: _computes,
     COMMUNICATION: _waits,
     DATA: _loads,
     OUTSIDE: _is_outside,
     OVERHEAD: _prepares,
+    COMPILING: _compiles,
 }
 
 
@@ -167,16 +173,22 @@ def _of_stages(trace: Trace) -> HostVerdict | None:
         (int(begin.min()), int(end.max())),
         int(exclusive(begin, end, np.zeros(len(begin), dtype=np.int64)).sum()),
         "" if threads == 1 else f" in {threads:,} threads",
+        (window_of(trace) or (0, 0))[0],
     )
     return found if empty is None else replace(found, sentence=f"{found.sentence} {empty}")
 
 
 def verdict_on_stages(
-    times_ns: dict[str, int], window: tuple[int, int], covered_ns: int, where: str = ""
+    times_ns: dict[str, int],
+    window: tuple[int, int],
+    covered_ns: int,
+    where: str = "",
+    origin_ns: int = 0,
 ) -> HostVerdict:
     """Return the verdict on stages, whose times (without the stages inside them) are known.
 
     For `covered_ns` of the window, at least one stage was open. `where` follows the word "stages".
+    The window's times count from `origin_ns`.
     """
     total = sum(times_ns.values())
     order = sorted(times_ns, key=lambda name: -times_ns[name])[: _MOST_NAMED + 1]
@@ -185,16 +197,15 @@ def verdict_on_stages(
         for name in order
         if share(times_ns[name], total) >= _LEAST_STAGE_PERCENT
     ]
-    begin, end = window
-    parts = {IN_STAGE: covered_ns, NO_STAGE: end - begin - covered_ns}
+    base = BaseWindow.between(*window, origin_ns)
+    parts = {IN_STAGE: covered_ns, NO_STAGE: base.whole_ns - covered_ns}
     return HostVerdict(
         verdict=IN_STAGES,
         sentence=(
             f"In stages: {', '.join(listed) or 'none takes 5 %'} of {in_words(total, 'ns')} in all"
             f" stages{where}, each without the stages inside it."
         ),
-        begin_ns=begin,
-        end_ns=end,
+        base=base,
         parts_ns={name: time for name, time in sorted(parts.items(), key=lambda i: -i[1]) if time},
-        times_ns={IN_STAGES: end - begin},
+        times_ns={IN_STAGES: base.whole_ns},
     )

@@ -68,7 +68,6 @@ def analyze(trace: Trace) -> Idle | Unavailable:
         alike
         if within.gaps is found
         else patterns(where, within.gaps, within.parts, step_begins(trace)),
-        start_up(where, within.gaps, within.parts, within.base.whole_ns),
     )
     return Idle(
         span_ns=span,
@@ -158,7 +157,7 @@ class Idle(StructResult, frozen=True):
                 IDLE_CAUSES[cause],
                 time,
                 share(time, base.whole_ns),
-                report.gaps_by_cause.get(cause),
+                report.gaps_by_cause.get(cause) or None,
             )
             for cause, time in report.by_cause.items()
         ]

@@ -31,7 +31,7 @@ from stagespan.trace.analyses.steps import mostly_filled_by
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.advice import START_UP, Facts, advice_on, steadily
 from stagespan.trace.derived.call_site import CallSites
-from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.device_time import device_rows
 from stagespan.trace.derived.gap_patterns import Pattern, StartUp
 from stagespan.trace.derived.gaps import NAMES, Gaps, IdleParts
@@ -59,6 +59,13 @@ _NOT_SEEN = {
     " did.",
 }
 """The end of the sentence about a cause of which the trace shows nothing."""
+# Causes that also occur before the device's first work and after its last.
+_AT_EDGES = (
+    *causes.causes_of("once"),
+    causes.COMPILATION,
+    causes.KERNEL_LOADING,
+    causes.DATA_LOADING,
+)
 _NOT_KNOWN = "it depends on what the device waited for"
 _HOW_IDLE = "the device does not wait there"
 _HOW_SEEN = "the device does not wait where the trace shows the reason"
@@ -71,11 +78,10 @@ def idle_findings(
     where: CallSites,
     groups: list[Culprit],
     alike: list[Pattern],
-    started: StartUp | None,
 ) -> IdleFindings:
     """Return the figures of the idle time `within` a base that the findings need.
 
-    `groups`, `alike` and `started` are the blocking calls, the patterns and the start of its gaps.
+    `groups` and `alike` are the blocking calls and the patterns of its gaps.
     """
     found, parts = within.gaps, within.parts
     kernels = trace.events.dur_ns[device_work(trace).kernels]
@@ -87,6 +93,10 @@ def idle_findings(
     rest = within.by_cause.get(FINISHING, 0)
     host = mostly_filled_by(trace, base.end_ns - rest, rest) if rest else -1
     finishing = None if host < 0 else trace.names[int(events.name[host])]
+    at_edges = (first, last) if base.end_ns > int(events.end_ns[device].max()) else (first,)
+    for cause in within.by_cause:
+        if cause in _AT_EDGES:
+            places.setdefault(cause, _of_start(trace, within, cause) or at_edges)
     unknown = within.by_cause.get(causes.NOT_TRACED, 0)
     before = max(unknown - between.get(causes.NOT_TRACED, 0), 0)
     if before:
@@ -98,7 +108,7 @@ def idle_findings(
         groups=groups,
         evidence=places,
         patterns=alike,
-        start=started,
+        start=within.start,
         kernel_ns=int(np.median(kernels)) if len(kernels) else None,
         queued_gap_ns=_median_of(found, parts, causes.QUEUED),
         steady=frozenset(
@@ -109,6 +119,20 @@ def idle_findings(
         edges={PREPARATION: (within.preparing, first), FINISHING: (finishing, last)},
         before_ns=before,
     )
+
+
+def _of_start(trace: Trace, within: BaseIdle, cause: str) -> tuple[Evidence, ...]:
+    """Return the longest call before the device's first work."""
+    if cause != causes.START_UP:
+        return ()
+    events, base = trace.events, within.base
+    device = device_work(trace).rows
+    first = max(int(events.begin_ns[device].min()), base.begin_ns)
+    rows = np.flatnonzero(launches(trace) & (events.begin_ns < first))
+    rows = rows[events.end_ns[rows] > base.begin_ns]
+    if len(rows) == 0:
+        return ()
+    return (evidence(trace, int(rows[np.argmax(events.dur_ns[rows])])),)
 
 
 def _median_of(found: Gaps, parts: IdleParts, cause: str) -> int | None:
@@ -180,10 +204,9 @@ class IdleFindings:
         """
         times = {cause: time for cause, time in self.by_cause.items() if cause in self.evidence}
         found = []
-        if self.start is not None and (severity := self._severity(self.start.idle_ns)):
-            found.append(self._of_start(self.start, severity))
-            for cause, time in self.start.by_cause.items():
-                times[cause] -= time
+        once = {cause: times.pop(cause) for cause in causes.causes_of("once") if cause in times}
+        if once and (severity := self._severity(sum(once.values()))):
+            found.append(self._of_once(once, severity))
         pace = self._together(times)
         if pace and (severity := self._severity(sum(pace.values()))):
             found.append(self._of_pace(pace, severity))
@@ -375,20 +398,38 @@ class IdleFindings:
             return f" (the longest gap is {where} {shortened(self.evidence[cause][0].event)})"
         return ""
 
-    def _of_start(self, start: StartUp, severity: Severity) -> Finding:
-        largest = list(start.by_cause.items())[:2]
-        parts = [
-            f"{in_words(time, 'ns')} because {causes.CAUSES[cause]}" for cause, time in largest
-        ]
-        place = f"{'the first ' if start.first_call else ''}{shortened(start.where)}"
-        sentence = (
-            f"{self._idle_for(start.idle_ns, len(start.rows))} while the program started up, in"
-            f" {place}: {', and '.join(parts)}. {START_UP.text}"
+    def _of_once(self, times: dict[str, int], severity: Severity) -> Finding:
+        """Return the finding on what a program does once, which has no gain."""
+        total, start = sum(times.values()), self.start
+        numbers = self._numbers(total, 1 if start is None else len(start.rows))
+        first = times.pop(causes.START_UP, 0)
+        parts = {} if start is None else dict(list(start.by_cause.items())[:2])
+        named = [*parts.items()]
+        if start is None and first:
+            named = [(causes.START_UP, first)]
+        named += sorted(times.items(), key=lambda item: -item[1])
+        said = [f"{in_words(time, 'ns')} because {causes.CAUSES[cause]}" for cause, time in named]
+        numbers |= {f"{cause}_ns": time for cause, time in named}
+        if start is not None:
+            name = f"{'the first ' if start.first_call else ''}{shortened(start.where)}"
+            said[0] = f"in {name}, {said[0]}"
+            if first > start.idle_ns:
+                numbers["before_ns"] = first - start.idle_ns
+                said.append(
+                    f"{in_words(first - start.idle_ns, 'ns')} before the device's first work"
+                )
+        shown = () if start is None else start.evidence
+        shown += tuple(item for cause, _ in named for item in self.evidence[cause][:2])
+        # Nothing has to be changed for a later trace not to have it.
+        severity = max(severity, "medium", key=SEVERITIES.index)
+        return Finding(
+            severity,
+            f"{self._idle_for(total, int(numbers['gaps']))} for what a program does once:"
+            f" {', and '.join(said)}. {START_UP.text}",
+            shown,
+            "idle.start_up",
+            numbers,
         )
-        numbers = self._numbers(start.idle_ns, len(start.rows))
-        numbers |= {f"{cause}_ns": time for cause, time in largest}
-        gain = _gain(start.idle_ns)
-        return Finding(severity, sentence, start.evidence, "idle.start_up", numbers, gain)
 
     def _of_edge(self, cause: str, shares: Thresholds, place: str, once: str) -> list[Finding]:
         """Return the finding on the time at an edge of a trace without steps.

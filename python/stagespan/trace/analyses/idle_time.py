@@ -8,8 +8,19 @@ import numpy as np
 
 from stagespan.trace.analyses.steps import mostly_filled_by
 from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.call_site import call_sites
 from stagespan.trace.derived.device import device_work, launch_of
-from stagespan.trace.derived.gaps import NAMES, Gaps, IdleParts, gaps, profiler_time, split_idle
+from stagespan.trace.derived.gap_patterns import StartUp, start_up
+from stagespan.trace.derived.gaps import (
+    NAMES,
+    QUIET_NS,
+    Gaps,
+    IdleParts,
+    gaps,
+    host_classes,
+    profiler_time,
+    split_idle,
+)
 from stagespan.trace.derived.step_ranges import step_begins
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.read.model import Trace
@@ -59,6 +70,8 @@ class BaseIdle:
     """With `PREPARATION` and `FINISHING`; they sum to the idle time of the base."""
     preparing: str | None
     """The host's activity for most of the time before the device's first work."""
+    start: StartUp | None
+    """The gaps in which the program started, which count as such in `by_cause`."""
 
 
 @once
@@ -95,21 +108,65 @@ def base_idle(trace: Trace) -> BaseIdle | None:
         overhead = profiler_time(trace).time_in(launched, work)
         idle[causes.LAUNCH] = idle.get(causes.LAUNCH, 0) + work - launched
         _move(idle, causes.LAUNCH, causes.PROFILER, overhead)
+        # No launch of a warm program takes this long.
+        called = min(int(events.end_ns[call]), work) - launched if call >= 0 else 0
+        called -= profiler_time(trace).time_in(launched, launched + called)
+        if called > QUIET_NS:
+            _move(idle, causes.LAUNCH, causes.START_UP, called)
     if before:
         # Without its launch, it is unknown what the device's first work waited for.
         cause = causes.NOT_TRACED if call < 0 else PREPARATION
         idle[cause] = idle.get(cause, 0) + before
         preparing = mostly_filled_by(trace, base.begin_ns, before)
-        overhead = profiler_time(trace).time_in(base.begin_ns, launched)
-        _move(idle, cause, causes.PROFILER, overhead)
-        if 2 * overhead > before:
+        if call < 0:
+            profiler = profiler_time(trace).time_in(base.begin_ns, launched)
+            known = {causes.PROFILER: profiler}
+        else:
+            known = _of_edge(trace, call, base.begin_ns, launched)
+        for of, time in known.items():
+            _move(idle, cause, of, time)
+        if 2 * sum(known.values()) > before:
             preparing = -1
-    last = max(int(events.end_ns[device].max()), base.begin_ns)
+    final = int(device[np.argmax(events.end_ns[device])])
+    last = max(int(events.end_ns[final]), base.begin_ns)
     if base.end_ns > last:
         idle[FINISHING] = base.end_ns - last
-        _move(idle, FINISHING, causes.PROFILER, profiler_time(trace).time_in(last, base.end_ns))
+        call = int(launch_of(trace, np.array([final]))[0])
+        if call < 0:
+            known = {causes.PROFILER: profiler_time(trace).time_in(last, base.end_ns)}
+        else:
+            known = _of_edge(trace, call, last, base.end_ns)
+        for of, time in known.items():
+            _move(idle, FINISHING, of, time)
     name = None if preparing < 0 else trace.names[int(events.name[preparing])]
-    return BaseIdle(base, found, parts, idle, name)
+    start = start_up(call_sites(trace), found, parts, base.whole_ns)
+    for cause, time in ({} if start is None else start.by_cause).items():
+        _move(idle, cause, causes.START_UP, time)
+    return BaseIdle(base, found, parts, idle, name, start)
+
+
+# What the host does before the device's first work and after its last has the causes of gaps. The
+# rest is preparation. Calls that are long before the first work are part of the start.
+_AT_EDGES = {
+    causes.GRAPH_CAPTURE: causes.GRAPH_CAPTURE,
+    causes.KERNEL_LOADING: causes.KERNEL_LOADING,
+    causes.PROFILER: causes.PROFILER,
+    causes.DATA_LOADING: causes.DATA_LOADING,
+    causes.COMPILATION: causes.COMPILATION,
+    causes.MEMORY_ALLOCATION: causes.START_UP,
+    causes.RUNTIME_CALL: causes.START_UP,
+}
+
+
+def _of_edge(trace: Trace, call: int, begin_ns: int, end_ns: int) -> dict[str, int]:
+    """Return the causes of idle time at an edge, which the thread of a launch shows."""
+    found: dict[str, int] = {}
+    first = begin_ns < int(trace.events.begin_ns[call])
+    for cause, time in host_classes(trace, call, begin_ns, end_ns).items():
+        named = _AT_EDGES.get(cause)
+        if named is not None and (first or named != causes.START_UP):
+            found[named] = found.get(named, 0) + time
+    return found
 
 
 def _move(times: dict[str, int], of: str, to: str, time_ns: int) -> None:

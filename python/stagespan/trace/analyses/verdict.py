@@ -25,6 +25,7 @@ from stagespan.trace.analyses.host_verdict import (
     COMMUNICATION,
     HOST_VERDICTS,
     IN_STAGE,
+    IN_STAGES,
     STAGE_PARTS,
     HostVerdict,
     host_verdict,
@@ -38,7 +39,6 @@ from stagespan.trace.derived.missing import not_of_torch, steps_without_operator
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import steps_without_work
 from stagespan.trace.derived.windows import BaseWindow, base_window
-from stagespan.trace.evidence import window_of
 from stagespan.trace.read.model import Trace
 
 LAUNCH_BOUND = "launch-bound"
@@ -49,8 +49,8 @@ COPY_BOUND = "copy-bound"
 HOST_BOUND = "host-bound"
 WAIT_BOUND = "wait-bound"
 CANNOT_TELL = "cannot tell"
-# Only a part of the time, never the verdict.
-PROFILER = "profiler"
+# Only parts of the time, never the verdict.
+PROFILER, ONCE = "profiler", "once"
 VERDICTS = (
     LAUNCH_BOUND,
     DEVICE_BUSY,
@@ -60,6 +60,7 @@ VERDICTS = (
     WAIT_BOUND,
     CANNOT_TELL,
     PROFILER,
+    ONCE,
     *(name for name in HOST_VERDICTS if name != COMMUNICATION),
 )
 
@@ -123,8 +124,8 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     Causes of idle time count by family: those on the host, and those of work that was launched in
     time. The largest loss (idle time of a family, exposed communication, exposed copies) decides
     if it takes more time than computing, or a quarter of all time. Otherwise the device is busy.
-    The profiler's own time does not count. Times are summed over devices. They cover the steps, or
-    the whole trace if it has no steps.
+    The profiler's own time does not count, nor what a program does once. Times are summed over
+    devices. They cover the steps, or the whole trace if it has no steps.
     """
     base = base_window(trace)
     if base is None or len(device_work(trace).rows) == 0:
@@ -137,8 +138,7 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
             )
             reason = f"Cannot tell: {why[0].lower()}{why[1:]}"
             return Unavailable(reason, "no_device", verdict=CANNOT_TELL)
-        window = window_of(trace)
-        return verdict_of_host(found, found.begin_ns if window is None else window[0])
+        return verdict_of_host(found)
     devices = device_times(trace, (base.begin_ns, base.end_ns))
     whole = together(devices.values())
     if whole.busy_ns == 0:
@@ -164,11 +164,13 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
         WAIT_BOUND: {cause: parts[cause] for cause in _WAITING if cause in parts},
         CANNOT_TELL: {cause: parts[cause] for cause in (causes.NOT_TRACED,) if cause in parts},
         PROFILER: {cause: parts[cause] for cause in (causes.PROFILER,) if cause in parts},
+        ONCE: {cause: parts[cause] for cause in causes.causes_of("once") if cause in parts},
     }
     times = _busy(whole) | {name: sum(of.values()) for name, of in families.items()}
     several, total = len(devices) > 1, base.whole_ns * len(devices)
     edges = 0 if base.steps else sum(on_host.get(cause, 0) for cause in _EDGES)
-    verdict = _decided(times, total - times[PROFILER], several, {host_word: edges})
+    counted_ns = total - times[PROFILER] - times[ONCE]
+    verdict = _decided(times, counted_ns, several, {host_word: edges})
     without, steps = _without_events(trace)
     if 2 * without > steps:
         verdict = CANNOT_TELL
@@ -265,7 +267,8 @@ class Verdict(StructResult, frozen=True):
         if self.on_device:
             words, of = _PART_WORDS, f"of {self.base.label}"
         else:
-            words, of = host.PARTS | STAGE_PARTS, "of all"
+            of = "of all" if self.verdict == IN_STAGES else f"of {self.base.label}"
+            words = host.PARTS | STAGE_PARTS
         rows = [
             (words[name], self._supported_verdict(name), time, share(time, self.whole_ns))
             for name, time in self.parts_ns.items()
@@ -283,17 +286,19 @@ class Verdict(StructResult, frozen=True):
             return LAUNCH_BOUND if LAUNCH_BOUND in self.times_ns else HOST_BOUND
         if part in _WAITING:
             return WAIT_BOUND
+        if part in causes.causes_of("once"):
+            return ONCE
         return PROFILER if part == causes.PROFILER else CANNOT_TELL
 
 
-def verdict_of_host(found: HostVerdict, origin_ns: int) -> Verdict:
-    """Return the verdict on a trace without a device, whose window begins at `origin_ns`."""
-    whole, time = found.end_ns - found.begin_ns, found.times_ns[found.verdict]
+def verdict_of_host(found: HostVerdict) -> Verdict:
+    """Return the verdict on a trace without a device."""
+    whole, time = found.base.whole_ns, found.times_ns[found.verdict]
     return Verdict(
         verdict=found.verdict,
         sentence=found.sentence,
         on_device=False,
-        base=BaseWindow.between(found.begin_ns, found.end_ns, origin_ns),
+        base=found.base,
         whole_ns=whole,
         span_ns=whole,
         time_ns=time,
@@ -323,6 +328,12 @@ def _sentence(found: Verdict) -> str:
         they = (_ONE if found.devices == 1 else _SEVERAL)["They"]
         percent = share(computing, found.whole_ns)
         sentences.append(f"{they} computed for {in_words(computing, 'ns')} ({percent:.1f} %).")
+    once = found.times_ns.get(ONCE, 0)
+    if share(once, found.whole_ns) >= _LEAST_EDGE:
+        percent = share(once, found.whole_ns)
+        sentences.append(
+            f"For {in_words(once, 'ns')} ({percent:.1f} %) the program did what it does once."
+        )
     if found.base.unrecorded_ns:
         sentences.append(
             f"Before that, the device was busy for {in_words(found.base.unrecorded_ns, 'ns')}"
@@ -383,7 +394,7 @@ def _decided(times: dict[str, int], whole_ns: int, several: bool, at_edges: dict
     `at_edges` is the part of a loss before the device's first and after its last work, if that may
     only be the begin or the end of the trace. Such time alone does not count as much.
     """
-    known = {name: time for name, time in times.items() if name not in (CANNOT_TELL, PROFILER)}
+    known = {n: time for n, time in times.items() if n not in (CANNOT_TELL, PROFILER, ONCE)}
     computing = known.pop(DEVICE_BUSY)
     most = max(known, key=lambda name: known[name])
     # The sums over devices that communicate and others that compute say nothing about each of them.

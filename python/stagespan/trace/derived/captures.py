@@ -24,7 +24,12 @@ from numpy.typing import NDArray
 from stagespan.trace.derived import kernel_kinds as kinds
 from stagespan.trace.derived.device import device_work, launch_of, launches
 from stagespan.trace.derived.gaps import graph_calls
-from stagespan.trace.derived.idle_causes import GRAPH_LAUNCHES, SINGLE_LAUNCHES
+from stagespan.trace.derived.idle_causes import (
+    CAPTURE_BEGINS,
+    CAPTURE_ENDS,
+    GRAPH_LAUNCHES,
+    SINGLE_LAUNCHES,
+)
 from stagespan.trace.derived.launch_sources import (
     LaunchSources,
     forward_operators,
@@ -41,8 +46,6 @@ from stagespan.trace.read.view import once, operators_of
 
 LEAST_PERCENT = 90.0
 """The percentage of a graph's work that must be the same: others have other shapes."""
-_BEGINS = re.compile(r"(?:Stream|ThreadExchange\w*)BeginCapture", re.IGNORECASE)
-_ENDS = re.compile(r"StreamEndCapture|GraphInstantiate", re.IGNORECASE)
 # A node of a graph that runs a function of the host.
 _ON_HOST = re.compile("LaunchHost")
 # Copies and fills: the device's work, which may be a kernel on ROCm, and calls.
@@ -308,7 +311,12 @@ class _Search:
         hosts, events = self.hosts, self.hosts.events
         calls = launches(hosts)
         edges = np.flatnonzero(
-            calls & (named(hosts, _BEGINS) | named(hosts, _ENDS) | named(hosts, GRAPH_LAUNCHES))
+            calls
+            & (
+                named(hosts, CAPTURE_BEGINS)
+                | named(hosts, CAPTURE_ENDS)
+                | named(hosts, GRAPH_LAUNCHES)
+            )
         )
         both = np.concatenate((rows, edges))
         is_edge = np.arange(len(both)) >= len(rows)

@@ -125,6 +125,10 @@ class CompileTime(Figures, frozen=True):
     """The same as `phases`, without frames that had been compiled before."""
     first_steps: Internal[list[CompileStep]]
     """The same as `steps`, without frames that had been compiled before."""
+    first_rows: Internal[Rows]
+    """The events of the compiler, without those of frames that had been compiled before."""
+    first_own_ns: Internal[Numbers]
+    """The own time of each."""
 
 
 def compile_time(forest: Forest, ran: set[str]) -> CompileTime | None:
@@ -181,6 +185,8 @@ def compile_time(forest: Forest, ran: set[str]) -> CompileTime | None:
         compilations=compilations,
         first_phases=first_phases,
         first_steps=first_steps,
+        first_rows=nodes.rows[timed.rows[is_first]],
+        first_own_ns=own[is_first],
     )
 
 

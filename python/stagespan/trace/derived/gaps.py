@@ -193,6 +193,7 @@ QUIET_NS = 200_000
 # How far the clocks of host and device may differ.
 _CLOCKS_NS = 5_000
 _CLASSES = (
+    causes.GRAPH_CAPTURE,
     causes.SYNCHRONISATION,
     causes.MEMORY_ALLOCATION,
     causes.KERNEL_LOADING,
@@ -243,6 +244,7 @@ class _HostActivity:
         loads = named(trace, causes.LOADS_KERNELS)
         marks = trace.rows_of(["user_annotation", "cpu_op"])
         frames = trace.rows_of(["python_function"])
+        yield self._captures(trace, calls)
         yield self._cover(waits)
         yield self._cover(allocates)
         yield self._cover_of_all(overhead & loads) | self._cover(calls & loads)
@@ -251,6 +253,19 @@ class _HostActivity:
         yield self._cover(causes.loads_data(trace))
         yield self._cover(marks & named(trace, causes.COMPILES))
         yield self._unseen(marks | calls | frames, overhead)
+
+    def _captures(self, trace: Trace, calls: Mask) -> Cover:
+        """Return when a thread captured a device graph: until the graph can be launched."""
+        begins = np.flatnonzero(calls & named(trace, causes.CAPTURE_BEGINS) & (self._thread >= 0))
+        ends = np.flatnonzero(calls & named(trace, causes.CAPTURE_ENDS) & (self._thread >= 0))
+        begin, (end, done) = np.sort(self._placed(begins)[0]), self._placed(ends)
+        order = np.argsort(end)
+        end, done = end[order], done[order]
+        at = np.searchsorted(end, begin)
+        # The next end is of the same thread.
+        same = np.flatnonzero(at < len(end))
+        same = same[end[at[same]] // self._axis.stride == begin[same] // self._axis.stride]
+        return Cover(np.concatenate((begin[same], end)), np.concatenate((done[at[same]], done)))
 
     def classified(self, thread: Numbers, begin_ns: Numbers, end_ns: Numbers) -> NDArray[np.int64]:
         """Return the time of each interval in each of _CLASSES, the quiet time, and the rest."""
@@ -444,6 +459,24 @@ def waiting_calls(trace: Trace, rows: Rows, calls: Rows) -> Mask:
         found = np.array([*known, False])[events.name] & trace.rows_of(["cpu_op"])
         found &= events.dur_ns > JUST_LAUNCHED_NS
     return found
+
+
+def host_classes(trace: Trace, event: int, begin_ns: int, end_ns: int) -> dict[str, int]:
+    """Return what the thread of an event did in an interval: the time by cause.
+
+    The time without a cause is left out. A long call of the runtime or of its allocator is the
+    start of the program: the interval is before the device's first work.
+    """
+    all_gaps = gaps(trace)
+    calls, waits = launches(trace), waiting_calls(trace, all_gaps.rows, all_gaps.calls)
+    owners, thread = threads(trace, np.array([event]))
+    axis = Axis(begin_ns, end_ns, 1)
+    if end_ns <= begin_ns or not axis.fits:
+        return {}
+    allocates = calls & named(trace, causes.ALLOCATES) & ~waits
+    host = _HostActivity(trace, axis, owners, calls, waits, allocates, program_calls(trace, calls))
+    times = host.classified(thread, np.array([begin_ns]), np.array([end_ns]))[0]
+    return {name: int(time) for name, time in zip(_CLASSES, times[:-2], strict=True) if time}
 
 
 class _Splitter:

@@ -22,6 +22,8 @@ MEMORY_ALLOCATION = "memory_allocation"
 COMPILATION = "compilation"
 KERNEL_LOADING = "kernel_loading"
 PROFILER = "profiler"
+START_UP = "start_up"
+GRAPH_CAPTURE = "graph_capture"
 RUNTIME_CALL = "runtime_call"
 DEPENDENCY = "dependency"
 GRAPH = "graph"
@@ -37,9 +39,9 @@ class CauseRow(NamedTuple):
     """The end of a sentence."""
     colour: str
     """In charts: a colour, or the name of one of the page's colours."""
-    where: Literal["host", "device", "profiler", "unknown"]
+    where: Literal["host", "device", "once", "profiler", "unknown"]
     """Who caused it: the host, where a change of the program can remove it; the device, because the
-    launch was in time; the profiler."""
+    launch was in time; the host, but only once in a program; the profiler."""
     is_pace: bool = False
     """Whether the host works, and launches too slowly. Only the length of the gaps and of the calls
     distinguishes these causes, so that one finding is about all of them."""
@@ -80,6 +82,14 @@ ROWS: dict[str, CauseRow] = {
     MEMORY_ALLOCATION: CauseRow("the host allocated or freed device memory", "#8b6f47", "host"),
     COMPILATION: CauseRow("the host compiled", "#5f8f3e", "host", is_slowed_by_stacks=True),
     KERNEL_LOADING: CauseRow("the host loaded kernels at their first use", "#b36ad1", "host"),
+    # Lost once in a program: a trace that begins after a warm-up does not have it.
+    START_UP: CauseRow(
+        "the program started up: its first calls of the runtime created a context or loaded"
+        " modules",
+        "#c9b458",
+        "once",
+    ),
+    GRAPH_CAPTURE: CauseRow("the host captured a device graph", "#6fae9a", "once"),
     PROFILER: CauseRow("the profiler itself took the time", "#9a9a9a", "profiler"),
     # Another call took long.
     RUNTIME_CALL: CauseRow("calls of the runtime took long", "#cc7a2e", "host", True, True),
@@ -161,6 +171,9 @@ _LOADS_DATA_FRAME = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next_
 MARKS = re.compile(r"#")
 """Annotations, which are operators in old traces: ProfilerStep#1, Optimizer.step#SGD.step."""
 COMPILES = re.compile(r" \(dynamo_timed\)$")
+CAPTURE_BEGINS = re.compile(r"(?:Stream|ThreadExchange\w*)BeginCapture", re.IGNORECASE)
+CAPTURE_ENDS = re.compile(r"StreamEndCapture|GraphInstantiate", re.IGNORECASE)
+"""The calls between which a device graph is captured."""
 LOADS_KERNELS = re.compile(r"Lazy Function Loading|ModuleLoad|LibraryLoad")
 """Among the events of category `overhead`; the others are the profiler's own."""
 WAITING_OPERATORS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")

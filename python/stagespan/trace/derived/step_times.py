@@ -16,6 +16,7 @@ from stagespan.trace.derived.device import (
     launches,
     work_by_stream,
 )
+from stagespan.trace.derived.host_work import host_work
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
 from stagespan.trace.derived.threads import named
@@ -282,8 +283,12 @@ class _Parts:
         self._trace, self._origin = trace, origin
         self._names = tuple(PARTS if on_device else HOST_PARTS)
         self._nested: list[Cover] = []
+        of_host = {} if on_device else _covers_of_host(trace)
         for part in self._names[:-1]:
-            cover = self._cover(events_of_part(trace, part, on_device))
+            if on_device:
+                cover = self._cover(events_of_part(trace, part, on_device))
+            else:
+                cover = Cover(of_host[part].begin - origin, of_host[part].end - origin)
             self._nested.append(self._nested[-1] | cover if self._nested else cover)
 
     def split(self, begin_ns: Numbers, end_ns: Numbers) -> dict[str, Numbers]:
@@ -302,6 +307,15 @@ class _Parts:
     def _cover(self, which: Mask) -> Cover:
         events = self._trace.events
         return Cover(events.begin_ns[which] - self._origin, events.end_ns[which] - self._origin)
+
+
+def _covers_of_host(trace: Trace) -> dict[str, Cover]:
+    work = host_work(trace)
+    return {
+        DATA_LOADING: work.loading,
+        OPERATORS: work.computing,
+        COMMUNICATING: work.communicating,
+    }
 
 
 def _steps_of(trace: Trace, ranges: StepRanges, rows: Rows) -> Numbers:

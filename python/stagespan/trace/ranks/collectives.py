@@ -123,7 +123,7 @@ def collectives(
     `transit_ns` has the time in which each moved data, by name and in the order of time.
     """
     events = trace.events
-    every, computing = work_of(trace)
+    every, computes = work_of(trace)
     most = MOST_COLLECTIVES if most is None else most
     left_out = max(0, len(every) - most)
     rows = every[:most]
@@ -131,7 +131,6 @@ def collectives(
     if not groups:
         group, groups = _groups_in_names(trace, rows)
     ops, op = ops_of(trace, rows)
-    computes = Cover(events.begin_ns[computing], events.end_ns[computing])
     busy = computes | Cover(events.begin_ns[every], events.end_ns[every])
     begin = events.begin_ns[rows]
     first = busy.begin[0] if len(busy.begin) else 0

@@ -82,11 +82,10 @@ class Usage:
 def usage_of(trace: Trace, window: tuple[int, int], stages: AscendSteps | None = None) -> Usage:
     """Split the time of the steps, or of the trace's `window` if it has no steps."""
     events = trace.events
-    communicates, computes = work_of(trace)
+    communicates, computing = work_of(trace)
     kind = device_work(trace).kind
     copies = np.flatnonzero(kind == COPY)
     # Each cover contains the one before.
-    computing = Cover(events.begin_ns[computes], events.end_ns[computes])
     working = computing | Cover(events.begin_ns[communicates], events.end_ns[communicates])
     busy = working | Cover(events.begin_ns[copies], events.end_ns[copies])
     steps, (begin, end) = 0, window
@@ -296,8 +295,7 @@ def _times_by_stage(trace: Trace) -> dict[str, StageRuns]:
     own = exclusive(begin, end, calls.thread)
     # On an axis that advances only while the rank communicates and does not compute, the same
     # ranges are nested in the same way, so their own times there are those parts of `own`.
-    communicates, computes = work_of(trace)
-    computing = Cover(events.begin_ns[computes], events.end_ns[computes])
+    communicates, computing = work_of(trace)
     working = computing | Cover(events.begin_ns[communicates], events.end_ns[communicates])
     waiting_until = working.until(begin) - computing.until(begin)
     waiting_after = working.until(end) - computing.until(end)

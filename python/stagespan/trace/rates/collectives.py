@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, device_work, launch_of
-from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS
+from stagespan.trace.derived.host_work import host_work
+from stagespan.trace.derived.idle_causes import COMMUNICATES
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.derived.launch_sources import values_at
 from stagespan.trace.derived.threads import ThreadIndex, named
@@ -45,7 +46,7 @@ _SIZES = {
 """Bytes of an element, by the name of its type in lower case."""
 _MOST_MEMBERS = 10_000_000
 _ON_HOST = re.compile(r"^(?:gloo|mpi|ucc|xccl):", re.IGNORECASE)
-_WAITS = re.compile(rf"^{COLLECTIVE}|^record_param_comms")
+_CALLS = re.compile(r"^c10d::(?!barrier)")
 _ALGORITHM = re.compile(r"_(RING|TREE|COLLNET_DIRECT|COLLNET_CHAIN|NVLS|NVLS_TREE|PAT)(?=_|\()")
 _PROTOCOL = re.compile(r"_(LL128|LL|SIMPLE)(?![A-Za-z0-9])", re.IGNORECASE)
 
@@ -77,20 +78,26 @@ def ops_of(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int32]]:
     return numbered_ops([texts[text] if text >= 0 else trace.names[code] for text, code in pairs])
 
 
-def work_of(trace: Trace) -> tuple[Rows, Rows]:
-    """The events that communicate, sorted by begin, and the events that compute.
+@once
+def work_of(trace: Trace) -> tuple[Rows, Cover]:
+    """The events that communicate, sorted by begin, and the times in which something computes.
 
-    They are events of the device, or of the host if no device runs a collective.
+    Collectives of the host count if no device runs one. Without a device, operators compute.
     """
     events, kind = trace.events, device_work(trace).kind
-    rows = np.flatnonzero(kind == COMMUNICATION)
-    if len(rows):
-        computing = np.flatnonzero(kind == COMPUTE)
-    else:
+    rows, on_device = np.flatnonzero(kind == COMMUNICATION), bool(len(device_work(trace).rows))
+    if len(rows) == 0:
         marks = trace.rows_of(["user_annotation", "cpu_op"])
-        rows = _outermost(trace, np.flatnonzero(marks & named(trace, _ON_HOST)))
-        idle = named(trace, _WAITS) | named(trace, MARKS)
-        computing = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~idle)
+        rows = np.flatnonzero(marks & named(trace, _ON_HOST))
+        if len(rows) == 0 and not on_device:
+            # The operators that call a collective, if the trace shows nothing of its run.
+            rows = np.flatnonzero(marks & named(trace, _CALLS))
+        rows = _outermost(trace, rows)
+    if on_device:
+        computes = np.flatnonzero(kind == COMPUTE)
+        computing = Cover(events.begin_ns[computes], events.end_ns[computes])
+    else:
+        computing = host_work(trace).computing
     return rows[np.lexsort((events.end_ns[rows], events.begin_ns[rows]))], computing
 
 
@@ -104,12 +111,11 @@ def _outermost(trace: Trace, rows: Rows) -> Rows:
 
 
 def exposed_calls(
-    trace: Trace, rows: Rows, computing: Rows, within: tuple[int, int]
+    trace: Trace, rows: Rows, computes: Cover, within: tuple[int, int]
 ) -> tuple[Rows, Numbers]:
     """Some collectives, and the time in ns of each within an interval in which nothing computed."""
     events = trace.events
     begin, end = (np.clip(each[rows], *within) for each in (events.begin_ns, events.end_ns))
-    computes = Cover(events.begin_ns[computing], events.end_ns[computing])
     return rows, end - begin - computes.within(begin, end)
 
 

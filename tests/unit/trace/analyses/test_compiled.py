@@ -252,7 +252,7 @@ def test_compiling_by_phase_and_recompilations(nested: bool, tmp_path: Path) -> 
     ]
     again, first = findings
     assert (again.code, first.code) == ("compiled.recompiled", "compiled.in_window")
-    assert (again.severity, first.severity) == ("high", "medium")
+    assert (again.severity, first.severity) == ("high", "high")
     assert (again.numbers["frames"], again.numbers["compilations"]) == (1, 1)
     assert again.numbers["time_ns"] == single * 1_000
     assert first.numbers["frames"] == 1

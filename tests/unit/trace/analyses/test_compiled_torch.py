@@ -160,7 +160,7 @@ def test_inductor_compiles_and_runs(tmp_path: Path) -> None:
     (compilation,) = compiling.compilations
     (row,) = first.to_dict()["compile_time"]["compilations"]
     assert (compilation.variant, row["ran"]) == (0, True)
-    assert [finding.severity for finding in first.findings()] == ["medium"]
+    assert [finding.severity for finding in first.findings()] == ["high"]
     later = profiled(tmp_path, lambda: [function(value) for _ in range(2)])
     # THEN each is one region and one graph, with the product left to a library, and no finding
     assert later.findings() == []

@@ -11,7 +11,7 @@ from planted import Program
 
 from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
-from stagespan.trace.analyses import host, steps
+from stagespan.trace.analyses import communication, host, steps
 from stagespan.trace.analyses.host import Host
 
 US = 1_000
@@ -142,8 +142,8 @@ def test_starting_the_loader_is_distinguished_from_loading(tmp_path: Path) -> No
         operator(program, 1_000)
     found = host_of(program.trace(tmp_path))
     assert found.parts == {
-        host.DATA_LOADING: 5_000 * US,
-        host.LOADER_START: 30_000 * US,
+        host.DATA_LOADING: 10_000 * US,
+        host.LOADER_START: 60_000 * US,
         host.OPERATORS: 2_000 * US,
     }
     start, load = found.findings()
@@ -226,3 +226,125 @@ def test_a_sleep_that_torch_has_profiled(tmp_path: Path) -> None:
     longest = [each.figure for each in found.evidence[host.BETWEEN_STEPS]]
     assert len(longest) == 2
     assert all(figure is not None and figure >= 30_000 * US for figure in longest)
+
+
+# --- The base, and the work inside operators ---
+
+
+def _computing(program: Program) -> None:
+    for _ in range(10):
+        operator(program, 10_000)
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize(
+    ("name", "cat", "part"),
+    [
+        ("gloo:all_reduce", "user_annotation", host.COMMUNICATING),
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "user_annotation",
+         host.DATA_LOADING),
+        ("_compile.compile_inner (dynamo_timed)", "cpu_op", host.COMPILING),
+        ("read", "user_annotation", host.OTHER),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("first", [True, False])
+def test_what_precedes_or_follows_the_operators_counts(
+    first: bool, name: str, cat: str, part: str, in_step: bool, tmp_path: Path
+) -> None:
+    # GIVEN 0.9 s of something else before or after 0.1 s of operators
+    program = Program()
+    begin = program.now
+    if not first:
+        _computing(program)
+    with program.within(name, cat):
+        program.work(900_000)
+    if first:
+        _computing(program)
+    if in_step:
+        program.event("ProfilerStep#3", "user_annotation", begin, program.now)
+    found = host_of(program.trace(tmp_path))
+    assert found.parts == {part: 900_000 * US, host.OPERATORS: 100_000 * US}
+    assert found.base.of == ("steps" if in_step else "trace")
+
+
+def test_nodes_that_wait_for_a_collective_do_not_compute(tmp_path: Path) -> None:
+    # GIVEN backward nodes that contain a blocking collective, one that waits for the collective of
+    # another thread without an event, and operators inside a collective
+    program = Program()
+    node = "autograd::engine::evaluate_function: RegisterPostBackwardFunctionBackward"
+    with program.within(node):
+        operator(program, 1_000)
+        with program.within("c10d::_reduce_scatter_base_"):
+            program.work(3_000)
+            operator(program, 200, "aten::copy_")
+            program.work(2_000)
+    begin = program.now
+    with program.within(node):
+        program.work(4_000)
+        operator(program, 500)
+    program.thread = 300
+    program.event("gloo:all_reduce", "user_annotation", begin + 1_000, begin + 4_200)
+    trace = program.trace(tmp_path)
+    found = host_of(trace)
+    assert found.parts == {
+        host.OPERATORS: (1_000 + 200 + 1_000 + 500) * US,
+        host.COMMUNICATING: (5_000 + 3_000) * US,
+    }
+    # THEN the row about collectives has the same exposed time
+    row = communication.analyze(trace)
+    assert isinstance(row, communication.Communication)
+    assert row.exposed_ns == found.parts[host.COMMUNICATING]
+
+
+def test_operators_that_a_compiler_runs_are_part_of_compiling(tmp_path: Path) -> None:
+    program = Program()
+    with program.within("_compile.compile_inner (dynamo_timed)"):
+        program.work(5_000)
+        operator(program, 1_000)
+    operator(program, 2_000)
+    found = host_of(program.trace(tmp_path))
+    assert found.parts == {host.COMPILING: 6_000 * US, host.OPERATORS: 2_000 * US}
+
+
+FIRST = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+
+@pytest.mark.parametrize("usual_us", [300, 20_000])
+def test_the_time_before_the_first_batch_is_the_start_of_the_loader(
+    usual_us: int, tmp_path: Path
+) -> None:
+    program = Program()
+    operator(program, 100)
+    program.work(50_000)
+    for _ in range(4):
+        with program.within(FIRST, "user_annotation"):
+            program.work(1_000)
+        operator(program, 100)
+        program.work(usual_us)
+    found = host_of(program.trace(tmp_path))
+    # THEN it is, unless the same time passes before the other batches
+    assert found.parts.get(host.LOADER_START, 0) == (50_000 * US if usual_us == 300 else 0)
+
+
+def test_mostly_needs_a_majority(tmp_path: Path) -> None:
+    program = Program()
+    for name in ("read", "write", "sort"):
+        with program.within(name, "user_annotation"):
+            program.work(2_000)
+        operator(program, 100)
+    (finding,) = host_of(program.trace(tmp_path)).findings()
+    assert "the longest part in read (2.000 ms)" in finding.sentence
+    assert "mostly" not in finding.sentence
+
+
+@pytest.mark.parametrize("apart_us", [0, 3_000])
+def test_time_in_steps_that_touch_is_not_between_them(apart_us: int, tmp_path: Path) -> None:
+    program = Program()
+    for number in range(3):
+        with program.within(f"ProfilerStep#{number}", "user_annotation"):
+            operator(program, 7_000)
+            program.work(10_000)
+        program.work(apart_us)
+    said = [each.sentence for each in host_of(program.trace(tmp_path)).findings()]
+    assert any("at the end of a step" in each for each in said)
+    assert any("between two steps" in each for each in said) == bool(apart_us)

@@ -56,7 +56,7 @@ def test_the_collective_that_it_waits_for_is_named(name: str, tmp_path: Path) ->
     operator(program, 86)
     found = verdict_of(program.trace(tmp_path))
     assert found.verdict == "communication-bound"
-    assert found.sentence.startswith(f"Waits for {name}: for 828.000 µs of the 1.000 ms")
+    assert found.sentence.startswith(f"Waits for {name}: for 828.000 µs of the trace's 1.000 ms")
     assert "(82.8 %)" in found.sentence
     page = page_data(analyze(program.trace(tmp_path)))
     assert page["verdict"]["word"] == f"Waits for {name}"
@@ -74,6 +74,28 @@ def test_python_outside_of_operators_is_named(tmp_path: Path) -> None:
     found = verdict_of(program.trace(tmp_path))
     assert found.verdict == "outside operators"
     assert "mostly in augment (15.000 ms)" in found.sentence
+
+
+def test_a_first_compilation_is_the_verdict(tmp_path: Path) -> None:
+    # GIVEN a compilation with a part of the backward pass that is compiled later
+    program = Program()
+    for name in ("_compile.compile_inner", "_backward_codegen.entire_backward_compile"):
+        with program.within(f"{name} (dynamo_timed)"):
+            program.work(450_000)
+        with program.within("Torch-Compiled Region: 0/0"):
+            program.work(50_000)
+    trace = program.trace(tmp_path)
+    found = verdict_of(trace)
+    assert found.verdict == "compiling"
+    assert found.sentence == (
+        "Compiles: for 900.000 ms of the trace's 1.000 s (90.0 %) torch.compile compiled;"
+        " operators ran for 100.000 ms."
+    )
+    # THEN one finding tells of it, and its gain is the time of its sentence
+    (finding,) = analyze(trace).findings()
+    assert (finding.severity, finding.code) == ("high", "compiled.in_window")
+    assert finding.gain is not None
+    assert finding.gain.time_ns == finding.numbers["time_ns"] == 900_000 * US
 
 
 def test_loading_data_and_the_time_between_operators(tmp_path: Path) -> None:

@@ -521,7 +521,7 @@ def test_the_event_that_took_the_time_is_named(real: Callable[[str], Trace]) -> 
     # GIVEN two benchmarks whose warm-up contains the first call of cuDNN
     for name, least in (("cuda_a100_simple_add", 7.98e9), ("cuda_a100_alexnet", 6.5e9)):
         found = idle_of(real(name))
-        assert codes(found) == ["idle.start_up", "idle.preparation"], name
+        assert codes(found) == ["idle.start_up"], name
         first = found.findings()[0].evidence[0]
         assert first.event in ("cudaFree", "calls of cudaFree"), name
         assert least < (first.figure or 0) < 1.02 * least, name

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from checks import RIGHT, UNCHECKED, WRONG, Claim, Page, check, equals, lies_between
-from raw_trace import Event, Interval, Overlap, RawTrace, clipped, length
+from raw_trace import Event, Interval, Overlap, RawTrace, clipped, length, union
 
 # --- The file, the steps, and the use of the device ---
 
@@ -101,6 +101,7 @@ _OF_VERDICT = {
 _HOST_CAUSES = (
     "launch", "synchronisation", "between_steps", "host_work", "host_unseen", "data_loading",
     "memory_allocation", "compilation", "kernel_loading", "runtime_call", "profiler",
+    "start_up", "graph_capture",
 )  # fmt: skip
 
 
@@ -201,6 +202,17 @@ _ALLOCATES = r"malloc|free|MemCreate|MemMap|MemRelease|MemUnmap|AddressReserve|H
 _LOADS = r"data[_ ]?load|__next__|next[_ ]?(?:batch|data)|load[_ ]?(?:batch|data)"
 
 
+def _at_edges(page: Page, events: list[Event]) -> int:
+    """Return the time of some events before the device's first work and after its last, in ns."""
+    assert page.base is not None
+    begin, end = page.base
+    first = min(each.begin for each in page.raw.device)
+    last = max(each.end for each in page.raw.device)
+    own = [(each.begin, each.end) for each in events]
+    before = length(union(clipped(own, begin, max(begin, first))))
+    return before + length(union(clipped(own, min(end, last), end)))
+
+
 @check("idle causes")
 def idle_causes(page: Page) -> Iterator[Claim]:
     """The causes of idle time, by launches and by what the host did meanwhile."""
@@ -255,7 +267,7 @@ def idle_causes(page: Page) -> Iterator[Claim]:
     for cause, events in evidence.items():
         if parts.get(cause):
             # A wait that ended shortly before the gap delays the next launch too.
-            most = idle.near(raw, events) / 1000
+            most = (idle.near(raw, events) + _at_edges(page, events)) / 1000
             yield lies_between("idle causes", cause, parts[cause], 0, most, 0.05)
     if parts.get("between_steps") and edges_of_steps:
         before = [each._replace(end=each.end + 100_000_000) for each in edges_of_steps]

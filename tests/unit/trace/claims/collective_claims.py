@@ -11,7 +11,18 @@ from typing import Any, NamedTuple
 
 from checks import Page
 from finding_claims import Found, of
-from raw_trace import Event, Interval, Overlap, RawTrace, length, union
+from raw_trace import (
+    COLLECTIVE,
+    NOT_COMPUTING,
+    Event,
+    Interval,
+    Overlap,
+    RawTrace,
+    clipped,
+    host_computing,
+    length,
+    union,
+)
 
 _ANNOTATION = re.compile(r"^(?:nccl|rccl|hccl|gloo|mpi|ucc):", re.IGNORECASE)
 _ON_HOST = re.compile(r"^(?:gloo|mpi|ucc):", re.IGNORECASE)
@@ -136,10 +147,7 @@ def exposed(page: Page, calls: list[Collective]) -> list[float]:
 
 
 def _operators(raw: RawTrace) -> list[Interval]:
-    waits = re.compile(
-        r"^(?:gloo|mpi|ucc|nccl|c10d)\b|^record_param_comms|^ProfilerStep|^Optimizer\."
-    )
-    return union([(e.begin, e.end) for e in raw.operators if not waits.search(e.name)])
+    return union([(e.begin, e.end) for e in raw.operators if not NOT_COMPUTING.search(e.name)])
 
 
 def _line(calls: list[Collective]) -> tuple[Fraction, Fraction]:
@@ -222,12 +230,12 @@ def _small_calls(page: Page, finding: dict[str, Any]) -> Found:
 def _on_host(page: Page, finding: dict[str, Any]) -> Found:
     """Return how long the host communicated while no operator ran, between operators."""
     raw = page.raw
-    operators = _operators(raw)
-    every = [e for e in raw.operators if not e.name.startswith("ProfilerStep")]
-    begin, end = min(e.begin for e in every), max(e.end for e in every)
-    own = [(e.begin, e.end) for e in raw.events if _ON_HOST.match(e.name)]
-    clipped = [(max(a, begin), min(b, end)) for a, b in own]
-    alone = length(clipped + operators) - length(operators)
+    assert page.base is not None
+    begin, end = page.base
+    operators = union(clipped(host_computing(raw), begin, end))
+    collectives = [e for e in raw.events if e.category in _MARKS and COLLECTIVE.match(e.name)]
+    own = clipped([(e.begin, e.end) for e in collectives], begin, end)
+    alone = length(union(own + operators)) - length(operators)
     return {
         "time_us": (alone / 1000, 0.01),
         "whole_us": ((end - begin) / 1000, 0.01),

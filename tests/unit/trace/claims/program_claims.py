@@ -8,7 +8,7 @@ from typing import Any
 
 from checks import Page
 from finding_claims import NO_WORK, WAITS, Found, of
-from raw_trace import Event, Interval, RawTrace, clipped, length
+from raw_trace import Event, Interval, RawTrace, clipped, host_computing, length
 
 _MARKS = ("user_annotation", "Operator", "cpu_op")
 
@@ -119,7 +119,7 @@ def _intervals_of_parts(raw: RawTrace) -> list[tuple[str, list[Interval]]]:
             ("device idle, host in an operator", [(e.begin, e.end) for e in own]),
         ]
     waits = [(e.begin, e.end) for e in raw.events if WAITS.search(e.name)]
-    works = [(e.begin, e.end) for e in own if not WAITS.search(e.name)]
+    works = host_computing(raw, nodes=True)
     return [
         ("loading data", loads), ("operators", works),
         ("communicating without an operator", waits),

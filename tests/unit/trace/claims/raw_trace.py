@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import re
 from collections import defaultdict
 from decimal import Decimal
@@ -304,3 +305,49 @@ def names_matching(pattern: str, events: list[Event]) -> set[str]:
     """Return the names of events that match a regular expression, ignoring case."""
     expression = re.compile(pattern, re.IGNORECASE)
     return {name for name in {each.name for each in events} if expression.search(name)}
+
+
+# --- What computes on a host ---
+
+COLLECTIVE = re.compile(r"^(?:(?:nccl|gloo|mpi|ucc|c10d)\w*:|record_param_comms)", re.IGNORECASE)
+_NODE = re.compile(r"^(?:torch::)?autograd::|Backward\w*$|^DistributedDataParallel")
+NOT_COMPUTING = re.compile(
+    r"^(?:gloo|mpi|ucc|nccl|c10d)\b|^record_param_comms|^ProfilerStep|^Optimizer\."
+)
+
+
+def host_computing(raw: RawTrace, *, nodes: bool = False) -> list[Interval]:
+    """Return when operators computed, which they do not while a collective inside them runs.
+
+    A node of the backward pass may wait for the collective of another thread. With `nodes`, its
+    time outside of all collectives is included.
+    """
+    collectives = [e for e in raw.events if COLLECTIVE.match(e.name)]
+    working: list[Interval] = []
+    for thread in {e.thread for e in raw.operators}:
+        mine = [e for e in raw.operators if e.thread == thread]
+        waits = [e for e in collectives if e.thread == thread]
+        computing = [
+            e for e in mine if not NOT_COMPUTING.search(e.name) and not _NODE.search(e.name)
+        ]
+        inside = [e for e in computing if any(w.begin <= e.begin < e.end <= w.end for w in waits)]
+        working += _without(
+            [(e.begin, e.end) for e in computing], [(e.begin, e.end) for e in waits]
+        )
+        working += [(e.begin, e.end) for e in inside]
+    if nodes:
+        around = [(e.begin, e.end) for e in raw.operators if _NODE.search(e.name)]
+        working += _without(around, [(e.begin, e.end) for e in collectives])
+    return working
+
+
+def _without(whole: list[Interval], part: list[Interval]) -> list[Interval]:
+    """Return the time of `whole` that `part` does not cover."""
+    whole, part = union(whole), union(part)
+    edges = sorted({each for pair in (*whole, *part) for each in pair})
+    has, lacks = Overlap(whole), Overlap(part)
+    return [
+        (first, last)
+        for first, last in itertools.pairwise(edges)
+        if has.within(first, last) and not lacks.within(first, last)
+    ]

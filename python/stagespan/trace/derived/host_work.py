@@ -1,0 +1,93 @@
+"""When the host computes, communicates, loads data, and compiles: operators by their own work."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from stagespan.trace.derived.idle_causes import COMMUNICATES, COMPILES, MARKS, loads_data
+from stagespan.trace.derived.threads import ThreadIndex, named
+from stagespan.trace.read.intervals import Cover, Intervals, Mask, Numbers, Rows, merged, minus
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
+
+# Operators that contain others. Outside of these, they may wait for a collective of another thread.
+_WRAPS = re.compile(r"^(?:torch::)?autograd::|Backward\w*$|^FSDP::|^DistributedDataParallel")
+_NONE = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """What the threads of a program did, in ns of the trace's time."""
+
+    computing: Cover
+    """An operator worked: without collectives inside it, and without what a compiler ran."""
+    communicating: Cover
+    """A collective was in progress, in any thread."""
+    loading: Cover
+    """The program loaded data."""
+    compiling: Cover
+    """torch.compile compiled, or ran operators in order to compile."""
+
+
+@once
+def host_work(trace: Trace) -> HostWork:
+    """Return the work of the host. Where threads work at the same time, several may apply."""
+    marks = trace.rows_of(["user_annotation", "cpu_op"])
+    communicates = marks & named(trace, COMMUNICATES)
+    compiles = marks & named(trace, COMPILES)
+    operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & ~communicates & ~compiles
+    rows = np.flatnonzero(operators)
+    others = [np.flatnonzero(each) for each in (communicates, compiles)]
+    communicating = Cover(*_times(trace, others[0]))
+    loading = Cover(*_times(trace, np.flatnonzero(loads_data(trace))))
+    compiling = Cover(*_times(trace, others[1]))
+    index = ThreadIndex(trace, rows, *others)
+    if not index.fits or len(others[0]) + len(others[1]) == 0:
+        return HostWork(Cover(*_times(trace, rows)), communicating, loading, compiling)
+    axis = index.axis
+
+    def placed(chosen: Rows, thread: Numbers) -> Intervals:
+        begin, end = _times(trace, chosen)
+        return axis.place(thread, begin), axis.place(thread, end)
+
+    begin, end = placed(rows, index.of[0])
+    compiled = Cover(*placed(others[1], index.of[2]))
+    works = ~_inside(compiled, begin, end)
+    waits = Cover(*placed(others[0], index.of[1]))
+    within = _inside(waits, begin, end)
+    inner = merged(begin[works & within], end[works & within])
+    blocked = minus((waits.begin, waits.end), inner)
+    not_work = merged(*(np.concatenate(each) for each in zip(blocked, _of(compiled), strict=True)))
+    wraps = named(trace, _WRAPS, rows)
+
+    def own(which: Mask) -> Intervals:
+        found = minus(merged(begin[which & works], end[which & works]), not_work)
+        # The places of all threads as times.
+        start = axis.time_ns(found[0])
+        return merged(start, start + (found[1] - found[0]))
+
+    leaves, around = own(~wraps), own(wraps)
+    around = minus(around, _of(communicating))
+    computing = Cover(*(np.concatenate(each) for each in zip(leaves, around, strict=True)))
+    return HostWork(computing, communicating, loading, compiling)
+
+
+def _times(trace: Trace, rows: Rows) -> Intervals:
+    return trace.events.begin_ns[rows], trace.events.end_ns[rows]
+
+
+def _of(cover: Cover) -> Intervals:
+    return cover.begin, cover.end
+
+
+def _inside(around: Cover, begin: Numbers, end: Numbers) -> Mask:
+    """Whether each interval is within an interval of a cover that is longer than it."""
+    if len(around.begin) == 0:
+        return np.zeros(len(begin), dtype=np.bool_)
+    at = np.maximum(np.searchsorted(around.begin, begin, side="right") - 1, 0)
+    first, last = around.begin[at], around.end[at]
+    inside: Mask = (first <= begin) & (end <= last) & (end - begin < last - first)
+    return inside
