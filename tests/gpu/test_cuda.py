@@ -192,7 +192,7 @@ def test_the_doctor_finds_no_failure(cuda: Any) -> None:
     from stagespan.cli import examine
 
     findings = examine.examine()
-    assert examine.is_well(findings), [f for f in findings if f.state == "fails"]
+    assert examine.Checks(findings).works, [f for f in findings if f.state == "fails"]
 
 
 def test_a_replay_overwrites_the_cache_and_knows_the_clock(cuda: Any) -> None:

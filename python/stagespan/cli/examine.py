@@ -13,13 +13,16 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from stagespan import _core, is_available, settings, without_core
 from stagespan.device import platforms, times
 from stagespan.device.environment import version
 from stagespan.live import service
 from stagespan.pages.amounts import counted
+from stagespan.pages.figures import RecordedFigures
+from stagespan.pages.page import ResultPage, Words
+from stagespan.pages.result import Block, Result, Table
 from stagespan.process import run
 
 State = Literal["works", "absent", "note", "fails"]
@@ -30,13 +33,65 @@ but does not."""
 _COARSE_TICK_NS = 10.0
 
 
-class Check(NamedTuple):
+class Check(RecordedFigures, frozen=True):
     """One line of the page."""
 
     area: str
     name: str
     state: State
     text: str
+
+
+class ChecksFigures(RecordedFigures, frozen=True):
+    """What works on this machine, and what does not."""
+
+    works: bool
+    """Whether everything that should work here works."""
+    findings: list[Check]
+
+
+class Checks(Result):
+    """What works on this machine, and what does not."""
+
+    def __init__(self, checks: list[Check]) -> None:
+        self.checks = checks
+        self.works = all(check.state != "fails" for check in checks)
+
+    def figures(self) -> ChecksFigures:
+        """Return all checks."""
+        return ChecksFigures(self.works, self.checks)
+
+    def head(self) -> list[Block]:
+        """Return the checks, each area once."""
+        return self._tables([check.area for check in self.checks])
+
+    def tables(self) -> list[Table]:
+        """Return the checks."""
+        return self._tables([])
+
+    def _tables(self, repeated: list[str]) -> list[Any]:
+        rows = [
+            (
+                "" if check.area in repeated[:at][-1:] else check.area,
+                check.name,
+                check.state,
+                check.text,
+            )
+            for at, check in enumerate(self.checks)
+        ]
+        columns = ("area", ""), ("what", ""), ("state", "state"), ("found", "words")
+        return [Table("", columns, rows)]
+
+    def page(self) -> ResultPage:
+        """Return the page of `stagespan doctor`."""
+        failing = [f"{one.area}: {one.name}" for one in self.checks if one.state == "fails"]
+        end = (
+            "Everything that should work here works."
+            if self.works
+            else f"Does not work: {', '.join(failing)}."
+        )
+        words = Words(page="Checks", as_text="stagespan doctor")
+        return ResultPage(words, self, "This machine", counted(len(self.checks), "check"), [end])
 
 
 def examine(*, use_device: bool = True) -> list[Check]:
@@ -54,11 +109,6 @@ def examine(*, use_device: bool = True) -> list[Check]:
         except Exception as error:
             found.append(Check(area, "-", "fails", f"{type(error).__name__}: {error}"))
     return found
-
-
-def is_well(findings: list[Check]) -> bool:
-    """Whether everything that should work here works."""
-    return all(finding.state != "fails" for finding in findings)
 
 
 _Rows = Iterator[tuple[str, State, str]]

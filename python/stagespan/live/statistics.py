@@ -188,30 +188,14 @@ class Stats(Mapping[str, StageStats]):
         return f"{counted(len(self), 'stage')}, {span}"
 
     def _as_table(self) -> Table:
-        table = imports.load("stagespan.pages.result").Table
-        device = [
-            (f"{figure}.mean_ns", f"{heading} mean", "ns")
-            for figure, heading in zip(DEVICE_FIGURES, ("device", "queue", "tail"), strict=True)
-            if all(getattr(stage, figure) is not None for stage in self.values())
-        ]
-        return table.of(  # type: ignore[no-any-return]
-            "",
-            self.values(),
-            ("name", "stage", ""),
-            *(
-                (name, name.removesuffix("_ns"), "ns" if name != "count" else "")
-                for name in FIGURES
-            ),
-            ("errors", "errors", ""),
-            ("suspended_ns", "suspended", "ns"),
-            *device,
-        )
+        stages_table = imports.load("stagespan.live.stage_figures").stages_table
+        return stages_table("", self)  # type: ignore[no-any-return]
 
     def _repr_html_(self) -> str:
         """Return the figures for a notebook."""
         result = imports.load("stagespan.pages.result")
         line = result.Line(self._headline(), "strong")
-        html: str = result.in_notebook([line, self._as_table().filled()])
+        html: str = result.in_notebook([line, self._as_table()])
         return html
 
     def to_pandas(self) -> Any:

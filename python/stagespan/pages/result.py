@@ -247,8 +247,8 @@ class Table:
     title: str
     columns: tuple[tuple[str, str], ...]
     """Heading and unit of each: "" for texts and plain counts, otherwise "ns", "%", "bytes" etc.
-    Times in "rounded ns" are shown as by `duration`, each in its own unit, and a "state" is a word
-    that can have a colour."""
+    Texts in "words" are not shortened, and a "state" is a word that can have a colour. Times in
+    "rounded ns" are shown as by `duration`, each in its own unit."""
     rows: Sequence[tuple[Cell, ...]]
     """A cell that is None is unknown, and shown as such."""
     note: str = ""
@@ -565,7 +565,7 @@ def in_cell(cell: Cell, unit: str, most: int = 60) -> str:
     if isinstance(cell, str):
         return shortened(cell, most)
     if cell is None:
-        return "-" if unit in ("", "state", "rounded ns") else "unknown"
+        return "-" if unit in ("", "state", "words", "rounded ns") else "unknown"
     if unit == "rounded ns":
         return duration(cell)
     return f"{cell:,}" if unit == "" and isinstance(cell, int) else in_words(cell, unit)
@@ -630,8 +630,10 @@ def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[li
         for at, (name, unit) in enumerate(table.columns)
     ]
     shown_as = [
-        names.labels((row[at] for row in table.rows if isinstance(row[at], str)), most)  # type: ignore[misc]
-        for at in range(len(units))
+        {cell: one_line(cell) for row in table.rows if isinstance(cell := row[at], str)}
+        if unit == "words"
+        else names.labels((row[at] for row in table.rows if isinstance(row[at], str)), most)  # type: ignore[misc]
+        for at, unit in enumerate(units)
     ]
 
     def text(cell: Cell, at: int) -> str:

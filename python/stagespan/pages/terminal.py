@@ -6,7 +6,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from stagespan.pages.amounts import counted
 from stagespan.pages.console import set_width
@@ -325,7 +325,8 @@ def text_table(table: Table, width: int, least_text: int = _LEAST_TEXT) -> Rende
         kept -= 1
     grid = Grid(box=None, pad_edge=False, header_style="dim")
     for head, is_text in zip(heads[:kept], texts, strict=False):
-        grid.add_column(head, justify="left" if is_text else "right", no_wrap=not is_text)
+        side: Literal["left", "right"] = "left" if is_text else "right"
+        grid.add_column(head, justify=side, no_wrap=not is_text, overflow="fold")
     for column, cells_of in list(zip(grid.columns, columns, strict=False))[1:]:
         if all(cell[:1] in _FIRST_OF_FIGURE for cell in cells_of):
             column.justify = "right"

@@ -91,4 +91,4 @@ def test_a_check_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(examine, "_tools", broken)
     found = examine.examine(use_device=False)
     assert found[-1] == examine.Check("tools", "-", "fails", "OSError: no such thing")
-    assert not examine.is_well(found)
+    assert not examine.Checks(found).works

@@ -144,8 +144,8 @@ def written_table(table: Table) -> dict[str, Any]:
 def _labels(table: Table, rows: list[list[Cell]]) -> dict[str, str]:
     """Return the labels of all shortened names; they are distinct in each column."""
     found: dict[str, str] = {}
-    for at in range(len(table.columns)):
-        names = [str(row[at]) for row in rows if isinstance(row[at], str)]
+    for at, (_, unit) in enumerate(table.columns):
+        names = [str(row[at]) for row in rows if isinstance(row[at], str) and unit != "words"]
         short = labels(names, LONGEST_SHOWN)
         found |= {name: label for name, label in short.items() if label != name}
     return found

@@ -94,8 +94,8 @@ function columnStyles({ columns, rows }) {
 function columnStyle(unit, cells, [size, name]) {
   const figures = cells.filter((cell) => typeof cell === "number");
   const texts = cells.some((cell) => typeof cell === "string");
-  const figure = !texts && (!["", "state"].includes(unit) || figures.length > 0);
-  if (!["", "ns", "%", "bytes", "rounded ns", "state"].includes(unit)) {
+  const figure = !texts && (!["", "state", "words"].includes(unit) || figures.length > 0);
+  if (!["", "ns", "%", "bytes", "rounded ns", "state", "words"].includes(unit)) {
     const plain = (v) => (typeof v === "number" ? inWords(v, "") : inWords(v, unit));
     return { figure, suffix: unit, text: plain };
   }
@@ -209,13 +209,13 @@ class DataTable {
     const made = element("td", { class: style.figure ? "figure" : "" });
     if (value === null) {
       made.classList.add("unknown");
-      made.textContent = ["", "state", "rounded ns"].includes(unit) ? "-" : "unknown";
+      made.textContent = ["", "state", "words", "rounded ns"].includes(unit) ? "-" : "unknown";
     } else if (typeof value === "string") {
       const short = this.table.labels[value] || value;
-      const code = element(NAME.test(value) ? "code" : "span", { dir: "auto" }, short);
+      const code = element(NAME.test(value) && unit !== "words" ? "code" : "span", { dir: "auto" }, short);
       if (short.length < 25) made.classList.add("short");
       if (unit === "state" && STATES[value]) code.style.color = `var(--${STATES[value]})`;
-      if (short !== value || value.length > 90) {
+      if (unit !== "words" && (short !== value || value.length > 90)) {
         code.title = "Click to show the full name";
         code.onclick = () => {
           const whole = code.classList.toggle("whole");
