@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-from rich.table import Table
-from rich.text import Text
 
+from stagespan.cli.output import Output, PageCommand, output_options
 from stagespan.errors import HarnessError
-from stagespan.harness.config import HarnessConfig, HarnessResult
+from stagespan.harness.config import HarnessConfig
+from stagespan.harness.result_page import Replay, json_schema
 from stagespan.harness.standalone.fit import ReplayError
 from stagespan.harness.standalone.loading import load, load_stage
-from stagespan.pages.amounts import counted, in_words
-from stagespan.pages.console import set_width, trimmed
-from stagespan.pages.escaping import one_line
 from stagespan.signature.model import SignatureFile, StageSignature
 from stagespan.signature.target import class_of
 
-_ROWS = 10
-_LONGEST_NAME = 60
-# The phases of compilation, in their order.
-_PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
 
-
-@click.command("bench")
+@click.command("bench", cls=PageCommand)
 @click.argument("signature_file", type=click.Path())
 @click.option("--stage", "stage_name", help="Name of the stage. Not needed if there is only one.")
 @click.option(
@@ -89,10 +80,10 @@ _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
     "called for each iteration that needs new inputs.",
 )
 @click.option("--any-callable", is_flag=True, help="Allow a callable other than the captured one.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
     "--explain", is_flag=True, help="Show which adapters were tried, and why one was chosen."
 )
+@output_options(json_schema)
 def command(
     signature_file: str,
     stage_name: str | None,
@@ -102,7 +93,7 @@ def command(
     variant: str | None,
     inputs: str | None,
     any_callable: bool,
-    as_json: bool,
+    output: Output,
     **settings: Any,
 ) -> None:
     """Replay one iteration of a stage of SIGNATURE_FILE, time it and profile it.
@@ -139,10 +130,7 @@ def command(
         )
         harness.setup()
         result = harness.profile()
-    if as_json:
-        click.echo(json.dumps(result.to_json(), indent=2))
-    else:
-        _print(result, explain)
+    output.show(Replay(result, explain=explain).page())
 
 
 def _signature(path: str, stage_name: str | None, variant: str | None) -> StageSignature:
@@ -213,124 +201,3 @@ def _progress(console: Console) -> Iterator[Any]:
             bar.update(task, description=part, completed=done, total=total)
 
         yield show
-
-
-def _print(result: HarnessResult, explain: bool) -> None:
-    console = Console()
-    set_width(console, 160)
-    with trimmed(console):
-        if explain:
-            _print_answers(result, console)
-        _print_result(result, console)
-
-
-def _print_answers(result: HarnessResult, console: Console) -> None:
-    """Print the answers of the adapters, in the order in which they were asked."""
-    if not result.answers:
-        console.print(f"No adapter was tried: the step is {result.adapter}.", highlight=False)
-        return
-    table = Table(title="How the step was found: the first adapter that matches is used")
-    for name in ("adapter", "used", "because"):
-        table.add_column(name, overflow="fold")
-    for answer in result.answers:
-        table.add_row(
-            Text(answer.adapter), "yes" if answer.fits else "no", Text(one_line(answer.reason))
-        )
-    console.print(table, highlight=False)
-
-
-def _print_result(result: HarnessResult, console: Console) -> None:
-    from stagespan.harness.standalone.figures import clock_change, idle, profiled_line, spread
-    from stagespan.pages.kernel_names import labels
-
-    timing = result.timing_ms
-    table = Table(
-        title=Text(f"{one_line(result.stage)}: where the time of the profiled iterations went")
-    )
-    on_device = any(row["device_ms"] is not None for row in _rows(result))
-    table.add_column("kernel" if on_device else "operator", overflow="fold")
-    for name in ("ms", "%", "count"):
-        table.add_column(name, justify="right")
-    total = result.breakdown["total_kernel_time_ms"]
-    rows = _rows(result)[:_ROWS]
-    shown = labels([row["name"] for row in rows], _LONGEST_NAME)
-    for row in rows:
-        share = f"{100 * row['ms'] / total:.1f}" if total else "-"
-        table.add_row(Text(shown[row["name"]]), f"{row['ms']:.3f}", share, f"{row['count']:,}")
-    console.print(table, highlight=False)
-    _print_line(console, f"One iteration is {result.iteration} (adapter {result.adapter}).")
-    if result.step is not None and result.step["number"] == 2:
-        what = (
-            "The prefill"
-            if "decode step" in result.iteration
-            else "Everything before it, including step 1,"
-        )
-        _print_line(console, f"{what} takes {result.step['before_ms']:,.2f} ms.")
-    _print_line(
-        console,
-        f"One iteration takes {spread(timing)}; {timing['iterations']} iterations without the "
-        f"profiler, inputs on {result.device}.",
-    )
-    first = result.warmup["first_ms"]
-    first_run = "" if first is None else f" The first run took {first:,.2f} ms."
-    _print_line(console, f"CPU time of its thread: {spread(timing['cpu'])}.{first_run}")
-    if result.warmup["settled"] is False:
-        runs = result.warmup["iterations"]
-        _print_line(console, f"The times did not settle in {runs} warm-up iterations.")
-    if result.threads:
-        _print_line(console, result.threads)
-    if result.tracers:
-        names = " and ".join(result.tracers)
-        _print_line(console, f"{names} was active, so the stage alone takes less time than this.")
-    if timing["busy"]:
-        _print_line(console, timing["busy"])
-    waits = idle(timing, result.device)
-    rates = _rates_line(result.breakdown.get("rates"))
-    for sentence in (rates, waits, clock_change(timing), profiled_line(result.breakdown)):
-        if sentence:
-            _print_line(console, sentence)
-    _print_line(console, result.fidelity["line"])
-    if result.compile is not None:
-        sentence = _compile_sentence(result.compile)
-        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
-
-
-def _rates_line(rates: Mapping[str, Any] | None) -> str | None:
-    """Return a sentence about what an iteration computes; None if it is unknown."""
-    if rates is None:
-        return None
-    work = in_words(1e12 * rates["tflop"], "FLOP")
-    speed = f"{work}: {in_words(1e12 * rates['tflop_s'], 'FLOP/s')}"
-    percent = rates["mfu_percent"]
-    if percent is None:
-        return f"One iteration computes {speed}."
-    return f"One iteration computes {speed}, {percent:.1f} % of the peak of {rates['peaks_of']}."
-
-
-def _print_line(console: Console, text: str) -> None:
-    console.print(one_line(text), highlight=False, markup=False, soft_wrap=True)
-
-
-def _compile_sentence(found: dict[str, Any]) -> str:
-    """Return a sentence about the time of the first call and of its compilation."""
-    sentence = f"The first call took {found['first_call_ms']:,.0f} ms"
-    if "compile_ms" not in found:
-        return f"{sentence}."
-    took = found["phases_ms"]
-    phases = ", ".join(f"{phase} {took.get(phase, 0):,.0f}" for phase in _PHASES)
-    sentence += f", of which {found['compile_ms']:,.0f} ms were compilation ({phases})"
-    parts = [
-        counted(found[name], word)
-        for name, word in (
-            ("frames", "frame"),
-            ("graph_breaks", "graph break"),
-            ("recompilations", "recompilation"),
-        )
-        if found[name] is not None
-    ]
-    return f"{sentence}: {', '.join(parts)}. See stagespan analyze {found['trace_path']}"
-
-
-def _rows(result: HarnessResult) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = result.breakdown["top_kernels"]
-    return rows

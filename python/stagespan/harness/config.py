@@ -220,10 +220,20 @@ class HarnessResult(Mapping[str, Any]):
     ``recompilations``, ``graph_breaks``, ``trace_path``, ``times_path``; None if nothing was
     compiled."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return this result as plain data for JSON."""
+        content = {**self, "answers": [asdict(each) for each in self.answers]}
+        return json.loads(json.dumps(content, default=str)) or {}
+
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``{stage}_bench.json``: this result, with a schema version."""
-        content = {"schema_version": 1, **self, "answers": [asdict(each) for each in self.answers]}
-        return json.loads(json.dumps(content, default=str)) or {}
+        return {"schema_version": 1, **self.to_dict()}
+
+    def _repr_html_(self) -> str:
+        """Return the result for a notebook."""
+        from stagespan.harness.result_page import Replay
+
+        return Replay(self)._repr_html_()
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:

@@ -123,7 +123,9 @@ def in_us(numbers: Mapping[str, float]) -> dict[str, float]:
 
 def schema_of(types: Sequence[type[Figures]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the JSON Schemas of the types, and the definitions to which they refer (`$defs`)."""
-    schemas, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    schemas, definitions = msgspec.json.schema_components(
+        types, schema_hook=lambda _: {"type": "string"}, ref_template="#/$defs/{name}"
+    )
     for each in definitions.values():
         if "properties" in each:
             each["properties"] = _written(each["properties"], definitions)

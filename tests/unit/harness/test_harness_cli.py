@@ -228,7 +228,7 @@ def test_bench_shows_which_adapters_were_tried(folder: Path) -> None:
 def test_a_long_name_does_not_widen_the_table(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "graph_" + "f3" * 50
+    name = "graph_" + "f3" * 60
     operator = torch.library.custom_op(f"bench::{name}", torch.sin, mutates_args=(), schema=SINE)
     module = types.ModuleType("long_names")
     module.get_stage = lambda: lambda x, scale: operator(x)  # type: ignore[attr-defined]
