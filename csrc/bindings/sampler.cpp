@@ -362,6 +362,32 @@ PyObject* py_before_fork(PyObject*, PyObject*) noexcept {
   Py_RETURN_NONE;
 }
 
+// Whether this thread runs the functions that Python calls after a fork.
+bool is_after_fork() noexcept {
+  const NoCollection by_allocations;
+  Ref frame(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
+  while (frame) {
+    auto* const at = reinterpret_cast<PyFrameObject*>(frame.get());
+    const Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(at)));
+    PyObject* const name = reinterpret_cast<PyCodeObject*>(code.get())->co_filename;
+    const char* const text = PyUnicode_Check(name) != 0 ? PyUnicode_AsUTF8(name) : nullptr;
+    PyErr_Clear();
+    const std::string_view file(text == nullptr ? "" : text);
+    for (const std::string_view hook : {"/stagespan/process/sampler.py", "/stagespan/process/forks.py"})
+      if (file.ends_with(hook)) return true;
+    frame = Ref(reinterpret_cast<PyObject*>(PyFrame_GetBack(at)));
+  }
+  return false;
+}
+
+int start_again(void*) noexcept {
+  Sampler& s = sampler();
+  if (!s.is_wanted || s.forks != 0) return 0;
+  if (is_after_fork() && Py_AddPendingCall(start_again, nullptr) == 0) return 0;  // it is too early
+  start_thread(s);
+  return 0;
+}
+
 PyObject* py_after_fork(PyObject*, PyObject* in_child) noexcept {
   Sampler& s = sampler();
   --s.forks;
@@ -374,6 +400,10 @@ PyObject* py_after_fork(PyObject*, PyObject* in_child) noexcept {
     clear(s);
     name_file(s);
   }
+  // Python 3.12 counts the threads when this has run, and then warns of them. A pending call is made when the fork is
+  // over, but only by the main thread, which may wait for others for a long time.
+  const bool is_later = in_child != Py_True && syscall(SYS_gettid) == getpid();
+  if (is_later && Py_AddPendingCall(start_again, nullptr) == 0) Py_RETURN_NONE;
   if (s.is_wanted && s.forks == 0) start_thread(s);
   Py_RETURN_NONE;
 }

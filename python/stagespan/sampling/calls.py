@@ -26,10 +26,10 @@ _TORCH_CALLS = (
 )
 # It is called in place of a function that has to be compiled and has no frame of its own then.
 _COMPILING = "torch._dynamo.convert_frame"
-# Packages of the standard library that only pass calls on.
+# Packages that only pass calls on.
 _PASSING = frozenset(
     (
-        *("_weakrefset", "abc", "asyncio", "collections", "concurrent", "contextlib"),
+        *("_weakrefset", "abc", "anyio", "asyncio", "collections", "concurrent", "contextlib"),
         *("dataclasses", "enum", "functools", "importlib", "multiprocessing", "queue", "runpy"),
         *("selectors", "socketserver", "threading", "types", "typing", "weakref"),
     )
