@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -51,3 +52,11 @@ def _encoded(text: str) -> str:
     return "".join(
         c if c in plain else "".join(f"%{byte:02x}" for byte in c.encode()) for c in text
     )
+
+
+def other_members(state: str | None) -> list[str]:
+    """Return the members of a `tracestate` but our own one, which must be the first."""
+    members = [one.strip(" \t") for one in (state or "").split(",")]
+    assert not any(one.startswith("stagespan=") for one in members[1:])
+    is_own = re.fullmatch("stagespan=[0-9a-f]{16}", members[0]) is not None
+    return [one for one in members[is_own:] if one]

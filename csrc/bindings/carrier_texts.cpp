@@ -174,7 +174,7 @@ std::string_view view_of(PyObject* text, std::size_t most_bytes) noexcept {
   return {found, static_cast<std::size_t>(size_bytes)};
 }
 
-Ref kept_state(PyObject* text) noexcept {
+Ref kept_state(PyObject* text, std::uint64_t& segment) noexcept {
   // A lone surrogate becomes bytes that no member can have.
   const Ref encoded(PyUnicode_IS_ASCII(text) ? nullptr : PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass"));
   if (!encoded && PyErr_Occurred() != nullptr) return Ref();
@@ -184,6 +184,7 @@ Ref kept_state(PyObject* text) noexcept {
                                                            static_cast<std::size_t>(PyUnicode_GET_LENGTH(text)));
   char buffer[kMostStateBytes];
   const TraceState state = read_tracestate(view, buffer);
+  segment = state.segment;
   if (state.dropped != 0) Recorder::get().lose(kLostTraceState, state.dropped);
   return Ref(state.text.data() == view.data()
                  ? Py_NewRef(text)

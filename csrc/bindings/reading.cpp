@@ -218,6 +218,12 @@ void define_reading(py::module_& module) {
   module.def("stage_kinds", stage_kinds);
   module.def("lost", lost, docs::kLost);
   module.def("lost_add", lose_by_name, py::arg("cause"), py::arg("n") = 1);
+  module.def(
+      "gauge_set",
+      [](std::string_view name, double value) {
+        if (mode_has(kModeEnabled)) Recorder::get().set_gauge(name, value);
+      },
+      py::arg("name"), py::arg("value"));
   module.def("_reset", [] { Recorder::get().reset(); });
   module.def("request_figures", request_figures, py::arg("requests"));
   module.def("device_drain_completions", drain_completions, py::arg("everything") = false);

@@ -343,6 +343,7 @@ py::dict segment_of(const Recording& recording, const SegmentCopy& copy) {
   segment["first_chunk_ns"] = time(copy.first_chunk_ticks);
   segment["last_chunk_ns"] = time(copy.last_chunk_ticks);
   segment["request_ns"] = time(copy.request_ticks);
+  segment["linked"] = copy.linked;
   segment["chunks"] = copy.chunks;
   segment["chunk_amount"] = copy.chunk_amount;
   segment["hops_sent"] = copy.hops_sent;
@@ -385,6 +386,17 @@ py::list links_of(const Recording& recording) {
   py::list result;
   for (const LinkFields& link : read_links(recording.copy.arena))
     result.append(py::make_tuple(link.span, link.request, link.size));
+  return result;
+}
+
+py::dict gauges_of(const Recording& recording) {
+  const NoCollection by_allocations;
+  py::dict result;
+  const ArenaHeader& header = recording.header();
+  const std::uint32_t count = std::min(header.gauge_count.load(std::memory_order_relaxed), kMostGauges);
+  for (std::uint32_t i = 0; i < count; ++i)
+    if (const double value = header.gauges[i].value.load(std::memory_order_relaxed); std::isfinite(value))
+      result[field_text(header.gauges[i].name)] = value;
   return result;
 }
 
@@ -496,6 +508,7 @@ void define_recording(py::module_& module) {
       .def("segments", segments_of, py::arg("keys") = py::none())
       .def("links", links_of)
       .def("failures", failures_of)
+      .def("gauges", gauges_of)
       .def("amounts", amounts_of, py::arg("spans") = py::none())
       .def("threads", threads_of)
       .def("lost", lost_of);

@@ -41,6 +41,8 @@ PyObject* g_find_parent = nullptr;    // () -> (trace_high, trace_low, hop, flag
 PyObject* g_find_hash = nullptr;      // () -> a function from an id to what files show, or None if they show the id
 PyObject* g_find_pipeline = nullptr;  // () -> the name of the process's pipeline
 PyObject* g_is_captured = nullptr;    // () -> whether torch.compile or torch.export runs this code to capture it
+PyObject* g_enter_context = nullptr;  // takes a request that was entered, and tells another tracer of it; or null
+PyObject* g_leave_context = nullptr;  // takes a request that is left, and what the former has returned
 PyObject* g_keep_finished = nullptr;  // takes what is known of a request that has ended
 PyObject* g_hash = nullptr;
 PyObject* g_pipeline = nullptr;
@@ -87,6 +89,9 @@ std::uint32_t queue_stage(const RequestObject& self, StageKind kind) noexcept {
 SegmentEntry* entry_of(std::uint64_t number, std::uint32_t shown) noexcept {
   return shown != 0 ? Recorder::get().segment(number, shown - 1) : nullptr;
 }
+
+/// The request object of the calling code, or None.
+Ref current_object() noexcept;
 
 // --- begin and end --------------------------------------------------------------------------------------
 
@@ -140,7 +145,8 @@ std::uint32_t write_entry(const RequestObject& self, SegmentFields& start) noexc
   start.traits = self.traits;
   if (!id || start.pipeline == kNoStage) return 0;
   // Last, so that what is done once for each process or thread is not part of the request.
-  if (start.origin == kOriginRoot && start.begin_ticks == 0) start.begin_ticks = start.request_ticks = now_ticks();
+  const bool begins = start.origin == kOriginRoot || start.origin == kOriginNested;
+  if (begins && start.begin_ticks == 0) start.begin_ticks = start.request_ticks = now_ticks();
   set_text(start.id, id.view());
   start.trace_high = self.parent.trace.high;
   start.trace_low = self.parent.trace.low;
@@ -150,12 +156,35 @@ std::uint32_t write_entry(const RequestObject& self, SegmentFields& start) noexc
   return Recorder::get().begin_segment(self.number, start) + 1;
 }
 
+/// Makes it a child of the request that is open around it. If that one has ended, as in a task that goes on after it,
+/// it is only linked.
+void join_outer(RequestObject& self) noexcept {
+  self.linked = 0;
+  if (self.is_nested) self.parent = {};  // it was entered before
+  self.is_nested = false;
+  if (self.is_new || has_trace(self)) return;
+  const Ref current = current_object();
+  if (current.get() == Py_None) return;
+  const RequestObject& outer = *self_of(current.get());
+  if (outer.begin_ticks == 0 || outer.generation != Recorder::get().generation() || !has_trace(outer)) return;
+  self.linked = outer.number;
+  if (outer.entered == nullptr || outer.follows) return;
+  self.is_nested = true;
+  self.parent = {outer.parent.trace, outer.segment, outer.parent.flags};
+}
+
 bool begin_root(RequestObject& self) noexcept {
   self.status = kStatusOpen;
+  join_outer(self);
   if (!has_trace(self) && !join_trace(self)) return false;
   self.segment = random_number();
   Recorder::get().this_thread();  // makes the recording, which takes a millisecond
   SegmentFields start;
+  start.linked = self.linked;
+  if (self.is_nested) {
+    start.origin = kOriginNested;
+    start.parent_segment = self.parent.hop;
+  }
   self.shown = write_entry(self, start);
   self.begin_ticks = self.since_ticks = self.request_ticks = start.begin_ticks;
   self.is_root = true;
@@ -218,6 +247,7 @@ bool write_received(RequestObject& self, const SentHop* sent, const Arrival& arr
   start.queue_stage = queue_stage(self, kQueue);
   start.received_ticks = arrival.received_ticks;
   Recorder& recorder = Recorder::get();
+  start.parent_segment = self.sender;
   if (sent != nullptr) {
     start.parent_segment = sent->segment;
     start.sent_monotonic_ns = sent->monotonic_ns;
@@ -262,7 +292,8 @@ std::uint64_t end_received(RequestObject& self, SegmentStatus status) noexcept {
 /// Counts a request that began in this process; again if it was counted with another status or duration. False with an
 /// exception set if the name of its pipeline cannot be found.
 bool count(RequestObject& self, SegmentStatus status, std::uint64_t ticks) noexcept {
-  const bool is_counted = !self.follows && self.owner == nullptr && (!self.is_remote || self.begins_here);
+  const bool begins_here = !self.is_remote || (self.begins_here && self.sender == 0);
+  const bool is_counted = begins_here && !self.follows && !self.is_nested && self.owner == nullptr;
   // In a forked child, the requests of the parent do not go on.
   if (!is_counted || self.generation != Recorder::get().generation()) return true;
   const std::uint32_t pipeline = pipeline_stage(self);
@@ -305,6 +336,14 @@ bool enter(PyObject* object) noexcept {
   remember_begun(self);
   add_open(self);
   write_recorded_fields(self);
+  if (g_enter_context != nullptr && self.shown != 0) {
+    Ref outside(PyObject_CallOneArg(g_enter_context, object));
+    if (!outside) {
+      PyErr_Clear();
+      Recorder::get().lose(kLostHookErrors);
+    }
+    self.outside = outside.release();
+  }
   return true;
 }
 
@@ -358,6 +397,13 @@ bool leave(PyObject* object, PyObject* kind, PyObject* error = nullptr) noexcept
   RequestObject& self = *self_of(object);
   if (self.entered == nullptr) return true;
   const SegmentStatus derived = status_of(kind);
+  if (const Ref outside(std::exchange(self.outside, nullptr)); outside && g_leave_context != nullptr) {
+    const ErrorAside pending;
+    if (!Ref(PyObject_CallFunctionObjArgs(g_leave_context, object, outside.get(), nullptr))) {
+      PyErr_Clear();
+      Recorder::get().lose(kLostHookErrors);
+    }
+  }
   const Ref entered(std::exchange(self.entered, nullptr));
   remove_open(self);
   leave_request(entered.get(), object);
@@ -423,11 +469,13 @@ PyObject* request_set_status(PyObject* object, PyObject* status) {
 
 // --- what it is made from -------------------------------------------------------------------------------
 
-// _initialise(request_id, traceparent, metadata)
+// _initialise(request_id, traceparent, metadata, is_new)
 PyObject* request_initialise(PyObject* object, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3) return PyErr_Format(PyExc_TypeError, "_initialise() takes 3 arguments, not %zd", count);
+  if (count != 4) return PyErr_Format(PyExc_TypeError, "_initialise() takes 4 arguments, not %zd", count);
   RequestObject& self = *self_of(object);
-  if (is_open(self) || !initialise(self, args[0], args[2])) return nullptr;
+  const int is_new = PyObject_IsTrue(args[3]);
+  if (is_new < 0 || is_open(self) || !initialise(self, args[0], args[2])) return nullptr;
+  self.is_new = is_new != 0;
   if (TraceParent parent; read_traceparent(view_of(args[1], kMostCarrierBytes), parent)) {
     self.parent = parent;
     keep(self.texts[kTraceParent], args[1]);
@@ -493,8 +541,10 @@ PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t co
     self.parent = parent;
     keep(self.texts[kTraceParent], texts[kTraceParent].get());
     if (texts[kTraceState]) {
-      const Ref state = kept_state(texts[kTraceState].get());
+      std::uint64_t sender = 0;
+      const Ref state = kept_state(texts[kTraceState].get(), sender);
       if (!state) return nullptr;
+      if (is_trusted != 0 && !is_sent) self.sender = sender;
       if (PyUnicode_GET_LENGTH(state.get()) != 0) keep(self.texts[kTraceState], state.get());
     }
     const std::string_view own = view_of(texts[kOwnKey].get(), kMostCarrierBytes);
@@ -621,9 +671,11 @@ bool write_carrier(RequestObject& self, PyObject* carrier, const InjectArguments
     hop.age_ns = rounded(ticks * Recorder::get().ns_per_tick());
   }
   const std::size_t own_bytes = write_sent_hop(hop, own);
+  char state[kMostWrittenBytes];
+  const std::size_t state_bytes =
+      write_tracestate(self.segment, view_of(self.texts[kTraceState], kMostStateBytes), state);
   return set_text(carrier, kTraceParent, parent, sizeof(parent)) &&
-         (self.texts[kTraceState] == nullptr || set_text(carrier, kTraceState, self.texts[kTraceState])) &&
-         set_text(carrier, kOwnKey, own, own_bytes);
+         set_text(carrier, kTraceState, state, state_bytes) && set_text(carrier, kOwnKey, own, own_bytes);
 }
 
 /// Passes on what this process has received, unchanged.
@@ -649,7 +701,6 @@ PyObject* request_inject(PyObject* object, PyObject* const* args, Py_ssize_t cou
   return parse_inject(args, count, kwnames, arguments) ? inject(self_of(object), arguments) : nullptr;
 }
 
-/// The request object of the calling code, or None.
 Ref current_object() noexcept {
   Ref found(read_request());
   if (found.get() != Py_None || t_state == nullptr) return found;
@@ -724,6 +775,18 @@ PyObject* set_finished(PyObject*, PyObject* function) {
   Py_RETURN_NONE;
 }
 
+// request_set_context(enter, leave): None for none
+PyObject* set_context(PyObject*, PyObject* args) {
+  PyObject *enter = nullptr, *leave = nullptr;
+  if (PyArg_ParseTuple(args, "OO", &enter, &leave) == 0) return nullptr;
+  keep(g_leave_context, leave);
+  if (enter != Py_None)
+    keep(g_enter_context, enter);
+  else
+    drop_from(g_enter_context);  // requests that are open are still left
+  Py_RETURN_NONE;
+}
+
 PyObject* set_pipeline(PyObject*, PyObject* name) {
   keep(g_pipeline, name);
   Py_RETURN_NONE;
@@ -755,6 +818,7 @@ void request_dealloc(PyObject* object) {
   if (self.hop_shown != 0 && !self.is_started) end_received(self, kStatusUnused);
   request_clear(object);
   drop_from(self.entered);
+  drop_from(self.outside);
   drop_from(self.id);
   drop_from(self.queue);
   drop_from(self.branch);
@@ -800,6 +864,17 @@ PyObject* get_counted_queue(PyObject* object, void*) {
   return self.queue != nullptr && mode_has(kModeEnabled) ? stage_name(queue_stage(self, kQueue)) : Py_NewRef(Py_None);
 }
 
+PyObject* get_is_new(PyObject* object, void*) { return PyBool_FromLong(self_of(object)->is_new); }
+
+// What W3C Trace Context says of it: (trace_high, trace_low, segment, flags); None if it is not recorded.
+PyObject* get_w3c(PyObject* object, void*) {
+  const RequestObject& self = *self_of(object);
+  if (!has_trace(self) || self.segment == 0) Py_RETURN_NONE;
+  return Py_BuildValue("(KKKI)", static_cast<unsigned long long>(self.parent.trace.high),
+                       static_cast<unsigned long long>(self.parent.trace.low),
+                       static_cast<unsigned long long>(self.segment), self.parent.flags);
+}
+
 PyObject* get_is_open(PyObject* object, void*) { return PyBool_FromLong(self_of(object)->entered != nullptr); }
 
 PyObject* get_given_id(PyObject* object, void*) {
@@ -838,6 +913,8 @@ PyGetSetDef g_getset[] = {
     {"trace_id", get_trace_id, nullptr, docs::kRequestTraceId, nullptr},
     {"pipeline", get_pipeline, set_pipeline_of, nullptr, nullptr},
     {"_is_open", get_is_open, nullptr, nullptr, nullptr},
+    {"_is_new", get_is_new, nullptr, nullptr, nullptr},
+    {"_w3c", get_w3c, nullptr, nullptr, nullptr},
     {"_counted_queue", get_counted_queue, nullptr, nullptr, nullptr},
     {"_given_id", get_given_id, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
@@ -857,6 +934,7 @@ PyMethodDef g_request_functions[] = {
     {"current_request", current_request, METH_NOARGS, docs::kCurrentRequest},
     {"request_set_functions", set_functions, METH_VARARGS, nullptr},
     {"request_set_finished", set_finished, METH_O, nullptr},
+    {"request_set_context", set_context, METH_VARARGS, nullptr},
     {"request_set_pipeline", set_pipeline, METH_O, nullptr},
     {"request_enter_method", enter_method, METH_O, nullptr},
     {"request_exit_method", exit_method, METH_O, nullptr},

@@ -25,8 +25,11 @@ struct RequestObject {
   PyObject* pipeline;      // the name of its figures; null or None: that of the process's pipeline
   PyObject* texts[kKeys];  // what is passed on while nothing is recorded
   PyObject* entered;       // what `leave_request` takes; null while it is not open
+  PyObject* outside;       // what `leave_context` takes while it is open; null if another tracer is not told of it
   TraceParent parent;      // the trace is 0 before it has one, and the hop if it has no parent
   std::uint64_t segment;
+  std::uint64_t sender;         // the segment in the `tracestate` that has brought it, 0 if there is none
+  std::uint64_t linked;         // the number of the request that it began in
   std::uint64_t begin_ticks;    // 0 if it is not recorded
   std::uint64_t since_ticks;    // when it was received, or else begun
   std::uint64_t request_ticks;  // when the request began, perhaps in another process; 0 if unknown
@@ -36,7 +39,9 @@ struct RequestObject {
   std::uint32_t traits;      // bits of SegmentTrait
   std::uint8_t status;       // as it was set
   bool has_given_id;
-  bool follows;  // a part after the end of a request, which is its parent
+  bool is_new;     // it belongs to no request that is open around it
+  bool is_nested;  // it began inside of another request, its parent
+  bool follows;    // a part after the end of a request, which is its parent
 
   // Of one that was received:
   bool is_remote;

@@ -14,6 +14,7 @@ namespace {
 constexpr std::size_t kMostIdBytes = 96;
 constexpr std::size_t kMostQueueBytes = 40;
 constexpr std::size_t kMostBranchBytes = 16;
+constexpr std::string_view kOwnMember = "stagespan=";
 constexpr char kDigits[] = "0123456789abcdef";
 constexpr std::int64_t kLatestNs = std::int64_t{1} << 62;
 
@@ -99,6 +100,22 @@ class Fields {
  private:
   std::string_view rest_;
 };
+
+/// Puts eight digits at once: a nibble in each byte, then a character.
+char* put_eight(char* to, std::uint32_t value) noexcept {
+  std::uint64_t nibbles = value;
+  nibbles = (nibbles << 16 | nibbles) & 0x0000FFFF0000FFFF;
+  nibbles = (nibbles << 8 | nibbles) & 0x00FF00FF00FF00FF;
+  nibbles = (nibbles << 4 | nibbles) & 0x0F0F0F0F0F0F0F0F;
+  const std::uint64_t are_letters = ((nibbles + 0x0606060606060606) >> 4) & 0x0101010101010101;
+  const std::uint64_t text = __builtin_bswap64(nibbles + 0x3030303030303030 + are_letters * ('a' - '0' - 10));
+  std::memcpy(to, &text, sizeof(text));
+  return to + sizeof(text);
+}
+
+char* put_sixteen(char* to, std::uint64_t value) noexcept {
+  return put_eight(put_eight(to, static_cast<std::uint32_t>(value >> 32)), static_cast<std::uint32_t>(value));
+}
 
 char* put_hexadecimal(char* to, std::uint64_t value, int digits) noexcept {
   for (int i = digits - 1; i >= 0; --i) *to++ = kDigits[value >> (4 * i) & 0xF];
@@ -211,14 +228,37 @@ bool is_header_text(std::string_view text) noexcept {
          std::all_of(text.begin(), text.end(), [](char c) { return c >= '!' && c <= '~'; });
 }
 
+std::size_t write_tracestate(std::uint64_t segment, std::string_view others, char (&to)[kMostWrittenBytes]) noexcept {
+  std::memcpy(to, kOwnMember.data(), kOwnMember.size());
+  char* at = put_sixteen(to + kOwnMember.size(), segment);
+  for (std::size_t members = 1; !others.empty() && members < kMostStateMembers;) {
+    const std::size_t end = std::min(others.find(','), others.size());
+    const std::string_view member = stripped(others.substr(0, end));
+    others.remove_prefix(std::min(end + 1, others.size()));
+    if (member.empty() || static_cast<std::size_t>(at - to) + 1 + member.size() > kMostWrittenBytes) continue;
+    *at++ = ',';
+    std::memcpy(at, member.data(), member.size());
+    at += member.size();
+    ++members;
+  }
+  return static_cast<std::size_t>(at - to);
+}
+
 TraceState read_tracestate(std::string_view text, char (&buffer)[kMostStateBytes]) noexcept {
   TraceState found;
+  bool has_own = false;
   std::size_t members = 0, bytes = 0;
   for (std::string_view rest = text; !rest.empty();) {
     const std::size_t end = std::min(rest.find(','), rest.size());
     const std::string_view member = stripped(rest.substr(0, end));
     const std::size_t more_bytes = member.size() + (members != 0 ? 1 : 0);
-    if (!member.empty() && !is_state_member(member)) {
+    if (member.starts_with(kOwnMember)) {
+      // Only one process can have been the last: of several, none is believed.
+      Fields digits(member.substr(kOwnMember.size()));
+      const bool is_read = !has_own && digits.hexadecimal(16, found.segment) && digits.is_at_end();
+      if (!is_read) found.segment = 0;
+      has_own = true;
+    } else if (!member.empty() && !is_state_member(member)) {
       ++found.dropped;
     } else if (!member.empty()) {
       if (members == kMostStateMembers || bytes + more_bytes > kMostStateBytes) {
@@ -233,7 +273,7 @@ TraceState read_tracestate(std::string_view text, char (&buffer)[kMostStateBytes
     }
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
-  const bool is_whole = found.dropped == 0 && text.size() <= kMostStateBytes;
+  const bool is_whole = !has_own && found.dropped == 0 && text.size() <= kMostStateBytes;
   found.text = is_whole && members != 0 ? text : std::string_view(buffer, bytes);
   return found;
 }
@@ -243,10 +283,10 @@ void write_traceparent(const TraceParent& parent, char (&to)[kTraceParentBytes])
   *at++ = '0';
   *at++ = '0';
   *at++ = '-';
-  at = put_hexadecimal(at, parent.trace.high, 16);
-  at = put_hexadecimal(at, parent.trace.low, 16);
+  at = put_sixteen(at, parent.trace.high);
+  at = put_sixteen(at, parent.trace.low);
   *at++ = '-';
-  at = put_hexadecimal(at, parent.hop, 16);
+  at = put_sixteen(at, parent.hop);
   *at++ = '-';
   // Others must be 0 in a new one, until a version of the specification gives them a meaning.
   put_hexadecimal(at, parent.flags & kKnownTraceFlags, 2);
@@ -260,7 +300,7 @@ std::size_t write_sent_hop(const SentHop& hop, char (&to)[kMostCarrierBytes]) no
   for (const std::uint64_t number : {static_cast<std::uint64_t>(hop.monotonic_ns),
                                      static_cast<std::uint64_t>(hop.unix_ns), hop.clock, hop.segment}) {
     *at++ = ';';
-    at = put_hexadecimal(at, number, 16);
+    at = put_sixteen(at, number);
   }
   *at++ = ';';
   at = put_encoded(at, hop.queue, kMostQueueBytes);
@@ -274,7 +314,7 @@ std::size_t write_sent_hop(const SentHop& hop, char (&to)[kMostCarrierBytes]) no
   at = put_encoded(at, hop.branch, kMostBranchBytes);
   if (hop.age_ns >= 0) {
     *at++ = ';';
-    at = put_hexadecimal(at, static_cast<std::uint64_t>(hop.age_ns), 16);
+    at = put_sixteen(at, static_cast<std::uint64_t>(hop.age_ns));
   }
   return static_cast<std::size_t>(at - to);
 }

@@ -9,10 +9,11 @@
 
 namespace stagespan {
 
-inline constexpr std::size_t kMostCarrierBytes = 256;  // of `traceparent` and of our own key
-inline constexpr std::size_t kMostStateBytes = 512;    // of `tracestate`, and
-inline constexpr std::size_t kMostStateMembers = 32;   // as W3C Trace Context asks for at least
-inline constexpr std::size_t kTraceParentBytes = 55;   // as we write it
+inline constexpr std::size_t kMostCarrierBytes = 256;                   // of `traceparent` and of our own key
+inline constexpr std::size_t kMostStateBytes = 512;                     // of `tracestate`, and
+inline constexpr std::size_t kMostStateMembers = 32;                    // as W3C Trace Context asks for at least
+inline constexpr std::size_t kMostWrittenBytes = kMostStateBytes + 32;  // of a `tracestate` with our own member
+inline constexpr std::size_t kTraceParentBytes = 55;                    // as we write it
 inline constexpr std::uint32_t kMostAttempt = 65'535;
 inline constexpr std::uint32_t kNewTraceFlags = 3;    // sampled, and with a random trace id
 inline constexpr std::uint32_t kKnownTraceFlags = 3;  // those that have a meaning
@@ -50,14 +51,20 @@ bool is_id_of(const SentHop& hop, std::string_view id) noexcept;
 /// Whether a header can contain a text: printable characters of ASCII, at most `kMostCarrierBytes`.
 bool is_header_text(std::string_view text) noexcept;
 
-/// The members of a `tracestate` that are passed on: the well-formed ones from the left, as far as the limits allow.
+/// The members of a `tracestate` that are passed on: the well-formed ones from the left, as far as the limits allow,
+/// without our own one, which each of our processes writes anew.
 /// The text is in `text` if that can be passed on as it is, else in `buffer`; it never has other members than were
 /// checked.
 struct TraceState {
   std::string_view text;
-  std::size_t dropped = 0;  // members
+  std::size_t dropped = 0;    // members
+  std::uint64_t segment = 0;  // the segment in our own member, 0 if it has none
 };
 TraceState read_tracestate(std::string_view text, char (&buffer)[kMostStateBytes]) noexcept;
+
+/// Writes our own member, then the others, of which there is one less if they are as many as there may be. Returns the
+/// length.
+std::size_t write_tracestate(std::uint64_t segment, std::string_view others, char (&to)[kMostWrittenBytes]) noexcept;
 
 /// Write a text, with the flags that have a meaning; the second one returns its length. Its texts are percent-encoded.
 /// One that is too long is cut, and ends with a hash of the whole.

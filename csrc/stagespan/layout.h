@@ -55,7 +55,7 @@ namespace stagespan {
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 13;
+inline constexpr std::uint32_t kLayoutVersion = 14;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -94,6 +94,8 @@ inline constexpr std::uint32_t kFieldTextBytes = 64;
 inline constexpr std::uint32_t kFailures = 4096;
 inline constexpr std::uint32_t kMessageBytes = 200;
 inline constexpr std::uint32_t kMostExceptionTypes = 256;
+inline constexpr std::uint32_t kMostGauges = 64;
+inline constexpr std::uint32_t kGaugeNameBytes = 56;
 inline constexpr std::uint32_t kRequestIdBytes = 64;
 inline constexpr std::uint32_t kBranchBytes = 16;
 inline constexpr std::uint32_t kThreadNameBytes = 64;
@@ -263,6 +265,12 @@ struct ProcessInfo {
   char python_version[32];  // empty if the process does not use Python
 };
 
+/// The latest value of something that the program observes. The name never changes.
+struct GaugeEntry {
+  char name[kGaugeNameBytes];
+  std::atomic<double> value;
+};
+
 inline constexpr std::uint32_t kStopIsFinal = 0x100;
 
 struct ArenaHeader {
@@ -318,8 +326,9 @@ struct ArenaHeader {
   std::atomic<std::uint8_t> fields_pieces[kMostRequests / kSegmentsAtOnce];
   std::atomic<std::uint8_t> failure_pieces[kFailures / kFailuresAtOnce];
   std::atomic<std::uint32_t> field_count;  // names of fields that are recorded; a name never changes
-  std::uint32_t reserved;
+  std::atomic<std::uint32_t> gauge_count;
   char field_names[kMostFields][kFieldNameBytes];
+  GaugeEntry gauges[kMostGauges];
   std::atomic<std::uint64_t> failure_head;         // failure records ever written
   std::atomic<std::uint32_t> segment_high_water;   // segment entries ever used
   std::atomic<std::uint32_t> detached_high_water;  // detached frames ever used
@@ -552,6 +561,7 @@ enum SegmentOrigin : std::uint8_t {
   kOriginRemote,    // another process has sent it
   kOriginReturn,    // not a segment, but a hop that has come back to a segment of this process
   kOriginRepeated,  // the carrier was received before
+  kOriginNested,    // it began inside of another request of this process, its parent
 };
 
 enum SegmentStatus : std::uint8_t {
@@ -600,6 +610,7 @@ using TextWords = std::array<std::uint64_t, bytes / 8>;
   FIELD(std::uint64_t, entered_ticks, 0) /* the latest time at which it was entered */                          \
   FIELD(std::uint32_t, pipeline, 0)      /* the stage of kind kRequestOk with the pipeline's name */            \
   FIELD(std::uint32_t, traits, 0)        /* bits of SegmentTrait */                                             \
+  FIELD(std::uint64_t, linked, 0)        /* the number of the request here that it began in, 0 if none */       \
   FIELD(std::uint64_t, request_ticks, 0) /* when the request began, perhaps elsewhere; 0 if unknown */          \
   FIELD(TextWords<kBranchBytes>, branch, {})                                                                    \
   FIELD(TextWords<kRequestIdBytes>, id, {})
@@ -608,13 +619,13 @@ struct SegmentFields {
   STAGESPAN_SEGMENT_FIELDS(STAGESPAN_PLAIN_FIELD)
 };
 
-// A request in this process: 256 bytes. `number` is 0 while the entry is free or being filled, and is stored last. The
+// A request in this process: 320 bytes. `number` is 0 while the entry is free or being filled, and is stored last. The
 // fields from `begin_ticks` to `status` change while it is open; each of them is complete in itself.
 struct alignas(64) SegmentEntry {
   std::atomic<std::uint64_t> number;
   STAGESPAN_SHARED_FIELDS(SegmentFields, STAGESPAN_SEGMENT_FIELDS)
 };
-static_assert(sizeof(SegmentEntry) == 256);
+static_assert(sizeof(SegmentEntry) == 320);
 static_assert(kSegmentsAtOnce * sizeof(SegmentEntry) % 4096 == 0);
 
 enum FieldKind : std::uint64_t {

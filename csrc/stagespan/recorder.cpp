@@ -348,6 +348,24 @@ PublishedClock Recorder::published_clock() {
   return published_clock_;
 }
 
+void Recorder::set_gauge(std::string_view name, double value) noexcept {
+  if (!arena_) return;
+  if (!std::isfinite(value)) return lose(kLostWork);
+  this_thread();  // the recording begins before the first gauge is written
+  const std::lock_guard lock(cold_);
+  ArenaHeader& header = arena_.header();
+  const std::uint32_t count = header.gauge_count.load(relaxed);
+  const std::string_view stored = cut(name, kGaugeNameBytes);
+  std::uint32_t i = 0;
+  while (i < count && text_in(header.gauges[i].name, kGaugeNameBytes) != stored) ++i;
+  if (i == kMostGauges) return lose(kLostWork);
+  if (i == count) set_text(header.gauges[i].name, kGaugeNameBytes, stored);
+  header.gauges[i].value.store(value, relaxed);
+  // Release: a reader that sees the count sees the name and a value.
+  if (i == count) header.gauge_count.store(count + 1, std::memory_order_release);
+  SingleWriter::add(header.changes, std::uint64_t{1});
+}
+
 std::int64_t Recorder::published_ns(std::uint64_t ticks) {
   const std::lock_guard lock(cold_);
   follow_clock_locked();

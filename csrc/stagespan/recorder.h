@@ -192,6 +192,8 @@ class Recorder {
   /// Adds a further one, and the figures of the time since the previous one.
   void add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t between_stage,
                  std::uint32_t amount_stage) noexcept;
+  /// Stores the latest value of something. It is lost, and counted, if it is not finite or if there are too many names.
+  void set_gauge(std::string_view name, double value) noexcept;
   /// Has the fields of this name recorded from now on. Returns the number of the name, which it keeps until the process
   /// ends; kMostFields if there are others already.
   std::uint32_t record_field(std::string_view name) noexcept;

@@ -356,7 +356,7 @@ void Copier::take_segments() {
   for (std::uint32_t i = 0; i < used; ++i) {
     const SegmentCopy copy{entries[i].load(), plain(entries[i].number)};
     if (copy.number == 0) continue;
-    if (copy.status >= kStatusCount || copy.origin > kOriginRepeated)
+    if (copy.status >= kStatusCount || copy.origin > kOriginNested)
       ++copy_.damaged;
     else
       copy_.segments.push_back(copy);

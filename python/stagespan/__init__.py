@@ -66,6 +66,7 @@ from stagespan.process import own_recording as _own_recording
 from stagespan.process import run as _run
 
 with _imports.OnFirstUse(globals()) as _lazy:
+    from stagespan.contexts.gauges import gauge as gauge
     from stagespan.contexts.graphs import graph_stages as graph_stages
     from stagespan.contexts.remotes import (
         Remote as Remote,
@@ -154,6 +155,7 @@ _context.lazy_hook("profiled", "stagespan.profiling.annotation:AnnotateHook")
 _context.lazy_hook("memory", "stagespan.device.memory")
 _context.lazy_hook("service", "stagespan.live.service")
 _context.lazy_hook("service", "stagespan.live.recording_updates")
+_context.lazy_hook("breakdown", "stagespan.recording.breakdown")
 if _settings.profiler_names():
     _unused = _imports.load(
         "stagespan.profiling.unused"
@@ -164,6 +166,8 @@ if is_available():
     _dynamo.install()
     _device.install()
     _own_recording.install(__version__)
+if is_available() and _settings.get("STAGESPAN_OTEL_CONTEXT"):
+    _imports.load("stagespan.contexts.opentelemetry").install()
 if _settings.get("STAGESPAN_PROPAGATE_TO_THREADS"):
     _imports.load("stagespan.contexts.threads").propagate_to_threads()
 if _stall_s := _settings.get("STAGESPAN_STALL_S"):

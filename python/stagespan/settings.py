@@ -62,6 +62,14 @@ VARIABLES: tuple[Variable, ...] = (
         "begins",
     ),
     Variable(
+        "STAGESPAN_OTEL_CONTEXT",
+        (),
+        "switch",
+        False,
+        "whether spans of OpenTelemetry's SDK inside of a request are its children; use it if the "
+        "requests of this process are exported to the same place",
+    ),
+    Variable(
         "STAGESPAN_EXCEPTION_MESSAGES",
         (),
         "switch",

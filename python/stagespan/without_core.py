@@ -216,7 +216,8 @@ _numbers = itertools.count(1)
 class Request:
     """A request that is current, passes on what was received, and is not recorded."""
 
-    trace_id = pipeline = branch = queue = _counted_queue = None
+    trace_id = pipeline = branch = queue = _counted_queue = _w3c = None
+    _is_new = False
     attempt = 1
     chunk = set_status = _show = _serve_http = _nothing
     _entered: Any = None
@@ -325,7 +326,7 @@ _ANSWERS: dict[str, Callable[[], Any]] = {
     "recording_describe_program recording_describe_process recording_describe_worker recording_end "
     "recording_set_tell_fault recording_reserve_for_marks recording_why_not_in innermost_stage "
     "request_inheritance request_set_functions request_set_finished request_set_pipeline "
-    "request_set_details exceptions_keep_messages gauge_set "
+    "request_set_details request_set_context exceptions_keep_messages gauge_set "
     "segment_wait timed_by termination_unwatch termination_await termination_watch_stops "
     "termination_mark_stop": lambda: None,
     "is_enabled is_debug recording_is_cut_off termination_watch": bool,

@@ -172,8 +172,8 @@ TEST_F(Amounts, MarksChangeWithWhateverIsRecorded) {
   changes("a request", [&] { index = recorder().begin_segment(4711, start); });
   changes("that it is entered", [&] { recorder().enter_segment(4711, index, queue); });
   changes("a chunk", [&] {
-    recorder().add_chunk(*recorder().segment(4711, index), 3, recorder().intern("f", kPartFirstChunk),
-                         recorder().intern("b", kBetweenChunks), recorder().intern("t", kPerToken));
+    recorder().add_first_chunk(*recorder().segment(4711, index), 3, recorder().intern("f", kFirstChunk),
+                               recorder().intern("p", kPartFirstChunk));
   });
   changes("its status", [&] { recorder().set_segment_status(4711, index, kStatusError); });
   changes("its end", [&] { recorder().end_segment(4711, index, kStatusOk); });

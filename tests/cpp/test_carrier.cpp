@@ -1,6 +1,7 @@
 // Tests of the texts of carriers: what is written is read, and nothing else.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <ostream>
 #include <set>
@@ -176,6 +177,29 @@ TEST(TraceState, OfWellFormedMembersIsPassedOnAsItIs) {
                                   std::string("a=1,,b=2 "), "k=" + std::string(256, 'v'), std::string("0/_-*@=!")})
     EXPECT_EQ(kept(text), (Kept{text, 0, true})) << text;
   for (const std::string text : {"", ",", " , \t,"}) EXPECT_EQ(kept(text).text, "");
+}
+
+TEST(TraceState, HasOurSegmentAtTheLeft) {
+  char text[kMostWrittenBytes], buffer[kMostStateBytes];
+  const auto written = [&](std::string_view others) {
+    return std::string(text, write_tracestate(0x0af7651916cd43dd, others, text));
+  };
+  EXPECT_EQ(written(""), "stagespan=0af7651916cd43dd");
+  EXPECT_EQ(written(" a=1, ,b=2"), "stagespan=0af7651916cd43dd,a=1,b=2");
+  const TraceState found = read_tracestate("a=1,stagespan=0af7651916cd43dd,b=2", buffer);
+  EXPECT_EQ(found.segment, 0x0af7651916cd43ddU);
+  EXPECT_EQ(found.text, "a=1,b=2");
+  EXPECT_EQ(found.dropped, 0U);
+  for (const char* const state :
+       {"stagespan=0af7651916cd43d", "stagespan=0af7651916cd43ddx", "stagespan=0AF7651916CD43DD",
+        "stagespan=", "stagespan=0af7651916cd43dd,stagespan=0af7651916cd43dd"})
+    EXPECT_EQ(read_tracestate(state, buffer).segment, 0U) << state;
+  // THEN there are never more members than the specification allows
+  std::string most = "m0=1";
+  for (std::size_t i = 1; i < kMostStateMembers; ++i) most += ",m" + std::to_string(i) + "=1";
+  const std::string whole = written(most);
+  EXPECT_EQ(std::count(whole.begin(), whole.end(), ','), static_cast<std::ptrdiff_t>(kMostStateMembers) - 1);
+  EXPECT_LE(written("k=" + std::string(510, 'v')).size(), kMostWrittenBytes);
 }
 
 TEST(TraceState, LosesItsMalformedMembers) {

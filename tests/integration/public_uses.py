@@ -190,6 +190,7 @@ def _() -> None:
 
 
 use("current_request")(lambda: stagespan.current_request() is None)
+use("gauge")(lambda: stagespan.gauge("kv_blocks_free", 1))
 use("record_request_fields")(lambda: stagespan.record_request_fields("steps"))
 
 

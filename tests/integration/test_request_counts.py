@@ -121,7 +121,7 @@ def test_only_the_process_that_a_request_began_in_counts_it() -> None:
 
 @pytest.mark.usefixtures("fresh")
 def test_requests_without_an_entry_in_the_recording_are_counted() -> None:
-    many = [stagespan.request() for _ in range(5000)]
+    many = [stagespan.request(new=True) for _ in range(5000)]
     for one in many:
         one.__enter__()
     for one in many:

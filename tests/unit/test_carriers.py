@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import stagespan
-from carrier_texts import Sent, own_text, sent_in
+from carrier_texts import Sent, other_members, own_text, sent_in
 from running import ran
 from stagespan import current_request, extract, inject, lost, request
 
@@ -193,7 +193,7 @@ def test_lists_with_several_values() -> None:
     other = f"00-{'1' * 32}-{HOP}-01"
     assert extract({"traceparent": [HEADER, other]}).trace_id not in (TRACE, "1" * 32)
     with extract({"traceparent": HEADER, "tracestate": ["a=1", "b=2,c=3"]}):
-        assert inject()["tracestate"] == "a=1,b=2,c=3"
+        assert other_members(inject()["tracestate"]) == ["a=1", "b=2", "c=3"]
 
 
 def test_names_of_wsgi_are_not_read_elsewhere() -> None:
@@ -320,7 +320,7 @@ def test_any_mapping_can_be_written_to() -> None:
     carrier = collections.UserDict({"other": "x"})
     with request("r") as one:
         assert inject(carrier) is carrier  # type: ignore[comparison-overlap]
-    assert sorted(carrier) == ["other", "stagespan", "traceparent"]
+    assert sorted(carrier) == ["other", "stagespan", "traceparent", "tracestate"]
     assert extract(carrier).trace_id == one.trace_id
 
 
@@ -330,7 +330,7 @@ def test_flags_and_foreign_members_are_passed_on(flags: str) -> None:
     carrier = {"traceparent": f"00-{TRACE}-{HOP}-{flags}", "tracestate": state}
     with extract(carrier):
         written = inject()
-    assert written["tracestate"] == state
+    assert other_members(written["tracestate"]) == ["vendor=a:b", "other=2"]
     assert written["traceparent"].startswith(f"00-{TRACE}-")
     # AND flags that no version of the specification defines yet are not
     assert written["traceparent"].endswith(f"-{int(flags, 16) & 3:02x}")
@@ -343,7 +343,7 @@ def kept_state(state: Any, *, trusted: bool = True) -> str | None:
     remote = extract(carrier, trusted=trusted)
     unentered = remote.inject().get("tracestate")
     with remote:
-        assert inject().get("tracestate") == unentered
+        assert other_members(inject().get("tracestate")) == other_members(unentered)[:31]
     stagespan.disable()
     try:
         with extract(carrier, trusted=trusted):

@@ -23,7 +23,7 @@ IN_NO_PANEL = {"device", "unnamed"}
 """The dashboard shows host times, and counts of what is lost by cause."""
 IN_NO_RULE = {
     *("device", "first_chunk", "part_first_chunk", "per_token", "handoff"),
-    *("errors", "work", "running", "up", "unnamed"),
+    *("errors", "work", "running", "gauge", "up", "unnamed"),
 }
 """How much of these is too much depends on the service."""
 

@@ -105,7 +105,13 @@ class Hook(ABC):
 
 _hooks: dict[str, Hook] = {}
 """By name, in the order of registration."""
-_lazy: dict[str, list[str]] = {"debug": [], "profiled": [], "memory": [], "service": []}
+_lazy: dict[str, list[str]] = {
+    "debug": [],
+    "profiled": [],
+    "memory": [],
+    "service": [],
+    "breakdown": [],
+}
 _lazily_made: dict[str, Hook] = {}
 _warned = False
 
@@ -133,6 +139,7 @@ def lazy_hook(event: str, target: str) -> None:
     - "profiled": a stage is named for the profiler
     - "memory": an accelerator is in use, or a context captures memory
     - "service": the first context has finished, and its log line waits
+    - "breakdown": a program asks where the time of a request went
     """
     _lazy[event].append(target)
 

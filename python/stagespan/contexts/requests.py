@@ -60,6 +60,8 @@ finished_requests: deque[FinishedRequest] = deque(maxlen=MOST_FINISHED_REQUESTS)
 """The latest requests that have ended, oldest first."""
 
 
+breakdowns: list[Callable[[_core.Request], dict[str, Any] | None]] = []
+"""Set by what can read recordings."""
 _waiting: list[Callable[[], object]] = []
 
 
@@ -123,6 +125,11 @@ class request(_core.Request):
     header of W3C Trace Context, else that of the OpenTelemetry span that is current when it begins,
     else a new one. A malformed header is ignored, because a client may have sent it.
 
+    Inside of another request of the same context, it is a child of that one while that one is
+    open: it has the same trace and a row of its own, and metrics of requests count the outer one
+    only. If the outer one has ended, as in a pool that was started inside of it, it is a root with
+    a link to it. With ``new=True`` it is always a root of a new trace.
+
     As a decorator, `@request("nightly")` or `@request()`, it makes each call of a function or a
     coroutine function a separate request, with the same id and metadata.
 
@@ -131,13 +138,18 @@ class request(_core.Request):
     """
 
     def __init__(
-        self, request_id: str = "", *, traceparent: str | None = None, **metadata: Any
+        self,
+        request_id: str = "",
+        *,
+        traceparent: str | None = None,
+        new: bool = False,
+        **metadata: Any,
     ) -> None:
         if callable(request_id):
             raise TypeError('request was given a function: write @request() or @request("id").')
         # A number taken during compilation would become part of the graph and its guards.
         if not (_DYNAMO in _modules and compiling()):
-            self._initialise(request_id, traceparent, metadata)
+            self._initialise(request_id, traceparent, metadata, new)
 
     @_core.request_enter_method
     def __enter__(self) -> Self:
@@ -155,6 +167,19 @@ class request(_core.Request):
         if not (_DYNAMO in _modules and compiling()):
             self._leave(kind)
 
+    def breakdown(self) -> dict[str, Any] | None:
+        """Return where the time of this request went, as far as this process has recorded it.
+
+        It has the keys of a request in `stagespan requests --json`, such as ``total_ns``,
+        ``queue_ns`` and ``first_chunk_ns``, also while the request is open. None if it is not
+        recorded, or was displaced by later ones. It reads the recording of this process, which
+        takes milliseconds if that is large.
+        """
+        from stagespan.contexts.context import need  # which imports this module
+
+        need("breakdown")
+        return next((found for hook in breakdowns if (found := hook(self)) is not None), None)
+
     def __call__(self, function: _F) -> _F:
         """Decorate a function: each call is a separate request."""
         with importing():
@@ -168,15 +193,16 @@ class request(_core.Request):
         if isinstance(function, type) or not callable(function):
             raise TypeError(f"request decorates {function!r}, but only a function can be decorated")
         given_id, traceparent, metadata = self._given_id, self._traceparent, self.metadata
+        is_new = self._is_new
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with request(given_id, traceparent=traceparent, **metadata):
+            with request(given_id, traceparent=traceparent, new=is_new, **metadata):
                 return function(*args, **kwargs)
 
         @functools.wraps(function)
         async def wait_for(*args: Any, **kwargs: Any) -> Any:
-            async with request(given_id, traceparent=traceparent, **metadata):
+            async with request(given_id, traceparent=traceparent, new=is_new, **metadata):
                 return await function(*args, **kwargs)
 
         return cast(_F, wait_for if inspect.iscoroutinefunction(function) else call)
@@ -242,8 +268,10 @@ def _record_fields_of_environment() -> None:
 def _opentelemetry_parent() -> tuple[int, int, int, int] | None:
     """The trace id, span id and flags of OpenTelemetry's current span, if the program uses it."""
     try:
-        context = sys.modules["opentelemetry.trace"].get_current_span().get_span_context()
-        if not context.is_valid:
+        span = sys.modules["opentelemetry.trace"].get_current_span()
+        context = span.get_span_context()
+        # A request stands there (`contexts/opentelemetry.py`); it is found in another way.
+        if not context.is_valid or getattr(span, "is_of_request", False):
             return None
         high, low = divmod(context.trace_id, 1 << 64)
         return high, low, context.span_id, int(context.trace_flags) & 0xFF

@@ -227,6 +227,13 @@ _PANELS = (
         if_empty="No process has ended",
     ),
     _Panel(
+        "Gauges of programs",
+        "short",
+        (_Query(f"sum by (name) ({FAMILIES['gauge'].prometheus}{{{_WHERE}}})", "{{name}}"),),
+        "The latest values that programs have passed to `stagespan.gauge`.",
+        if_empty="No program has gauges",
+    ),
+    _Panel(
         "Losses",
         "none",
         (

@@ -185,6 +185,14 @@ _TABLE = (
         exception="stagespan_oldest_request_age_seconds",
     ),
     Family(
+        "gauge",
+        "stagespan.gauge",
+        "What programs observe themselves, added over the processes of a service and rank.",
+        ("name",),
+        "gauge",
+        "1",
+    ),
+    Family(
         "up",
         "stagespan.process.up",
         "Live processes of a service that record.",

@@ -504,6 +504,7 @@ def _complete(part: _KeptPart) -> _KeptPart:
         segment.setdefault("exception", None)
         segment.setdefault("exception_message", None)
         segment.setdefault("request_ns", None)
+        segment.setdefault("link", None)
     return part
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
-from stagespan.contexts import requests
+from stagespan.contexts import opentelemetry, requests
 from stagespan.device.environment import version
 from stagespan.errors import StagespanError
 from stagespan.export import genai, otlp_deltas
@@ -99,7 +99,8 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
     trace_id, own_id = int(segment["trace_id"] or "0", 16), int(segment["segment"] or "0", 16)
     resource = _resource_of(part.resource)
     context = _context(trace_id, own_id)
-    follows = segment["origin"] == "root" and segment["parent_segment"] is not None
+    # A part after the end of a request, or a request inside of another one.
+    follows = segment["origin"] in ("root", "nested") and segment["parent_segment"] is not None
     received = part.returns if follows else (segment, *part.returns)
     hops = [hop for hop in received if hop["parent_segment"] is not None]
     for hop in hops:
@@ -137,6 +138,7 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
             f"{_batch_context(hop, part).span_id:016x}" for hop in part.batches
         ]
         attributes["stagespan.batch.sizes"] = [hop.size for hop in part.batches]
+    linked = segment["link"]
     if segment["is_http"] and not follows:
         kind = SpanKind.SERVER
     elif parent is None or follows:
@@ -152,6 +154,7 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
         else _context(trace_id, int(parent, 16), is_remote=not follows),
         resource=resource,
         attributes=attributes,
+        links=() if linked is None else [Link(_context(*(int(one, 16) for one in linked)))],
         kind=kind,
         status=Status(StatusCode.ERROR, segment["status"]) if failed else Status(StatusCode.OK),
         start_time=part.begin_ns,
@@ -510,6 +513,8 @@ class Running:
         self._source: Own = Own(rules) if before is None else before._source
         self._prepare()
         self._connected()
+        if rules.one_in == 1:  # each request is sent, so that it can be a parent
+            opentelemetry.add_exporter(self)
         self._begin()
 
     def _prepare(self) -> None:
@@ -568,6 +573,7 @@ class Running:
             if self._is_closed:
                 return
             self._is_closed = True
+            opentelemetry.remove_exporter(self)
             self._stop.set()
             if self._thread is None:  # a child without requests
                 return

@@ -381,6 +381,8 @@ class Totals:
             elif copy.read_ns is not None and segment["origin"] == "root":
                 age_s = max(copy.read_ns - begin_ns, 0) / 1e9
                 found.raise_to("oldest", tuple(group), age_s)
+        for name, value in copy.gauges().items():
+            found.add("gauge", (self.names.units.shown(name), *group), value)
 
 
 class Exported:

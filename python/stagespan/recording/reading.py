@@ -61,7 +61,7 @@ Failures = dict[int, tuple[str, str | None]]
 """The type and the message of exceptions by the ids of their spans; None if not recorded."""
 
 
-_ORIGINS = ("root", "remote", "return", "repeated")
+_ORIGINS = ("root", "remote", "return", "repeated", "nested")
 """By the number that `_core` uses."""
 
 
@@ -91,6 +91,7 @@ class SegmentDetails(TypedDict, total=False):
     exception: str | None
     exception_message: str | None
     request_ns: int | None
+    link: tuple[str, str] | None
 
 
 class Segment(Request, SegmentDetails):
@@ -100,7 +101,9 @@ class Segment(Request, SegmentDetails):
     that of the segment that sent it (16 hexadecimal digits each). In a part after the end of a
     request, such as background tasks, both are that request's segment. ``origin`` is ``"root"``
     (it began here), ``"remote"``, ``"return"`` (not a segment, but a hop that has come back to
-    the segment with this number) or ``"repeated"`` (the carrier was received before). ``pipeline``
+    the segment with this number), ``"repeated"`` (the carrier was received before) or ``"nested"``
+    (it began inside of another request, its parent). ``link`` is the trace and the segment of the
+    request that it began in, also if that had ended. ``pipeline``
     is that of the request, or of the process; ``route`` is also the pipeline of a call that a route
     serves, and ``fields`` are what `record_request_fields` has named. ``exception`` is the type of
     the exception that it has ended with. ``sent_ns`` is on this process's clock, and None if
@@ -348,6 +351,8 @@ class Recording:
             one["status"] = STATUSES[one["status"]]
             if has_ended and one["end_ns"] is None:
                 one["status"] = "abandoned"
+            linked = self._traces.get(one.pop("linked"))
+            one["link"] = linked
             failure = self._failures[1].get(one["number"]) if one["status"] == "error" else None
             one["exception"], one["exception_message"] = failure or (None, None)
         return cast("list[tuple[int, Segment]]", found)
@@ -380,6 +385,16 @@ class Recording:
         return self._copy.links()
 
     @cached_property
+    def _traces(self) -> dict[int, tuple[str, str]]:
+        """The trace and the segment of each request by its number."""
+        found = ((one["number"], one["trace_id"], one["segment"]) for _, one in self._raw)
+        return {number: (trace, segment) for number, trace, segment in found if trace and segment}
+
+    @cached_property
+    def _raw(self) -> list[tuple[int, dict[str, Any]]]:
+        return self._copy.segments()
+
+    @cached_property
     def _failures(self) -> tuple[Failures, Failures]:
         """Those of spans and of requests."""
         of_spans: Failures = {}
@@ -390,6 +405,10 @@ class Recording:
             else:
                 of_requests[number] = kind, message or None
         return of_spans, of_requests
+
+    def gauges(self) -> dict[str, float]:
+        """Return the latest values of what the program has passed to `stagespan.gauge`."""
+        return self._copy.gauges()
 
     def failures(self) -> Failures:
         """Return the exceptions of the latest spans that have failed, by span id."""

@@ -6,8 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from stagespan.live import statistics
 from stagespan.live.quantiles import quantile
 from stagespan.pages.figures import Count, RecordedFigures
+from stagespan.recording.reading import began_here
 from stagespan.recording.spans import Span
 from stagespan.recording.timelines import Stretch, Timeline
 
@@ -64,6 +66,8 @@ class SpanFigures(RecordedFigures, frozen=True):
     """The number of requests of a batch."""
     work: dict[str, int | float] | None
     """What was added to the span, by unit; None if newer amounts have displaced it."""
+    median_ns: float | None
+    """The median of the runs of its stage in its process; None if it is not known."""
     exception: str | None
     """The type of the exception that it has ended with, and its message if that is recorded."""
     exception_message: str | None
@@ -89,6 +93,25 @@ class SegmentFigures(RecordedFigures, frozen=True):
     spans: list[SpanFigures]
 
 
+class UnattributedFigures(RecordedFigures, frozen=True):
+    """Where the time is in which nothing of the request was open, by position."""
+
+    before_first_ns: int
+    """Before the first stage, wait or hop."""
+    between_ns: int
+    after_last_ns: int
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> UnattributedFigures:
+        """Return those of one request."""
+        outside_ns = timeline.before_first_ns + timeline.after_last_ns
+        return cls(
+            timeline.before_first_ns,
+            timeline.where_sum("unattributed") - outside_ns,
+            timeline.after_last_ns,
+        )
+
+
 class RequestFigures(RecordedFigures, frozen=True):
     """One request with its timeline."""
 
@@ -108,6 +131,9 @@ class RequestFigures(RecordedFigures, frozen=True):
     handoff_ns: int
     queue_ns: int
     unattributed_ns: int
+    unattributed: UnattributedFigures
+    open_meanwhile: Count
+    """How many other requests that began in the process of the root were open at some time."""
     where: list[PlaceFigures]
     """The sum is `total_ns`."""
     spent: list[SpentFigures]
@@ -147,6 +173,8 @@ class RequestFigures(RecordedFigures, frozen=True):
             handoff_ns=timeline.where_sum("handoff"),
             queue_ns=timeline.where_sum("queue"),
             unattributed_ns=timeline.where_sum("unattributed"),
+            unattributed=UnattributedFigures.of(timeline),
+            open_meanwhile=_open_meanwhile(timeline),
             where=[PlaceFigures(kind, name, ns) for (kind, name), ns in where],
             spent=[
                 SpentFigures(kind, name, count, ns)
@@ -194,11 +222,33 @@ def _segment(stretch: Stretch, root: Stretch) -> SegmentFigures:
                 open=span.is_open,
                 size=span.size,
                 work=span.work,
+                median_ns=_median_ns(stretch, span),
                 exception=span.exception,
                 exception_message=span.exception_message,
             )
             for span in sorted(stretch.spans, key=lambda span: (span.begin_ns, span.depth))
         ],
+    )
+
+
+def _median_ns(stretch: Stretch, span: Span) -> float | None:
+    stages = stretch.recording.stats(kind=span.kind)
+    # That of one run is its own time.
+    return (
+        stages[span.stage].p50_ns if span.stage in stages and stages[span.stage].count > 1 else None
+    )
+
+
+def _open_meanwhile(timeline: Timeline) -> int:
+    root = timeline.segments[0]
+    recording, number = root.recording, root.segment["number"]
+    end_ns = timeline.begin_ns + timeline.total_ns
+    return sum(
+        one["number"] != number
+        and began_here(one)
+        and (one["received_ns"] or one["begin_ns"] or end_ns) < end_ns
+        and (one["end_ns"] or end_ns) > timeline.begin_ns
+        for one in recording.segments()
     )
 
 
@@ -352,3 +402,41 @@ def distribution(values: Sequence[int]) -> tuple[int, int, int] | tuple[None, No
     if not ordered:
         return None, None, None
     return quantile(ordered, 0.5), quantile(ordered, 0.95), ordered[-1]
+
+
+class ChunkFigures(RecordedFigures, frozen=True):
+    """The chunks of the requests of a pipeline."""
+
+    pipeline: str
+    count: Count
+    """Requests with chunks."""
+    first_p50_ns: float | None
+    """From the start of a request to its first chunk; None if it is not known of any."""
+    first_p95_ns: float | None
+    token_p50_ns: float | None
+    """From one chunk to the next, divided by its tokens, in the processes of these requests."""
+    token_p95_ns: float | None
+
+
+def chunks(requests: Sequence[Timeline]) -> list[ChunkFigures]:
+    """Return the figures of chunks by pipeline, the most requests first."""
+    by_pipeline: defaultdict[str, list[Timeline]] = defaultdict(list)
+    for timeline in requests:
+        if timeline.chunks:
+            by_pipeline[timeline.pipeline].append(timeline)
+    recordings = {id(one.recording): one.recording for each in requests for one in each.segments}
+    tokens = statistics.merged(
+        [one.stats(kind="per_token") for one in recordings.values()], None, is_lifetime=True
+    )
+    rows = []
+    for pipeline, timelines in by_pipeline.items():
+        firsts_ns = [one.first_chunk_ns for one in timelines if one.first_chunk_ns is not None]
+        first_p50_ns, first_p95_ns, _ = distribution(firsts_ns)
+        token = tokens.get(pipeline)
+        rows.append(
+            ChunkFigures(
+                *(pipeline, len(timelines), first_p50_ns, first_p95_ns),
+                *((token.p50_ns, token.p95_ns) if token is not None else (None, None)),
+            )
+        )
+    return sorted(rows, key=lambda row: -row.count)

@@ -29,7 +29,7 @@ from stagespan.pages.result import (
 from stagespan.pages.timeline import TimelineRow
 from stagespan.recording import request_figures
 from stagespan.recording.partition import Part, pieces
-from stagespan.recording.request_figures import RequestFigures, RequestsFigures
+from stagespan.recording.request_figures import RequestFigures, RequestsFigures, UnattributedFigures
 from stagespan.recording.texts import clock
 from stagespan.recording.timelines import Stretch, Timeline
 
@@ -43,6 +43,16 @@ _KINDS = {
 }
 """What the page calls each kind, and the name of its colour."""
 _DISTRIBUTION = ("p50_ns", "p50", "ns"), ("p95_ns", "p95", "ns"), ("max_ns", "longest", "ns")
+_MOST_UNATTRIBUTED = 20
+"""In percent of the time of all requests; a larger part is a finding."""
+_POSITIONS = {
+    "before_first_ns": (
+        "before the first stage",
+        "waiting for a thread of the pool or for the loop; wrap it with `queued`",
+    ),
+    "between_ns": ("between stages", "wrap what runs there with `span`, and waits with `queued`"),
+    "after_last_ns": ("after the last stage", "wrap what sends the answer with `span`"),
+}
 _LOST = {"links": "links of batches", "overwritten": "spans"}
 _INDENT = "  "
 
@@ -107,11 +117,35 @@ class Requests(Result):
             for cause, count in self.lost.items()
             if count
         ]
-        return [*incomplete, *lost]
+        return [*self._unattributed(), *incomplete, *lost]
+
+    def _unattributed(self) -> list[Finding]:
+        """Return where a large part of the time is not in any stage, and what to wrap."""
+        total_ns = sum(one.total_ns for one in self.requests)
+        figures = [UnattributedFigures.of(one) for one in self.requests]
+        findings = []
+        for key, (where, advice) in _POSITIONS.items():
+            times_ns = [getattr(one, key) for one in figures]
+            percent = share(sum(times_ns), total_ns)
+            if percent <= _MOST_UNATTRIBUTED:
+                continue
+            slowest = sorted(zip(times_ns, self.requests, strict=True), key=lambda one: -one[0])
+            findings.append(
+                Finding(
+                    severity="medium",
+                    sentence=f"{percent:.0f} % of the time passes {where}: {advice}.",
+                    evidence=tuple(Evidence(one.id, None, ns, "ns") for ns, one in slowest[:5]),
+                    code="requests.unattributed",
+                )
+            )
+        return findings
 
     def tables(self) -> list[Table]:
         """Return the requests, where the time of each went, their stages and hand-offs."""
-        all_tables = self._requests(), _where(self.shown), self._stages(), _hand_offs(self.requests)
+        all_tables = (
+            *(self._requests(), _where(self.shown), self._stages()),
+            *(_hand_offs(self.requests), _chunks(self.requests)),
+        )
         return [table.filled() for table in all_tables if table.rows]
 
     def title(self) -> tuple[str, str]:
@@ -138,7 +172,10 @@ class Requests(Result):
         head: list[Block] = [Bar("Request", parts, len(self.requests))] if parts else []
         if self.in_detail:
             return [*head, *(block for timeline in self.shown for block in _details(timeline))]
-        tables = self._requests(), self._stages(), _hand_offs(self.requests)
+        tables = (
+            *(self._requests(), self._stages()),
+            *(_hand_offs(self.requests), _chunks(self.requests)),
+        )
         return [*head, *(table.filled() for table in tables if table.rows)]
 
     def _requests(self) -> Table:
@@ -204,6 +241,18 @@ def _hand_offs(requests: Sequence[Timeline]) -> Table:
     )
 
 
+def _chunks(requests: Sequence[Timeline]) -> Table:
+    rows = request_figures.chunks(requests)
+    return Table.of(
+        "Chunks",
+        rows,
+        *(("pipeline", "pipeline", ""), ("count", "requests", "")),
+        *(("first_p50_ns", "first p50", "ns"), ("first_p95_ns", "first p95", "ns")),
+        *(("token_p50_ns", "per token p50", "ns"), ("token_p95_ns", "per token p95", "ns")),
+        note="The first chunk counts from when the request began.",
+    )
+
+
 # --- one request ----------------------------------------------------------------------------------
 
 
@@ -215,20 +264,25 @@ def _details(timeline: Timeline) -> list[Block]:
     spans: list[tuple[Any, ...]] = []
     for segment in figures.segments:
         process = f"{segment.name} {segment.pid}"
-        spans.append((segment.at_ns, segment.duration_ns, process, segment.status))
+        spans.append((segment.at_ns, segment.duration_ns, process, segment.status, ""))
         for span in segment.spans:
             kind = "" if span.kind == "execution" else f"{span.kind} "
             size = f" of {span.size:,}" if span.kind == "batch" else ""
             work = "".join(f", {unit} {amount(n or 0)}" for unit, n in (span.work or {}).items())
             text = f"{_INDENT * (span.depth + 1)}{kind}{span.stage}{size}{work}"
-            spans.append((span.at_ns, span.duration_ns, text, "open" if span.open else ""))
+            state = "open" if span.open else span.exception or ""
+            times = ""
+            if span.median_ns:
+                ratio = span.duration_ns / span.median_ns
+                times = f"{ratio:,.3g} x its median ({in_words(span.median_ns, 'ns')})"
+            spans.append((span.at_ns, span.duration_ns, text, state, times))
     where = [
         (f"{_KINDS[part.kind][0]} {part.name}".rstrip(), part.ns, share(part.ns, figures.total_ns))
         for part in figures.where
     ]
     tables = (
         Table("", (("where the time went", ""), ("time", "ns"), ("share", "%")), where),
-        Table("", (("at", "ns"), ("time", "ns"), ("process and stage", ""), ("", "")), spans),
+        Table("", (*_SPAN_COLUMNS, ("", ""), ("beside others", "")), spans).filled(),
         _hand_offs([timeline]).filled(),
     )
     return [
@@ -236,6 +290,9 @@ def _details(timeline: Timeline) -> list[Block]:
         *(Line(sentence) for sentence in _remarks(figures)),
         *(table for table in tables if table.rows),
     ]
+
+
+_SPAN_COLUMNS = ("at", "ns"), ("time", "ns"), ("process and stage", "")
 
 
 def _has_pipeline(timeline: Timeline) -> bool:
@@ -256,7 +313,9 @@ def _remarks(figures: RequestFigures) -> list[str]:
     if after:
         chunks += f", the first {' and '.join(after)}"
     late = f"{counted(figures.late_spans, 'span')} began after the end of the request"
+    open_ = counted(figures.open_meanwhile, "other request was", "other requests were")
     remarks = {
+        f"{open_} open meanwhile": figures.open_meanwhile,
         f"pipeline {figures.pipeline}": figures.pipeline != "default",
         f"fields: {_fields(figures.fields)}": len(figures.fields),
         f"ended with {figures.exception}": figures.exception is not None,

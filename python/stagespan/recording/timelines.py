@@ -7,11 +7,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from stagespan.recording.partition import Part, partition
+from stagespan.recording.partition import UNATTRIBUTED, Part, pieces
 from stagespan.recording.spans import (
     BATCH,
     Span,
@@ -31,9 +31,10 @@ class Hop(NamedTuple):
     """The hand-over of a request from one process to another. Unknown values are None."""
 
     state: str
-    """``received``; ``not_entered`` if it was received and dropped; or if no recording shows that
-    it was received, ``waiting`` while its sender's part or the request is open, ``overwritten`` if
-    a process has used its entries again since then, else ``lost``."""
+    """``received``; ``unknown`` if another tracer was between sender and receiver, so that it is
+    not known when it was sent; ``not_entered`` if it was received and dropped; or if no recording
+    shows that it was received, ``waiting`` while its sender's part or the request is open,
+    ``overwritten`` if a process has used its entries again since then, else ``lost``."""
     queue: str | None
     sender: int | None
     """Process id of the sender."""
@@ -102,6 +103,10 @@ class Timeline:
     """What its processes have recorded of its metadata; of one name, the earliest part's value."""
     exception: str | None = None
     """The type of the exception that the root has ended with."""
+    before_first_ns: int = 0
+    """The part of the unattributed time before the first stage, wait or hop."""
+    after_last_ns: int = 0
+    """The part of it after the last one."""
     chunks: int = 0
     tokens: int = 0
     first_chunk_ns: int | None = None
@@ -180,13 +185,54 @@ def _joined_requests(
         for one in process.dropped:
             if one["parent_segment"] is not None:
                 all_segments.dropped[one["parent_segment"]].append((process, one))
+    adopted = _adopted(processes, all_segments)
     return [
         _joined(stretch, all_segments)
         for process in processes
         for stretch in process.stretches
-        if stretch.segment["parent_segment"] not in all_segments.by_id
-        and id_ in (None, stretch.segment["id"])
+        if _has_a_row(stretch, all_segments, adopted) and id_ in (None, stretch.segment["id"])
     ]
+
+
+def _has_a_row(stretch: Stretch, all_segments: _Segments, adopted: set[int]) -> bool:
+    """Whether it is shown as a request: it has no known parent, or it is a nested one."""
+    segment = stretch.segment
+    is_known = segment["parent_segment"] in all_segments.by_id or id(stretch) in adopted
+    return not is_known or segment["origin"] == "nested"
+
+
+def _adopted(processes: Iterable[_Process], all_segments: _Segments) -> set[int]:
+    """Let segments whose sender is unknown join the root of their trace that encloses them.
+
+    Another tracer was between the two. The times can be compared only on the same clock.
+    """
+    roots: defaultdict[tuple[object, str | None], list[Stretch]] = defaultdict(list)
+    strays = []
+    for process in processes:
+        clock = _clock(process.recording)
+        for stretch in process.stretches:
+            segment = stretch.segment
+            if segment["parent_segment"] is not None or segment["trace_id"] is None:
+                continue
+            roots[clock, segment["trace_id"]].append(stretch)
+            if segment["origin"] == "remote":
+                strays.append((clock, stretch))
+    adopted = set()
+    for clock, stretch in strays:
+        outer = [
+            one
+            for one in roots[clock, stretch.segment["trace_id"]]
+            if one is not stretch
+            and id(one) not in adopted
+            and one.begin_ns <= stretch.begin_ns
+            and one.end_ns >= stretch.end_ns
+            and one.segment["segment"] is not None
+        ]
+        if outer:
+            root = min(outer, key=lambda one: one.begin_ns)
+            all_segments.by_parent[root.segment["segment"] or ""].append(stretch)
+            adopted.add(id(stretch))
+    return adopted
 
 
 def _without_copies(processes: Sequence[_Process]) -> list[_Process]:
@@ -324,7 +370,9 @@ class _Segments(NamedTuple):
 
 
 def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
-    segments = _descendants(root, all_segments.by_parent)
+    # A nested request is a part of the outer one, too, where it has another depth.
+    segments = _descendants(root, all_segments.by_parent, in_copies=_is_nested(root))
+    root = segments[0]
     own_returns = [
         (stretch, process, one)
         for stretch in segments
@@ -342,6 +390,11 @@ def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
     spent: dict[tuple[str, str], tuple[int, int]] = {}
     late = discarded_ns = 0
     for stretch in segments:
+        if _is_nested(stretch) and stretch is not root and stretch.offset_ns is not None:
+            # All of its time is execution of the outer one; what is known in it comes first.
+            name = f"request {stretch.segment['pipeline']}"
+            begin, end = stretch.begin_ns + stretch.offset_ns, stretch.end_ns + stretch.offset_ns
+            stretch.parts.append(Part("execution", name, begin, end, (stretch.depth, -1, begin)))
         for span in stretch.spans:
             kind = "execution" if span.kind == "batch" else span.kind
             duration_ns = span.end_ns - span.begin_ns
@@ -361,13 +414,18 @@ def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
     parts = [part for stretch in segments for part in stretch.parts]
     chunked = [one for one in segments if one.segment["chunks"]]
     segment = root.segment
+    found = list(pieces(begin_ns, end_ns, parts))
+    where: Counter[tuple[str, str]] = Counter()
+    for piece in found:
+        where[piece.kind, piece.name] += piece.end_ns - piece.begin_ns
+    first, last = found[:1], found[1:][-1:]
     return Timeline(
         id=segment["id"],
         trace_id=segment["trace_id"],
         status=segment["status"],
         begin_ns=begin_ns + root.recording.unix_offset_ns,
         total_ns=end_ns - begin_ns,
-        where=dict(partition(begin_ns, end_ns, parts)),
+        where=dict(where),
         spent=spent,
         hops=hops + missing,
         segments=segments,
@@ -380,6 +438,8 @@ def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
             for name, value in one.segment["fields"].items()
         },
         exception=segment["exception"],
+        before_first_ns=sum(map(_unattributed_ns, first)),
+        after_last_ns=sum(map(_unattributed_ns, last)),
         chunks=sum(one.segment["chunks"] for one in chunked),
         tokens=sum(one.segment["chunk_amount"] for one in chunked),
         first_chunk_ns=_first_chunk_ns(root, begin_ns, chunked),
@@ -391,6 +451,19 @@ def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
     )
 
 
+def _is_nested(stretch: Stretch) -> bool:
+    return stretch.segment["origin"] == "nested"
+
+
+def _begins(root: Stretch) -> bool:
+    """Whether the request began with its root, as far as is known."""
+    return root.segment["parent_segment"] is None or _is_nested(root)
+
+
+def _unattributed_ns(piece: Part) -> int:
+    return piece.end_ns - piece.begin_ns if piece.kind == UNATTRIBUTED else 0
+
+
 def _first_chunk_ns(root: Stretch, begin_ns: int, chunked: Sequence[Stretch]) -> int | None:
     """Return when the earliest chunk that can be placed was made, since the request began."""
     firsts = []
@@ -399,7 +472,7 @@ def _first_chunk_ns(root: Stretch, begin_ns: int, chunked: Sequence[Stretch]) ->
         request_ns = stretch.segment["request_ns"]
         if first_ns is None or part_ns is None:
             continue
-        if root.segment["parent_segment"] is None and stretch.offset_ns is not None:
+        if _begins(root) and stretch.offset_ns is not None:
             firsts.append(stretch.begin_ns + stretch.offset_ns + first_ns - part_ns - begin_ns)
         elif request_ns is not None:  # as the carrier has said
             firsts.append(first_ns - request_ns)
@@ -425,8 +498,12 @@ def _outside(part: Part, begin_ns: int, end_ns: int) -> int:
     return part.end_ns - part.begin_ns - max(inside_ns, 0)
 
 
-def _descendants(root: Stretch, by_parent: dict[str, list[Stretch]]) -> list[Stretch]:
+def _descendants(
+    root: Stretch, by_parent: dict[str, list[Stretch]], *, in_copies: bool
+) -> list[Stretch]:
     """Return the root and all segments that it has led to, with their depths."""
+    if in_copies:
+        root = replace(root)
     root.depth, root.is_discarded = 0, False
     descendants, seen = [root], {id(root)}
     for stretch in descendants:  # grows
@@ -434,6 +511,8 @@ def _descendants(root: Stretch, by_parent: dict[str, list[Stretch]]) -> list[Str
             if id(child) in seen:
                 continue
             seen.add(id(child))
+            if in_copies:
+                child = replace(child)
             child.depth = stretch.depth + 1
             child.is_discarded = stretch.is_discarded or child.segment["status"] == "discarded"
             descendants.append(child)
@@ -505,7 +584,7 @@ def _hops(
         is_repeated = segment["origin"] == "repeated"
         hops.append(
             Hop(
-                state="received",
+                state="received" if segment["sent_monotonic_ns"] or stretch is root else "unknown",
                 queue=segment["queue"] or "",
                 sender=None if sender is None else sender.recording.pid,
                 receiver=recording.pid,
@@ -570,7 +649,7 @@ def _missing_hops(
     arrived: defaultdict[str, set[str | None]] = defaultdict(set)
     # A segment that has replied has received a hop, even if its recording is gone; and one that has
     # sent the first hop may have got a reply.
-    removed = {root.segment["parent_segment"]} - {None}
+    removed = set() if _begins(root) else {root.segment["parent_segment"]}
     for _, _, one in returns:
         parent = one["parent_segment"]
         if parent is not None and parent not in all_segments.by_id:
@@ -645,7 +724,7 @@ def _causes(
     gone = "recording removed" if all_segments.are_all else "sender not among these recordings"
     if all_segments.may_be_overwritten(root):
         gone = _MISSING["overwritten"]
-    if root.segment["parent_segment"] is not None:
+    if not _begins(root):
         causes[gone] += 1  # the segment that has sent it
     parents = {one["parent_segment"] for _, _, one in returns} - {None}
     causes[gone] += sum(parent not in all_segments.by_id for parent in parents)
