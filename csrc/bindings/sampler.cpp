@@ -2,6 +2,7 @@
 #include "sampler.h"
 
 #include <fcntl.h>
+#include <frameobject.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
