@@ -96,9 +96,6 @@ def test_a_recording_as_one_page(real_file: Path, tmp_path: Path) -> None:
     }
     assert [row[:2] for row in tables["Statistics"]["rows"]] == [["stage", 20]]
     assert sum(row["events"] for row in rows_of(data).values()) == 21
-    refused = command_here("report", str(page), "--html", "-")
-    assert refused.returncode == 2
-    assert "is not a recording" in refused.stderr
 
 
 def test_the_page_of_a_long_chain_of_stages(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``stagespan report``: shows times of stages, or writes a page."""
+"""``stagespan report``: shows times of stages."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from typing import Any
 
 import click
 
-from stagespan.cli.output import write_to
-from stagespan.errors import StagespanError
-from stagespan.pages.console import wrapped
-from stagespan.pages.escaping import one_line
-from stagespan.pages.html import html_page
-from stagespan.pages.terminal import print_page
+from stagespan.cli.output import Output, PageCommand, output_options
+from stagespan.pages.figures import document_schema
+from stagespan.pages.page import Words
+from stagespan.pages.result import Result
 from stagespan.recording import Recording, finding
-from stagespan.recording.process_page import ProcessPage
-from stagespan.recording.texts import ending
+from stagespan.recording.process_page import ProcessPage, ProcessState
 from stagespan.report.reader import read_timing_report, reports_in
-from stagespan.report.side_by_side import print_reports
+from stagespan.report.side_by_side import ReportsFigures, SideBySide
 from stagespan.report.stages import stage_entries, top_level_ns
-from stagespan.report.tables import print_report
+from stagespan.report.tables import ReportFigures, Timing
 
 
-@click.command()
+def _schema() -> dict[str, Any]:
+    from stagespan.report.changes import ComparisonFigures
+
+    figures = ReportFigures, ReportsFigures, ComparisonFigures
+    return document_schema(*figures, title="A timing report, several, or what has changed")
+
+
+@click.command(cls=PageCommand)
 @click.argument(
     "timing", metavar="TIMING.JSON|FOLDER|RECORDING|PID", type=click.Path(path_type=Path)
 )
@@ -34,39 +38,29 @@ from stagespan.report.tables import print_report
     help="Compare with an earlier report, as `stagespan compare OTHER.JSON TIMING.JSON` does. "
     "Exits with 1 if a stage is slower.",
 )
-@click.option(
-    "--html",
-    metavar="FILE",
-    help="Write the recording of a process as one page of HTML.",
-)
+@output_options(_schema)
 @click.pass_context
-def command(ctx: click.Context, timing: Path, against: Path | None, html: str | None) -> None:
+def command(ctx: click.Context, timing: Path, against: Path | None, output: Output) -> None:
     """Show the times of stages as a table, or what changed since an earlier report.
 
     Reads a timing report, or the recording of a process. A folder with the reports of several ranks
-    or workers is shown side by side. With --html, pass the file or the process id of a recording.
-    `stagespan ps --all` lists them.
+    or workers is shown side by side. `stagespan ps --all` lists recordings.
     """
-    if html is not None:
-        if against is not None:
-            raise click.UsageError("--html and --against cannot be used together.")
-        _write_page(timing, html)
-        return
     if against is not None:
         # Comparing needs NumPy, which takes long to import.
-        from stagespan.report import changes_pages
         from stagespan.report.changes import compare_files
+        from stagespan.report.changes_pages import ComparisonPage
 
         found = compare_files(against, timing)
-        print_page(changes_pages.ComparisonPage(found))
+        output.show(ComparisonPage(found))
         ctx.exit(1 if found.is_worse else 0)
 
     if _is_recording(timing):
-        _print_recording(finding.open_recording(timing))
+        output.show(_RecordingPage(finding.open_recording(timing)))
     elif os.path.isdir(timing) and len(reports_in(timing)) > 1:
-        print_reports(timing)
+        output.show(SideBySide(timing).page())
     else:
-        print_report(read_timing_report(timing))
+        output.show(Timing(read_timing_report(timing)).page())
 
 
 def _is_recording(path: Path) -> bool:
@@ -77,27 +71,37 @@ def _is_recording(path: Path) -> bool:
     return path.suffix == ".stagespan" or name.startswith("/proc/")
 
 
-def _write_page(path: Path, html: str) -> None:
-    if os.path.isdir(path) or path.suffix in (".json", ".gz"):
-        raise StagespanError(
-            f"--html writes the page of a recording, and {path} is a "
-            f"{'folder' if os.path.isdir(path) else 'JSON file'}: pass the process id or the file "
-            f"of a recording (`stagespan ps --all` lists them), or leave out --html."
-        )
-    write_to(html, html_page(ProcessPage(finding.open_recording(path))))
+class _RecordingPage(ProcessPage):
+    """The stages of a recording as a report, with what the process was doing."""
 
-
-def _print_recording(recording: Recording) -> None:
-    """Print the stages of a recording as a report."""
-    click.echo(
-        wrapped(f"Process {recording.pid} ({one_line(recording.name)}) {ending(recording)}.")
+    words = Words(
+        page="Timing report",
+        timeline="Latest spans of each thread",
+        axis="time",
+        as_text="stagespan report FILE|PID",
     )
-    for warning in recording.warnings():
-        click.echo(wrapped(f"  {warning}", "    "))
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__(recording)
+        self._report = Timing(_report_of(recording), [ProcessState(recording)])
+
+    @property
+    def results(self) -> dict[str, Result]:
+        """The stages, with the tables about the process."""
+        return {"timing_report": self._report}
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the report."""
+        return self._report.to_dict()
+
+
+def _report_of(recording: Recording) -> dict[str, Any]:
+    """Return the stages of a recording as a report."""
     figures = recording.snapshot().stages()
     until_ns = recording.read_ns if recording.state == "alive" else recording.end_ns
     until_ns = until_ns or recording.last_ns
-    report: dict[str, Any] = {
+    return {
+        "schema_version": 1,
         "wall_clock_ms": None if until_ns is None else (until_ns - recording.begin_ns) / 1e6,
         "total_stages_ms": sum(top_level_ns(name, figures) for name in figures) / 1e6,
         "rank": recording.rank,
@@ -105,4 +109,3 @@ def _print_recording(recording: Recording) -> None:
         "stages": stage_entries(figures, lambda name: None, {}),
         "lost": recording.lost(),
     }
-    print_report(report)

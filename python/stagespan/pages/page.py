@@ -61,6 +61,10 @@ class Page:
     def summary(self) -> str:
         """Return how much there is: "1,200 entries, 3.500 s long"."""
 
+    def headline(self) -> str | None:
+        """Return the first line on a terminal; None for none."""
+        return f"{self.name()}: {self.summary()}"
+
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Return the page as a dict for JSON."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from stagespan.pages.amounts import counted
-from stagespan.pages.console import set_width
+from stagespan.pages.console import encodable, set_width
 from stagespan.pages.escaping import one_line
 from stagespan.pages.kernel_names import labels
 from stagespan.pages.page import Page, heading
@@ -91,7 +91,8 @@ def print_page(page: Page, console: Console | None = None) -> None:
         if isinstance(result, Titled):
             print_result(result, console)
             return
-    head: list[Block] = [Line(f"{page.name()}: {page.summary()}", "strong")]
+    headline = page.headline()
+    head: list[Block] = [] if headline is None else [Line(headline, "strong")]
     if (caveat := page.caveat()) is not None:
         head.append(Line(caveat, "remark"))
     for result in page.results.values():
@@ -243,7 +244,10 @@ def print_block(block: RenderableType, console: Console) -> None:
     from rich.text import Text
 
     for line in console.render_lines(block, pad=False):
-        parts = ((part.text.replace(_GLUE, " "), part.style or "") for part in line)
+        parts = (
+            (encodable(part.text.replace(_GLUE, " "), console.encoding), part.style or "")
+            for part in line
+        )
         text = Text.assemble(*parts)
         text.rstrip()
         console.print(text, highlight=False, soft_wrap=True)

@@ -201,6 +201,10 @@ class ProcessPage(Page):
         """Return how the process ended."""
         return ending(self.recording)
 
+    def headline(self) -> str:
+        """Return the process and how it ended."""
+        return f"{self.name()} {self.summary()}."
+
     def caveat(self) -> str | None:
         """Return the problems of the recording."""
         return " ".join(self.recording.warnings()) or None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stagespan.pages.amounts import duration
-from stagespan.pages.console import limit, trimmed, wrapped
-from stagespan.pages.escaping import one_line
-from stagespan.pages.tables import Column, fitted_table
-from stagespan.process.imports import importing
+from stagespan.pages.figures import Count, RecordedFigures
+from stagespan.pages.page import ResultPage, Words
+from stagespan.pages.result import Block, Cell, Finding, Result, Table
 from stagespan.report.reader import count_of, number, read_timing_report, reports_in
 from stagespan.trace.ranks.stages import MANY_RUNS, StageRuns, stage_findings
 
@@ -53,49 +53,100 @@ def _rank(report: dict[str, Any]) -> int | None:
     return rank if type(rank) is int and (number(report.get("world_size")) or 0) > 1 else None
 
 
-def print_reports(folder: Path) -> None:
-    """Print the reports in a folder: a row for each process, the longest stages as columns.
+class StageOfReport(RecordedFigures, frozen=True):
+    """The runs of a stage in one process."""
 
-    Raises ReportError if a report cannot be read.
-    """
-    with importing():
-        from rich.console import Console
-        from rich.text import Text
+    count: Count | None
+    duration_ms: float
 
-    reports = read_reports(folder)
-    console = Console(highlight=False)
-    console.width = limit() or 10_000
-    sentences = [f"{len(reports)} timing reports in {folder}"]
-    if all(_rank(process.report) is not None for process in reports):
-        times = [stage_runs(process.report) for process in reports]
-        slower = stage_findings(
-            times,
-            [process.label for process in reports],
-            [whole_ns(process.report) for process in reports],
+
+class ReportOfProcess(RecordedFigures, frozen=True):
+    """The report of one process."""
+
+    process: str
+    wall_clock_ms: float | None
+    total_stages_ms: float | None
+    stages: dict[str, StageOfReport]
+
+
+class ReportsFigures(RecordedFigures, frozen=True):
+    """The timing reports of several processes."""
+
+    reports: list[ReportOfProcess]
+
+
+class SideBySide(Result):
+    """The timing reports in a folder. Raises ReportError if a report cannot be read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.reports = folder, read_reports(folder)
+
+    def figures(self) -> ReportsFigures:
+        """Return the runs of each stage in each process."""
+        return ReportsFigures(
+            [
+                ReportOfProcess(
+                    label,
+                    number(report.get("wall_clock_ms")),
+                    number(report.get("total_stages_ms")),
+                    {
+                        name: StageOfReport(count_of(stage), float(stage["duration_ms"]))
+                        for name, stage in report["stages"].items()
+                    },
+                )
+                for label, report in self.reports
+            ]
         )
-        sentences += [finding.sentence for finding in slower]
-    for sentence in sentences:
-        console.print(Text(wrapped(one_line(sentence), "  ")), soft_wrap=True)
-    totals: dict[str, float] = {}
-    for process in reports:
-        for name, stage in process.report["stages"].items():
-            totals[name] = max(totals.get(name, 0.0), float(stage["duration_ms"]))
-    columns = [
-        Column("process", [process.label for process in reports]),
-        Column("wall clock ms", [_ms(process.report.get("wall_clock_ms")) for process in reports]),
-        Column("in stages ms", [_ms(process.report.get("total_stages_ms")) for process in reports]),
-    ]
-    columns += [
-        Column(
-            one_line(name),
-            [_runs(process.report["stages"].get(name)) for process in reports],
-            is_flexible=True,
-            optional=place > 0,
+
+    def findings(self) -> list[Finding]:
+        """Return the stages in which one rank is slower than the others."""
+        if any(_rank(process.report) is None for process in self.reports):
+            return []
+        return stage_findings(
+            [stage_runs(process.report) for process in self.reports],
+            [process.label for process in self.reports],
+            [whole_ns(process.report) for process in self.reports],
         )
-        for place, name in enumerate(sorted(totals, key=lambda name: (-totals[name], name)))
-    ]
-    with trimmed(console):
-        console.print(fitted_table(columns, console.width))
+
+    def head(self) -> list[Block]:
+        """Return the table."""
+        return [*self.tables()]
+
+    def tables(self) -> list[Table]:
+        """Return a row for each process, with the longest stages first."""
+        totals: dict[str, float] = {}
+        for process in self.reports:
+            for name, stage in process.report["stages"].items():
+                totals[name] = max(totals.get(name, 0.0), float(stage["duration_ms"]))
+        table = Table.of(
+            "",
+            self.reports,
+            ("label", "process", ""),
+            *((_time(f"{key}_ms"), title, "ns") for key, title in _TIMES.items()),
+            *(
+                (lambda process, name=name: _runs(process.report["stages"].get(name)), name, "")
+                for name in sorted(totals, key=lambda name: (-totals[name], name))
+            ),
+            note="Behind the times, how often each stage ran, and its mean time.",
+        )
+        return [table]
+
+    def page(self) -> ResultPage:
+        """Return the page of `stagespan report FOLDER`."""
+        words = Words(page="Timing reports", as_text="stagespan report FOLDER")
+        amount = f"{len(self.reports)} timing reports"
+        return ResultPage(words, self, str(self.folder), amount)
+
+
+_TIMES = {"wall_clock": "wall clock", "total_stages": "in stages"}
+
+
+def _time(key: str) -> Callable[[RankReport], Cell]:
+    def cell(process: RankReport) -> Cell:
+        ms = number(process.report.get(key))
+        return None if ms is None else _NS * ms
+
+    return cell
 
 
 def stage_runs(report: dict[str, Any]) -> dict[str, StageRuns]:
@@ -119,11 +170,6 @@ def whole_ns(report: dict[str, Any]) -> int:
     """Return the length of a report, or else the time in its stages."""
     length_ns = round((number(report.get("wall_clock_ms")) or 0.0) * _NS)
     return length_ns or sum(each.own_ns for each in stage_runs(report).values())
-
-
-def _ms(value: object) -> str:
-    found = number(value)
-    return "" if found is None else f"{found:,.1f}"
 
 
 def _runs(stage: dict[str, Any] | None) -> str:

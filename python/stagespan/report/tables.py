@@ -1,14 +1,15 @@
-"""The timing report as a table on the terminal."""
+"""The page of a timing report, with the stages as a tree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stagespan.pages.amounts import counted
-from stagespan.pages.console import columns, encodable, trimmed
 from stagespan.pages.escaping import one_line
-from stagespan.pages.tables import Column, fitted_table
+from stagespan.pages.figures import RecordedFigures
+from stagespan.pages.page import ResultPage, Words
+from stagespan.pages.result import Block, Cell, Line, Result, Table
 from stagespan.process.imports import importing, load
 from stagespan.report import tree
 from stagespan.report.reader import number
@@ -16,39 +17,110 @@ from stagespan.report.reader import number
 if TYPE_CHECKING:
     from rich.console import Console
 
-_Cell = Callable[[dict[str, Any]], str]
+_MS = 1e6
+
+
+class ReportFigures(RecordedFigures, frozen=True):
+    """A timing report, whose other keys stand beside these; see docs/files.md. Times are in ms."""
+
+    request_id: str | None
+    wall_clock_ms: float | None
+    total_stages_ms: float | None
+    rank: float | None
+    world_size: float | None
+    stages: dict[str, dict[str, Any]]
+
+
+class Timing(Result):
+    """The stages of a timing report; `others` are results that its pages show, too."""
+
+    def __init__(self, report: Mapping[str, Any], others: Iterable[Result] = ()) -> None:
+        self.report, self.others = report, others
+
+    def figures(self) -> ReportFigures:
+        """Return what the report has in any version."""
+        report, request = self.report, self.report.get("request_id")
+        return ReportFigures(
+            request_id=request if isinstance(request, str) else None,
+            wall_clock_ms=number(report.get("wall_clock_ms")),
+            total_stages_ms=number(report.get("total_stages_ms")),
+            rank=number(report.get("rank")),
+            world_size=number(report.get("world_size")),
+            stages=report["stages"],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        return {**self.report, **self.figures().to_dict()}
+
+    def head(self) -> list[Block]:
+        """Return the headline and the tree."""
+        return [Line(self.headline()), *([self._tree()] if self.report["stages"] else [])]
+
+    def tables(self) -> list[Table]:
+        """Return the tree, and the tables of other results."""
+        tree_ = [self._tree()] if self.report["stages"] else []
+        return [*tree_, *(table for other in self.others for table in other.tables())]
+
+    def headline(self) -> str:
+        """Return the number of stages and the time of all."""
+        report = self.report
+        request = report.get("request_id")
+        parts = [f"Timing report{f' of request {request}' if request else ''}"]
+        world_size = number(report.get("world_size"))
+        if world_size is not None and world_size > 1:
+            parts.append(f"rank {report.get('rank')} of {world_size:.0f}")
+        parts.append(counted(len(report["stages"]), "stage"))
+        for label, key in (("wall clock", "wall_clock_ms"), ("in stages", "total_stages_ms")):
+            value = number(report.get(key))
+            if value is not None:
+                parts.append(f"{label} {value:,.1f} ms")
+        return ", ".join(parts)
+
+    def _tree(self) -> Table:
+        return Table.of(
+            "",
+            list(tree.rows(self.report)),
+            (_name, "stage", "words"),
+            (lambda row: _MS * row.duration_ms, "total", "ns"),
+            (lambda row: "" if row.share is None else 100 * row.share, "share", "%"),
+            (lambda row: "" if row.count is None else row.count, "runs", ""),
+            *((_of(_time(f"{name}_ms")), name, "ns") for name in ("p50", "p95")),
+            (_of(lambda stage: int(number(stage.get("errors")) or 0)), "errors", ""),
+            (_of(_time("device_elapsed_ms")), "device", "ns"),
+            (_of(_device_runs), "device runs", ""),
+            *((_of(_time(f"{name}_ms")), name, "ns") for name in ("mean", "p99")),
+            *((_of(_rates), "work", ""), (_of(_peak), "peak", "MB")),
+            *((_of(_time(f"{name}_ms")), name, "ns") for name in ("suspended", "max")),
+            *((_of(_time(f"device_{name}_ms")), name, "ns") for name in ("queue", "tail")),
+        ).filled()
+
+    def page(self) -> ResultPage:
+        """Return the page of `stagespan report`."""
+        lost = _lost(self.report.get("lost"))
+        words = Words(page="Timing report", as_text="stagespan report")
+        amount = counted(len(self.report["stages"]), "stage")
+        remarks = [f"lost: {lost}"] if lost else []
+        return _ReportPage(words, self, self.headline(), amount, remarks)
+
+
+class _ReportPage(ResultPage):
+    def headline(self) -> None:
+        """Return None: the result has its own."""
 
 
 def print_report(report: Mapping[str, Any], console: Console | None = None) -> None:
     """Print a report to ``console``, by default to standard output.
 
-    If a terminal, or ``COLUMNS``, is too narrow, the less important columns are left out. The width
-    is not limited in a file or a pipe.
+    If a terminal, or ``COLUMNS``, is too narrow, the last columns are left out. The width is not
+    limited in a file or a pipe.
     """
     with importing():
-        from rich.console import Console
+        from rich import console as _  # noqa: F401
 
-    console = console or Console()
-    with trimmed(console):
-        _print_report(report, console)
+        from stagespan.pages.terminal import print_page
 
-
-def _print_report(report: Mapping[str, Any], console: Console) -> None:
-    with importing():
-        from rich.text import Text
-
-    is_limited = console.is_terminal or columns() is not None
-    head = encodable(one_line(_headline(report)), console.encoding)
-    console.print(Text(head), soft_wrap=not is_limited)
-    if report["stages"]:
-        if not is_limited:
-            # rich would cut the table at 80 columns.
-            console.width = 10_000
-        table = fitted_table(_columns(report, console.encoding), console.width)
-        console.print(table, highlight=False)
-    lost = encodable(_lost(report.get("lost")), console.encoding)
-    if lost:
-        console.print(Text(f"lost: {lost}"), soft_wrap=not is_limited)
+    print_page(Timing(report).page(), console)
 
 
 def _lost(lost: object) -> str:
@@ -62,80 +134,42 @@ def print_timing_summary() -> None:
     print_report(load("stagespan.report.timing").timing_report())
 
 
-def _headline(report: Mapping[str, Any]) -> str:
-    stages = report["stages"]
-    request = report.get("request_id")
-    parts = [f"Timing report{f' of request {request}' if request else ''}"]
-    world_size = number(report.get("world_size"))
-    if world_size is not None and world_size > 1:
-        parts.append(f"rank {report.get('rank')} of {world_size:.0f}")
-    parts.append(counted(len(stages), "stage"))
-    for label, key in (("wall clock", "wall_clock_ms"), ("in stages", "total_stages_ms")):
-        value = number(report.get(key))
-        if value is not None:
-            parts.append(f"{label} {value:,.1f} ms")
-    return ", ".join(parts)
+def _name(row: tree.TreeRow) -> str:
+    return row.guide + one_line(row.label) + (" (all its runs)" if row.is_sum else "")
 
 
-def _columns(report: Mapping[str, Any], encoding: str) -> list[Column]:
-    rows = list(tree.rows(report))
-    names = [
-        row.guide + one_line(row.label) + (" (all its runs)" if row.is_sum else "") for row in rows
-    ]
-    styles = ["dim" if row.count is None and row.stage is None else "" for row in rows]
-    shares = ["" if row.share is None else f"{100 * row.share:.1f} %" for row in rows]
-    columns = [
-        Column("stage", names, is_flexible=True, is_folded=True, styles=styles),
-        Column("total ms", [f"{row.duration_ms:,.3f}" for row in rows], is_number=True),
-        Column("share", shares, is_number=True),
-        Column(
-            "runs",
-            ["" if row.count is None else f"{row.count:,}" for row in rows],
-            is_number=True,
-        ),
-    ]
-    for title, cell in _COLUMNS:
-        cells = ["" if row.stage is None else cell(row.stage) for row in rows]
-        if any(cells):
-            rank = _LEAST_IMPORTANT.index(title) if title in _LEAST_IMPORTANT else None
-            optional = 0 if rank is None else len(_LEAST_IMPORTANT) - rank
-            columns.append(Column(title, cells, is_number=True, optional=optional))
-    return [
-        column._replace(cells=[encodable(cell, encoding) for cell in column.cells])
-        for column in columns
-    ]
+# --- cells of stages ----------------------------------------------------------------------------
+
+_StageCell = Callable[[dict[str, Any]], Cell]
 
 
-# --- columns that only some reports need --------------------------------------------------------
+def _of(cell: _StageCell) -> Callable[[tree.TreeRow], Cell]:
+    """Return a function for the cells of rows, of which those without a stage are empty."""
+    return lambda row: "" if row.stage is None else cell(row.stage)
 
 
-def _figure(key: str, digits: int = 3, *, zero: bool = True) -> _Cell:
-    """Return a function for the cells of a figure; without ``zero``, those of 0 are empty."""
-
-    def cell(stage: dict[str, Any]) -> str:
-        value = number(stage.get(key))
-        return "" if value is None or not (value or zero) else f"{value:,.{digits}f}"
+def _time(key: str) -> _StageCell:
+    def cell(stage: dict[str, Any]) -> Cell:
+        ms = number(stage.get(key))
+        return "" if ms is None else _MS * ms
 
     return cell
 
 
-def _on_device(stage: dict[str, Any]) -> str:
-    """Return the device time, with the number of runs if it does not cover all of them."""
-    elapsed, runs = number(stage.get("device_elapsed_ms")), number(stage.get("device_runs"))
-    if elapsed is None:
-        return ""
-    is_part = runs is not None and runs != number(stage.get("count"))
-    return f"{elapsed:,.3f}" + (f" ({runs:,.0f} runs)" if is_part else "")
+def _device_runs(stage: dict[str, Any]) -> Cell:
+    """Return the number of runs with a device time if they are not all."""
+    runs = number(stage.get("device_runs"))
+    return "" if runs is None or runs == number(stage.get("count")) else int(runs)
 
 
-def _peak(stage: dict[str, Any]) -> str:
+def _peak(stage: dict[str, Any]) -> Cell:
     memory = stage.get("memory")
     if not isinstance(memory, dict):
         return ""
     for key in ("peak_allocated_mb", "peak_rss_mb"):
         value = number(memory.get(key))
         if value is not None:
-            return f"{value:,.1f}"
+            return value
     return ""
 
 
@@ -149,24 +183,3 @@ def _rates(stage: dict[str, Any]) -> str:
         for what, rate in numbers
         if rate is not None
     )
-
-
-_COLUMNS: list[tuple[str, _Cell]] = [
-    ("mean ms", _figure("mean_ms")),
-    ("p50 ms", _figure("p50_ms")),
-    ("p95 ms", _figure("p95_ms")),
-    ("p99 ms", _figure("p99_ms")),
-    ("max ms", _figure("max_ms")),
-    ("suspended ms", _figure("suspended_ms", zero=False)),
-    ("device ms", _on_device),
-    ("queue ms", _figure("device_queue_ms")),
-    ("tail ms", _figure("device_tail_ms")),
-    ("peak MB", _peak),
-    ("work", _rates),
-    ("errors", _figure("errors", 0, zero=False)),
-]
-
-_LEAST_IMPORTANT = [
-    *("max ms", "tail ms", "queue ms", "suspended ms", "mean ms", "p99 ms", "peak MB", "work"),
-    *("p50 ms", "p95 ms"),
-]

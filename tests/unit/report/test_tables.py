@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 from rich.console import Console
@@ -41,8 +42,8 @@ def test_only_columns_with_figures_are_shown() -> None:
     rich.device_elapsed_ns = a_stage(count=2, total_ns=7_000_000)
 
     text = shown(report_of({"plain": plain}))
-    assert "mean ms" in text
-    assert "device ms" not in text
+    assert "mean (ms)" in text
+    assert "device" not in text
     assert "errors" not in text
     text = shown(report_of({"rich": rich}))
     assert "230 tokens/s" in text
@@ -105,7 +106,7 @@ def test_a_terminal_of_any_encoding_gets_the_tree() -> None:
     tables.print_report(report_of(figures_of(runs)), Console(file=stream, width=200))
 
     stream.seek(0)
-    cells = [[cell.strip() for cell in line.strip("\n|").split(" |")][:4] for line in stream]
+    cells = [re.split(" {2,}", line.strip()) for line in stream]
     assert ["pipeline ?", "20.000", "100.0 %", "1"] in cells
-    assert ["- denoise", "15.000", "75.0 %", "1"] in cells
-    assert ["`- (unattributed)", "5.000", "25.0 %", ""] in cells
+    assert ["|- denoise", "15.000", "75.0 %", "1"] in cells
+    assert ["`- (unattributed)", "5.000", "25.0 %"] in cells
