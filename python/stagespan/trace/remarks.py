@@ -7,6 +7,7 @@ from pathlib import Path
 from stagespan.pages.amounts import counted, in_words
 from stagespan.trace.ascend.folder import TRACE
 from stagespan.trace.derived.device import shared_correlations
+from stagespan.trace.derived.launch_sources import stage_calls
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.plausibility import (
     ABSENT,
@@ -44,6 +45,14 @@ def ignored(trace: Trace) -> list[str]:
     if changed:
         listed = [f"{cause} ({count:,})" for cause, count in changed.items()]
         found.append(f"Read with a change: {', '.join(listed)}.")
+    ranges = stage_calls(trace) if len(trace.events) else None
+    crossing = 0 if ranges is None else ranges.tree.crossing
+    if crossing:
+        found.append(
+            f"{counted(crossing, 'range')} of the program crossed another one of the thread, as"
+            " those of asyncio tasks do: they are not inside each other, and what is launched while"
+            " both are open counts for the one that began last."
+        )
     shared = shared_correlations(trace)
     if shared:
         found.append(

@@ -152,7 +152,7 @@ def analyze(trace: Trace) -> Host | Unavailable:
         chosen = np.flatnonzero(which)
         own = (ends - begins)[chosen]
         shown[part] = _of_stretches(trace, axis, begins[chosen], own, fills[chosen])
-        filled[part] = _times_by_name(trace, own, fills[chosen])
+        filled[part] = _times_by_name(trace, axis, begins[chosen], own, fills[chosen])
     times = _parts(sets, base.whole_ns)
     in_base = operators & (events.end_ns >= base.begin_ns) & (events.begin_ns <= base.end_ns)
     in_base = in_base if in_base.any() else operators
@@ -348,20 +348,32 @@ def _of_stretches(
     begin, _ = window_of(trace) or (0, 0)
     shown = []
     for at in np.argsort(-lengths, kind="stable")[:3].tolist():
-        row = int(fills[at])
-        name = trace.names[int(trace.events.name[row])] if row >= 0 else "no operator"
-        time = int(begins[at]) + axis.begin_ns - begin
-        shown.append(Evidence(name, time, int(lengths[at]), "ns"))
+        row, start, length = int(fills[at]), int(begins[at]), int(lengths[at])
+        name = "no operator"
+        if row >= 0:
+            name = trace.names[int(trace.events.name[row])]
+            start, length = _overlap(trace, axis, row, start, length)
+        shown.append(Evidence(name, start + axis.begin_ns - begin, length, "ns"))
     return tuple(shown)
 
 
-def _times_by_name(trace: Trace, lengths: Numbers, fills: Rows) -> dict[str, int]:
-    """Return the time of intervals by the name of the event that fills them; the longest."""
+def _overlap(trace: Trace, axis: Axis, row: int, begin: int, length: int) -> tuple[int, int]:
+    """Return the begin and the length of the part of an interval in which an event was open."""
+    first = max(begin, int(trace.events.begin_ns[row]) - axis.begin_ns)
+    last = min(begin + length, int(trace.events.end_ns[row]) - axis.begin_ns)
+    return first, last - first
+
+
+def _times_by_name(
+    trace: Trace, axis: Axis, begins: Numbers, lengths: Numbers, fills: Rows
+) -> dict[str, int]:
+    """Return the time of the events that fill intervals by name; the longest."""
     times: dict[str, int] = {}
-    for row, length in zip(fills.tolist(), lengths.tolist(), strict=True):
+    each = zip(fills.tolist(), begins.tolist(), lengths.tolist(), strict=True)
+    for row, begin, length in each:
         if row >= 0:
             name = trace.names[int(trace.events.name[row])]
-            times[name] = times.get(name, 0) + length
+            times[name] = times.get(name, 0) + _overlap(trace, axis, row, begin, length)[1]
     return dict(sorted(times.items(), key=lambda item: -item[1])[:_NAMED])
 
 

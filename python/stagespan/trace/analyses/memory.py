@@ -36,6 +36,7 @@ from stagespan.trace.read.groups import pairs
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 
+_CPU = 0
 _EVENT = "[memory]"
 _MOST = 2.0**52
 # torch's numbers for kinds of devices.
@@ -212,7 +213,8 @@ def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
     for at, device in enumerate(devices.tolist()):
         mine = rows[of == at]
         sizes = size[0][mine]
-        is_total = total is not None and bool(total[1][mine].all())
+        # The total of a CPU misses what was freed while no profiler ran.
+        is_total = total is not None and bool(total[1][mine].all()) and device[0] != _CPU
         # An event without an address may free any allocation.
         is_known = bool(has_address[mine][sizes != 0].all())
         allocated = total[0][mine] if total is not None and is_total else np.cumsum(sizes)

@@ -6,6 +6,7 @@ them. A part of an operator's time that two findings are about counts once.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.calls import call_of
+from stagespan.trace.rates.collectives import argument_of
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -193,8 +195,10 @@ def _of_copies(operators: _Operators) -> Finding | None:
         if not rises.any():
             break
         top = np.where(rises, above, top)
-    of = operators.in_base(np.unique(top[operators.are(_COPIES)]))
-    time = int(operators.dur_ns[of].sum())
+    copies = np.flatnonzero(operators.are(_COPIES))
+    copies = operators.in_base(copies[~_of_numbers(operators.trace, operators.rows[copies])])
+    # What else the operators around them do, such as allocating the result, is not copying.
+    time, of = int(operators.dur_ns[copies].sum()), top[copies]
     whole = operators.base.whole_ns
     severity = _SHARES.severity(share(time, whole))
     if severity is None:
@@ -203,7 +207,7 @@ def _of_copies(operators: _Operators) -> Finding | None:
     outside = parent[of]
     hidden = outside[outside >= 0]
     sentence = (
-        f"{counted(len(of), 'copy', 'copies')} of tensors took {in_words(time, 'ns')} of"
+        f"{counted(len(copies), 'copy', 'copies')} of tensors took {in_words(time, 'ns')} of"
         f" {operators.base.whose} ({share(time, whole):.1f} %), mostly {names[0][0]}"
     )
     if len(hidden):
@@ -215,16 +219,41 @@ def _of_copies(operators: _Operators) -> Finding | None:
     return Finding(
         of_size(severity, time),
         sentence,
-        (operators.longest(of), Evidence(names[0][0], None, names[0][2], "events")),
+        (operators.longest(copies), Evidence(names[0][0], None, names[0][2], "events")),
         "operators.copies",
         numbers={
             "time_ns": time,
             "percent": share(time, whole),
             "whole_ns": whole,
-            "copies": len(of),
+            "copies": len(copies),
         },
-        gain=operators.gain(of, "none of them is necessary"),
+        gain=operators.gain(copies, "none of them is necessary"),
     )
+
+
+def _of_numbers(trace: Trace, rows: Rows) -> Mask:
+    """Whether each copy reads a single number, or repeats its source along a dimension.
+
+    These fill a tensor, such as with a bias, and have nothing to do with its layout or type.
+    """
+    is_number, _ = _source_of(trace, rows, "Input Dims")
+    _, repeats = _source_of(trace, rows, "Input Strides")
+    return is_number | repeats
+
+
+def _source_of(trace: Trace, rows: Rows, key: str) -> tuple[Mask, Mask]:
+    """Whether the second element of an argument is empty, and whether it contains 0."""
+    codes, texts = argument_of(trace, rows, key)
+    found = np.zeros((2, len(texts) + 1), dtype=np.bool_)
+    for code in np.unique(codes[codes >= 0]).tolist():
+        try:
+            written = json.loads(texts[code])
+            source = written[1]
+        except (ValueError, IndexError, KeyError, TypeError, RecursionError):
+            continue
+        if isinstance(source, list):
+            found[:, code] = not source, 0 in source
+    return found[0][codes], found[1][codes]
 
 
 def _of_double(operators: _Operators) -> Finding | None:

@@ -255,10 +255,11 @@ def shared_correlations(trace: Trace) -> int:
     same correlation.
     """
     events, rows = trace.events, device_work(trace).rows
-    calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING))
-    if len(calls) == 0:
-        return 0
     rows = rows[(launch_of(trace, rows) < 0) & (events.correlation[rows] != MISSING)]
+    # Most traces contain all launches, and the search takes long.
+    if len(rows) == 0:
+        return 0
+    calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING))
     return int(np.isin(events.correlation[rows], events.correlation[calls]).sum())
 
 

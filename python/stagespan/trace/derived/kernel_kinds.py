@@ -64,7 +64,8 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             (
                 rf"^{COLLECTIVE}|nccl|rccl|hccl|hcom_|oneccl|mscclpp|nvshmem"
                 r"|cross_device_reduce|(?:one|two|multi)_?shot_all_?reduce|multimem_|all_?reduce_fusion"
-                r"|^record_param_comms|quickreduce|deep_ep::(?!layout::)"
+                r"|^record_param_comms|quickreduce|deep_ep::(?!layout::)|(?<![a-z])k?userbuffers_"
+                r"|(?<![a-z])mscclkernel|(?<![a-z])ep(?:dispatch|combine)"
             ),
         ),
         (TRITON, r"^triton_"),

@@ -31,6 +31,8 @@ _NEEDS_DEVICE = re.compile(
     r"(?:_backward)?$)|^nccl:"
 )
 _CPU = 0
+# Marks of steps that a loop opened, but did not run.
+_FEW_MARKS, _SHORT_MARK_NS = 2, 1_000_000
 
 
 @once
@@ -69,10 +71,17 @@ def steps_without_operators(trace: Trace) -> str | None:
     work = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
     if not marks.any() or work.any() or launches(trace).any() or len(device_work(trace).rows):
         return None
+    record = "stagespan.profile_steps(all_threads=True) records all threads of a process."
+    longest = int(trace.events.dur_ns[marks].max())
+    if np.count_nonzero(marks) > _FEW_MARKS or longest > _SHORT_MARK_NS:
+        return (
+            "The profiler's steps contain no operators: the work ran in other threads or"
+            f" processes, which were not recorded. {record}"
+        )
     return (
-        "The profiler's steps contain no operators: the work ran in other threads or processes,"
-        " which were not recorded. stagespan.profile_steps(all_threads=True) records all threads of"
-        " a process."
+        "The profiler's steps contain no operators. Either the loop ended when this cycle of the"
+        " schedule began: export in on_trace_ready, which is called for complete cycles. Or other"
+        f" threads or processes did the work, and were not recorded: {record}"
     )
 
 

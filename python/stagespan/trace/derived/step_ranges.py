@@ -133,7 +133,7 @@ _SERVER_STEP = re.compile(r"^execute_(?:\d+_)?(?:context|generation)_\d+|^step\[
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 # Annotations of the framework, which are parts of steps.
 FRAMEWORK = re.compile(
-    rf"^{COLLECTIVE}|^## Call Compiled|^Optimizer\.|compile_id="
+    rf"^{COLLECTIVE}|^FSDP::|^## Call Compiled|^Optimizer\.|compile_id="
     r"|^enumerate\(DataLoader\)|\(dynamo_timed\)$|^DistributedDataParallel|^PyTorch Profiler"
 )
 _DIGITS = re.compile(r"\d+")
@@ -196,9 +196,29 @@ def step_ranges(trace: Trace) -> StepRanges | None:
         _of_calls,
     ):
         found = search(trace)
-        if found is not None:
+        if found is not None and not (found.inferred and _within_a_module(trace, found)):
             return found
     return None
+
+
+_MODULE = re.compile(r"^nn\.Module: ")
+
+
+def _within_a_module(trace: Trace, found: StepRanges) -> bool:
+    """Whether all steps are within one call of a module, so that they are parts of it."""
+    events = trace.events
+    rows = np.flatnonzero(trace.rows_of(["python_function"]) & named(trace, _MODULE))
+    begin, end = int(found.begin_ns[0]), int(found.end_ns[-1])
+    if not found.on_host:
+        device = device_work(trace).rows
+        inside = (events.begin_ns[device] >= begin) & (events.begin_ns[device] < end)
+        calls = launch_of(trace, device[inside])
+        calls = calls[calls >= 0]
+        if len(calls) == 0:
+            return False
+        begin, end = int(events.begin_ns[calls].min()), int(events.begin_ns[calls].max())
+    around = (events.begin_ns[rows] <= begin) & (events.end_ns[rows] >= end)
+    return bool(around.any())
 
 
 @once

@@ -108,8 +108,12 @@ def outermost(trace: Trace, rows: Rows) -> Rows:
 
 def named(trace: Trace, pattern: Pattern[str], rows: Rows | None = None) -> Mask:
     """Return which rows, by default all events, have a name that contains the pattern."""
+    with_pattern = names_with(trace, pattern)
+    if not with_pattern.any():
+        # Most patterns occur in no name of a trace.
+        return np.zeros(len(trace.events) if rows is None else len(rows), dtype=np.bool_)
     name = trace.events.name if rows is None else trace.events.name[rows]
-    found: Mask = names_with(trace, pattern)[name]
+    found: Mask = with_pattern[name]
     return found
 
 

@@ -25,8 +25,9 @@ DEEPEST_PATH = 100
 class Tree:
     """The nesting of intervals, by thread.
 
-    If intervals overlap without nesting, the one that began last contains the next. Intervals
-    without a length have no children, but can have a parent.
+    Intervals that overlap without containing each other are siblings: the parent of each is the
+    innermost one that contains it. At a time in several of them, the one that began last counts.
+    Intervals without a length have no children, but can have a parent.
     """
 
     def __init__(self, begin: Numbers, end: Numbers, thread: Numbers) -> None:
@@ -35,6 +36,8 @@ class Tree:
         owner, nested = edges.innermost()
         if not nested:
             owner = edges.innermost_of_crossing()
+        self.crossing = 0
+        """The number of intervals that end after one in which they begin."""
         self._time = edges.time_ns
         self._thread = thread[long][edges.row]
         # The last element is for times outside of all intervals.
@@ -45,8 +48,21 @@ class Tree:
         opens = np.flatnonzero(edges.is_begin)
         before = np.where(opens > 0, owner[opens - 1], -1)
         self.parent[long[edges.row[opens]]] = of[before]
+        if not nested:
+            self._leave_crossed(end)
         short = np.flatnonzero(end <= begin)
         self.parent[short] = self.at(thread[short], begin[short])
+
+    def _leave_crossed(self, end: Numbers) -> None:
+        """Replace each parent that ends earlier by the next one that does not."""
+        above = self.parent.copy()
+        inner = np.flatnonzero(above >= 0)
+        self.crossing = int(np.count_nonzero(end[above[inner]] < end[inner]))
+        while len(inner):
+            inner = inner[end[above[inner]] < end[inner]]
+            above[inner] = self.parent[above[inner]]
+            inner = inner[above[inner] >= 0]
+        self.parent = above
 
     def at(self, thread: Numbers, time_ns: Numbers) -> Rows:
         """Return the index of the innermost interval around each time in a thread, or -1."""

@@ -58,6 +58,9 @@ _NAMES_OF_TORCH = {
 }
 _SHORT_NAMES = {"__nv_bfloat16": "c10::BFloat16", "__half": "c10::Half"}
 
+SPARSE = "sparse"
+"""The type of a tensor without strides: how many elements it stores is not in a trace."""
+
 Value = bool | int | float | str | list["Value"]
 
 
@@ -158,6 +161,8 @@ class Call:
         found = self.arguments[at] if 0 <= at < len(self.arguments) else None
         if not isinstance(found, Tensor):
             raise CostUnknownError(f"argument {at} is not a tensor in the trace")
+        if found.type == SPARSE:
+            raise CostUnknownError(f"the trace does not contain how full argument {at} is")
         if rank is not None and len(found.dims) != rank:
             raise CostUnknownError(f"argument {at} has {len(found.dims)} dimensions, not {rank}")
         return found
@@ -219,11 +224,14 @@ def call_of(
     if sizes is None:
         return None
     names, steps, written = _list(types) or [], _list(strides) or [], _list(values) or []
+    has_strides = any(isinstance(step, list) and step for step in steps)
     inside = _type_in(kernels)
     found: list[Tensor | tuple[Tensor, ...] | None] = []
     for at, size in enumerate(sizes):
         kind = str(names[at]) if at < len(names) else ""
         step = steps[at] if at < len(steps) else None
+        if has_strides and step == [] and isinstance(size, list) and size:
+            kind = SPARSE
         found.append(_argument(size, kind, step, inside, types == ""))
     return Call(name, tuple(found), tuple(map(_value, written)), tuple(kernels))
 

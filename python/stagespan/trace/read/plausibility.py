@@ -38,6 +38,8 @@ _MOST_NS = 10 * 365 * 86_400 * 10**9
 _MOST_PART = 4
 # A time of exactly 0 was probably never set, so a shorter distance is enough.
 _UNSET_NS = 10**9
+# No program pauses for a month: clocks that are not set are off by years.
+_MONTH_NS = 30 * 86_400 * 10**9
 # Clocks of devices, traces in whole microseconds and programmatic dependent launches make
 # neighbours of a stream overlap by some microseconds.
 _NEIGHBOURS_NS = 10_000
@@ -165,13 +167,21 @@ def _leave_out_far_begins(work: _Work) -> None:
         unset = begin == zero
         first, last = int(begin[~unset].min()), int(work.dur_ns[unset].max()) + zero
         is_few = _MOST_PART * np.count_nonzero(unset) <= len(unset)
+        # Even most events are left out if they are far away and the others have more time.
+        if first - last > _FAR_NS:
+            is_few |= int(work.dur_ns[unset].sum()) <= int(work.dur_ns[~unset].sum())
+            instants = trace.instants.begin_ns
+            if is_few and (far := instants < first - _FAR_NS).any():
+                work.near = ~far
+                work.left_out[FAR] += int(far.sum())
         if not is_few or first - last < max(_UNSET_NS, high - first):
             # A device event without a length at the very time 0 has no time at all.
             unset &= work.on_device & (work.dur_ns == 0)
         _leave_out_far(work, unset, first - zero)
         low = first
     if high - low > _FAR_NS:
-        main = _main_group(begin[work.keep], zero)
+        kept = begin[work.keep]
+        main = _most_time(kept, work.dur_ns[work.keep]) or _main_group(kept, zero)
         if main is not None:
             first, last = main
             outside = work.keep & ((begin < first) | (begin > last))
@@ -180,8 +190,9 @@ def _leave_out_far_begins(work: _Work) -> None:
             instants = trace.instants.begin_ns
             far = (instants < first - _FAR_NS) | (instants > last + _FAR_NS)
             if far.any():
-                work.near = ~far
-                work.left_out[FAR] += int(far.sum())
+                near = np.ones(len(far), dtype=np.bool_) if work.near is None else work.near
+                work.left_out[FAR] += int((far & near).sum())
+                work.near = near & ~far
 
 
 def _leave_out_far(work: _Work, which: Mask, away_ns: int) -> None:
@@ -232,6 +243,23 @@ def _main_group(begin: Numbers, zero: int) -> tuple[int, int] | None:
         high = int(ordered[last])
     far = len(ordered) - (last - first + 1)
     return (low, high) if 0 < _MOST_PART * far <= len(ordered) else None
+
+
+def _most_time(begin: Numbers, dur: Numbers) -> tuple[int, int] | None:
+    """Return the first and last begin of the events with the most time, if others are far away.
+
+    None if all events are within a month of their neighbours.
+    """
+    order = np.argsort(begin, kind="stable")
+    ordered = begin[order]
+    firsts = np.concatenate(([0], np.flatnonzero(np.diff(ordered) > _MONTH_NS) + 1))
+    if len(firsts) == 1:
+        return None
+    # A duration that is longer may be as wrong as the times.
+    times = np.add.reduceat(np.clip(dur[order], 0, _FAR_NS).astype(np.float64), firsts)
+    at = int(np.argmax(times))
+    last = int(firsts[at + 1]) if at + 1 < len(firsts) else len(ordered)
+    return int(ordered[firsts[at]]), int(ordered[last - 1])
 
 
 def _find_invalid_durations(work: _Work) -> None:

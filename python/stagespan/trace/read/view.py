@@ -12,6 +12,7 @@ import numpy as np
 
 from stagespan.trace.read.intervals import Mask
 from stagespan.trace.read.joining import joined
+from stagespan.trace.read.merged_ranks import separated
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.plausibility import plausible
 
@@ -38,7 +39,7 @@ class TraceView(Trace):
         """Return a view of `trace` without what cannot be true; a view is returned as it is."""
         if isinstance(trace, TraceView):
             return trace
-        trace = plausible(trace)
+        trace = plausible(separated(trace))
         return cls(**{each.name: getattr(trace, each.name) for each in fields(Trace)})
 
     def with_capture_traces(self, traces: Sequence[Trace]) -> TraceView:

@@ -86,8 +86,8 @@ def test_idle_time_of_stages_that_cross(tmp_path: Path) -> None:
         program.event("gemm", "kernel", at, at + 10, device=0, stream=7)
     found = by_path(stages_of(program.trace(tmp_path)))
     assert {path: stage.idle_self_ns for path, stage in found.items()} == {
-        "a": 490 * US, "a/b": 400 * US, "a/b/c": 690 * US,
-        "d": 40 * US, "d/e": 30 * US, "d/e/f": 20 * US,
+        "a": 490 * US, "b": 400 * US, "c": 690 * US,
+        "d": 40 * US, "d/e": 30 * US, "d/f": 20 * US,
     }  # fmt: skip
 
 

@@ -1,0 +1,59 @@
+"""Tells the devices and launches of ranks apart whose traces were merged into one file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+
+from stagespan.trace.read.groups import pairs
+from stagespan.trace.read.model import MISSING, Trace
+
+# SGLang writes the rank in front of each process: "[TP00-DP00-PP00-EP00] 0".
+_RANK = re.compile(r"^\[([^\]]+)\]\s")
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def separated(trace: Trace) -> Trace:
+    """Return the trace with a number of its own for each device, and each rank's launches.
+
+    A profiler shows a device as one process. If several processes have one device's number, these
+    are devices of different ranks: each rank sees its own as the first. The trace itself is
+    returned if each number has one process.
+    """
+    events = trace.events
+    rows = np.flatnonzero(trace.rows_of(_ON_DEVICE) & (events.device != MISSING))
+    if len(rows) == 0:
+        return trace
+    ranks = {
+        pid: match[1] for pid, name in trace.named_ids.items() if (match := _RANK.match(str(name)))
+    }
+    found, of = pairs(events.device[rows], events.pid[rows])
+    numbers = found[:, 0]
+    if len(np.unique(numbers)) == len(numbers):
+        return trace
+    device = events.device.copy()
+    # Of several with one number, the first rank keeps it.
+    taken = set(numbers.tolist())
+    seen: set[int] = set()
+    chosen = np.empty(len(numbers), dtype=device.dtype)
+    order = sorted(range(len(found)), key=lambda at: (ranks.get(found[at, 1], ""), *found[at]))
+    for at in order:
+        number = int(numbers[at])
+        new = number if number not in seen else min(set(range(len(taken) + 1)) - taken)
+        seen.add(number)
+        taken.add(new)
+        chosen[at] = new
+    device[rows] = chosen[of]
+    events = replace(events, device=device)
+    if ranks:
+        # The launches of ranks have the same numbers too.
+        known = {name: at for at, name in enumerate(sorted(set(ranks.values())))}
+        step = int(events.correlation.max()) + 1
+        correlation = events.correlation.copy()
+        for pid, name in ranks.items():
+            mine = (events.pid == pid) & (correlation != MISSING)
+            correlation[mine] += known[name] * step
+        events = replace(events, correlation=correlation)
+    return replace(trace, events=events)
