@@ -455,22 +455,24 @@ def test_the_workers_of_other_programs_are_counted(
         """,
         ranks="import app, os\nfor _ in range(int(os.environ['RANK']) + 1): app.work()",
         tasks="""
-            import app as work, os, signal
+            import app as work, os, subprocess
             from celery import Celery
             app = Celery("tasks", broker="filesystem://")
             app.conf.broker_transport_options = {
                 "data_folder_in": "queue", "data_folder_out": "queue", "processed_folder": "done",
             }
             @app.task
-            def run(is_last):
+            def run(number):
                 work.work()
-                if is_last: os.kill(os.getppid(), signal.SIGTERM)
+                open(f"ran/{number}", "w").close()
+                if len(os.listdir("ran")) == 8:  # once the result has reached the worker
+                    subprocess.Popen(["sh", "-c", f"sleep 2; kill {os.getppid()}"])
         """,
     )
     if needed == "celery":
-        for name in ("queue", "done"):
+        for name in ("queue", "done", "ran"):
             (tmp_path / name).mkdir()
-        call = "import tasks\nfor left in range(7, -1, -1): tasks.run.delay(not left)"
+        call = "import tasks\nfor number in range(8): tasks.run.delay(number)"
         subprocess.run([sys.executable, "-c", call], cwd=tmp_path, check=True, timeout=300)
     done = run(tmp_path, *stages("work", module="app"), "-m", *program.split())
     assert counts_told(done) == {"work": 8 if needed == "celery" else 3}, done.stderr

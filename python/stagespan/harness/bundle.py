@@ -22,7 +22,8 @@ PREFIX = "_stagespan_replay_"
 _HEAD = '''"""Makes inputs, and runs and measures steps, for scripts profile_*.py in this folder.
 
 Written by stagespan, which it does not need. These are the parts of stagespan.harness.standalone
-that a script uses, without their docstrings, comments and types. The name contains a hash.
+that a script uses, without their docstrings, comments and types, and with tabs as indentation.
+The name contains a hash.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ def replay_module(script: str | None = None, more: tuple[ModuleType, ...] = ()) 
             was_definition = is_definition
             defined |= names
         if lines:
-            sections.append("\n".join([f"# --- {source.title}", *lines]))
+            sections.append("\n".join(lines).strip("\n"))
     body = "\n\n\n".join(sections) + "\n"
     imports = _import_block([source.tree for source in sources], names_used(body))
-    text = f"{_HEAD}{imports}\n{body}"
+    text = f"{_HEAD}{imports}\n\n{body}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     return ReplayModule(PREFIX + digest, text, frozenset(defined))
 
@@ -82,7 +83,6 @@ def replay_module(script: str | None = None, more: tuple[ModuleType, ...] = ()) 
 class _Source(NamedTuple):
     """The source of one module."""
 
-    title: str
     tree: ast.Module
     lines: list[str]
 
@@ -109,7 +109,6 @@ def _sources(more: tuple[ModuleType, ...]) -> list[_Source]:
     imported = {name: sorted(_imported(tree) & trees.keys()) for name, tree in trees.items()}
     return [
         _Source(
-            f"{name.rpartition('.')[2]}.py",
             trees[name],
             texts[name].splitlines(),
         )
@@ -120,7 +119,8 @@ def _sources(more: tuple[ModuleType, ...]) -> list[_Source]:
 def _bare(text: str) -> str:
     """Return source without comments, and without the types of parameters, results and variables.
 
-    The annotations of classes stay, because they define the fields of named tuples.
+    The annotations of classes stay, because they define the fields of named tuples. A tab stands
+    for each four spaces of indentation, which are a sixth of the text.
     """
     lines: list[str | None] = [*text.splitlines()]
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -136,7 +136,26 @@ def _bare(text: str) -> str:
             lines[node.lineno - 1] = _head_of(node)
             body = _first_line(node.body[0])
             lines[node.lineno : body - 1] = [None] * (body - 1 - node.lineno)
-    return "\n".join(line for line in lines if line is not None) + "\n"
+    return _with_tabs("\n".join(line for line in lines if line is not None) + "\n")
+
+
+_INDENT = re.compile(r"^(?: {4})+")
+
+
+def _with_tabs(text: str) -> str:
+    """Return source with tabs as indentation, except within strings of several lines."""
+    in_strings = {
+        number
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if tokenize.tok_name[token.type] in ("STRING", "FSTRING_MIDDLE")
+        for number in range(token.start[0] + 1, token.end[0] + 1)
+    }
+    return "".join(
+        line
+        if number in in_strings
+        else _INDENT.sub(lambda indent: "\t" * (len(indent[0]) // 4), line)
+        for number, line in enumerate(text.splitlines(keepends=True), 1)
+    )
 
 
 def _members(node: ast.AST) -> list[ast.stmt]:
@@ -249,7 +268,9 @@ def _shown(source: _Source, node: ast.stmt, needed: _Needed | None) -> list[str]
             is_text = isinstance(member, ast.Expr) and isinstance(member.value, ast.Constant)
             if is_text and len(definition.body) == 1:
                 dropped.update(range(member.lineno, (member.end_lineno or 0) + 1))
-                passed[member.lineno] = " " * member.col_offset + "pass"
+                passed[member.lineno] = (
+                    f"{source.lines[member.lineno - 1][: member.col_offset]}pass"
+                )
             elif is_text or (
                 isinstance(definition, ast.ClassDef)
                 and needed is not None

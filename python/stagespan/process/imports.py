@@ -76,8 +76,9 @@ class OnFirstUse:
             __getattr__ = _lazy
     """
 
-    _replacing = threading.Lock()
-    """Held while `builtins.__import__` is replaced, so that each thread restores the real one."""
+    _replacing = threading.RLock()
+    """Held while `builtins.__import__` is replaced, so that each thread restores the real one. A
+    signal handler can import another package meanwhile, in the thread that holds it."""
 
     def __init__(self, package: dict[str, Any]) -> None:
         self._package = package

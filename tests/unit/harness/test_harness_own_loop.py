@@ -146,7 +146,7 @@ def test_a_missing_step_is_reported_in_one_sentence(tmp_path: Path, step: Any) -
 
     signature = signature_of("s", latents=LATENTS)
 
-    with pytest.raises(HarnessError, match=r"never called Scheduler\.step"):
+    with pytest.raises(HarnessError, match=r"calls Scheduler\.step nowhere"):
         harness(Pipe().decode, signature, tmp_path, step=step).profile()
     with pytest.raises(HarnessError, match="has no loop, so it has no step"):
         harness(lambda latents: latents, signature, tmp_path, step=step).profile()

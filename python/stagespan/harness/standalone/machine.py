@@ -13,14 +13,14 @@ OTHERS_WORKED = 0.1  # the CPU time of other threads, by the time of the runs, t
 
 def cpu_model() -> str | None:
     """Return the name of the processor from the kernel, or None if it gives none."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                key, _, value = line.partition(":")
-                if key.strip() in ("model name", "Model", "cpu model"):
-                    return value.strip() or None
-    except OSError:
-        pass
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file,
+    ):
+        for line in file:
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model", "cpu model"):
+                return value.strip() or None
     return None
 
 

@@ -171,18 +171,14 @@ class LoopStep:
         except BaseException as error:
             if not done or isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
-        if elsewhere and seen == 0:
-            raise NoLoopError(
-                f"{title_of(self.function)} calls {self.returns.title} in another thread, where no "
-                f"step can run alone: replay the whole call with step 'whole'"
-            )
-        return self._ended(seen, done, begun, first, last, end)
+        return self._ended(seen, done, begun, elsewhere, first, last, end)
 
     def _ended(
         self,
         seen: int,
         done: bool,
         begun: bool,
+        elsewhere: bool,
         first: int | None,
         last: int | None,
         end: Callable[[], None],
@@ -197,11 +193,12 @@ class LoopStep:
                 end()
                 return seen - first + 1
         if seen == 0:
-            if self.returns.guessed_wrong():
+            if not elsewhere and self.returns.guessed_wrong():
                 return 0
+            calls = f"{title_of(self.function)} calls {self.returns.title}"
+            where = "in another thread" if elsewhere else "nowhere"
             raise NoLoopError(
-                f"{title_of(self.function)} never called {self.returns.title}, so it has no step "
-                f"that can run alone: replay the whole call with step 'whole'"
+                f"{calls} {where}, so no step runs alone: replay the whole call with step 'whole'"
             )
         was, self.total = self.total, seen
         if (self.asked in ("middle", "last") and was != seen) or (self.asked is None and seen == 1):
@@ -438,9 +435,7 @@ def is_scheduler(value: Any) -> bool:
     """Whether an object, or a class, has a scheduler's ``step`` and its timesteps."""
     if not callable(_static(value, "step")):
         return False
-    if isinstance(value, torch.nn.Module) or (
-        isinstance(value, type) and issubclass(value, torch.nn.Module)
-    ):
+    if issubclass(value if isinstance(value, type) else type(value), torch.nn.Module):
         return callable(_static(value, "set_timesteps"))
     return any(_static(value, name) is not None for name in ("set_timesteps", "timesteps"))
 

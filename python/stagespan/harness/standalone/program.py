@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import gzip
 import json
@@ -175,29 +176,29 @@ def print_table(path: Path, limit: int = 15) -> None:
 def totals(events: list[Any], own: list[float] | None = None) -> list[tuple[str, float, int]]:
     """Return (name, microseconds, count) for each name, longest first."""
     times = [float(event.get("dur", 0)) for event in events] if own is None else own
-    found: dict[str, tuple[float, int]] = {}
-    for event, took in zip(events, times, strict=True):
-        before, count = found.get(event["name"], (0.0, 0))
-        found[event["name"]] = (before + took, count + 1)
-    rows = [(name, took, count) for name, (took, count) in found.items()]
-    return sorted(rows, key=lambda row: -row[1])
+    counts = collections.Counter(event["name"] for event in events)
+    totals_us = dict.fromkeys(counts, 0.0)
+    for event, took_us in zip(events, times, strict=True):
+        totals_us[event["name"]] += took_us
+    return sorted(
+        ((name, us, counts[name]) for name, us in totals_us.items()), key=lambda row: -row[1]
+    )
 
 
 def own_times(events: list[Any]) -> list[float]:
     """Return each operator's time minus that of the operators inside it, in microseconds."""
-    self_us = [float(event.get("dur", 0)) for event in events]
-    order = sorted(range(len(events)), key=lambda i: (float(events[i]["ts"]), -self_us[i]))
-    whole = list(self_us)
-    around: dict[Any, list[int]] = {}
-    for i in order:
+    own_us = [float(event.get("dur", 0)) for event in events]
+    ranges_us = [(float(event["ts"]), us) for event, us in zip(events, own_us, strict=True)]
+    around: dict[Any, list[tuple[int, float]]] = {}
+    for i in sorted(range(len(events)), key=lambda i: (ranges_us[i][0], -ranges_us[i][1])):
+        start_us, us = ranges_us[i]
         stack = around.setdefault(events[i].get("tid"), [])
-        begin = float(events[i]["ts"])
-        while stack and begin >= float(events[stack[-1]]["ts"]) + whole[stack[-1]]:
+        while stack and start_us >= stack[-1][1]:
             stack.pop()
         if stack:
-            self_us[stack[-1]] -= whole[i]
-        stack.append(i)
-    return self_us
+            own_us[stack[-1][0]] -= us
+        stack.append((i, start_us + us))
+    return own_us
 
 
 def with_compiled_modules(stage: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import statistics
 import sys
 import time
@@ -301,6 +302,13 @@ class Replay:
             end()
         return len(steps)
 
+    def _run_next(
+        self, runs: list[Run], iterations: int | None, progress: Callable[[int], None]
+    ) -> None:
+        step = self.prepare()
+        runs.append(self.run(step, self._prepare_before() if iterations is None else None))
+        progress(len(runs))
+
     def warm_up(
         self, iterations: int | None = None, progress: Callable[[int], None] = lambda done: None
     ) -> list[Run]:
@@ -316,10 +324,7 @@ class Replay:
             late = len(runs) >= MOST_WARM_UP or time.perf_counter() > deadline
             if iterations is None and len(runs) > 1 and late:
                 break
-            step = self.prepare()
-            before = self._prepare_before() if iterations is None else None
-            runs.append(self.run(step, before))
-            progress(len(runs))
+            self._run_next(runs, iterations, progress)
         return runs
 
     def measure(
@@ -333,10 +338,7 @@ class Replay:
         began = time.perf_counter()
         before_mhz = clock_mhz(self.device)
         while not _enough(runs, iterations, time.perf_counter() - began):
-            step = self.prepare()
-            before = self._prepare_before() if iterations is None else None
-            runs.append(self.run(step, before))
-            progress(len(runs))
+            self._run_next(runs, iterations, progress)
         self.clocks_mhz = [before_mhz, clock_mhz(self.device)]
         return runs
 
@@ -389,10 +391,9 @@ def clock_mhz(device: str) -> int | None:
     read = getattr(getattr(torch, kind, None), "clock_rate", None)
     if kind == "cpu" or read is None:
         return None
-    try:
+    with contextlib.suppress(Exception):  # the library that reads the clock is missing or fails
         return int(read(torch.device(device)))
-    except Exception:  # the library that reads the clock is missing or fails
-        return None
+    return None
 
 
 def is_settled(runs: Sequence[Run]) -> bool:
@@ -426,17 +427,20 @@ def step_of(step: Any, runs: Sequence[Run] = ()) -> dict[str, Any] | None:
 
 def bytes_in(value: Any) -> int:
     """Return the bytes of the elements of all tensors that `state_of` examines in a value."""
-    seen: dict[int, Any] = {}
-    state_of(value, seen)
-    tensors = [each for each in seen.values() if isinstance(each, torch.Tensor)]
-    return int(sum(each.numel() * each.element_size() for each in tensors))
+    tensors = [part for part in parts_within(value) if isinstance(part, torch.Tensor)]
+    return int(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
 
 def changeable(value: Any) -> set[int]:
     """Return the identities of what a run could modify in a value: tensors, containers, objects."""
+    return {id(part) for part in parts_within(value) if is_changeable(part)}
+
+
+def parts_within(value: Any) -> list[Any]:
+    """Return the objects that `state_of` examines in a value."""
     seen: dict[int, Any] = {}
     state_of(value, seen)
-    return {key for key, each in seen.items() if is_changeable(each)}
+    return list(seen.values())
 
 
 def is_changeable(value: Any) -> bool:
