@@ -65,10 +65,11 @@ def analyze(trace: Trace) -> Steps | Unavailable:
     window = window_of(trace)
     if ranges is None or window is None:
         return Unavailable(
-            "Steps are unknown: none are marked, and nothing repeats. Call profiler.step() after"
-            " each step, or annotate each step with the same name.",
+            "Steps are unknown: none are marked, and nothing repeats. Give the profiler a schedule,"
+            " without which it marks no steps, and call profiler.step() after each step, or"
+            " annotate each step with the same name.",
             "no_steps",
-            needs=("steps", "call profiler.step()"),
+            needs=("steps", "give the profiler a schedule=..., and call its step()"),
         )
     times = step_times(trace, ranges)
     origin = window[0]
