@@ -23,7 +23,7 @@ def markdown(page: Page) -> str:
     if (together := page.together()) is not None:
         lines += [escaped(together), ""]
     for name, tables in page.tables.items():
-        if tables and len(page.tables) > 1:
+        if tables and heading(name) != page.words.page:
             lines += [f"## {heading(name)}", ""]
         for table in tables:
             lines += [*titled_table(table), ""]

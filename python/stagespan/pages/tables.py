@@ -139,18 +139,6 @@ def fitted_table(columns: Sequence[Column], width: int | None) -> Table:
     return table
 
 
-def print_table(columns: Sequence[Column]) -> None:
-    """Print a table on standard output, at most as wide as the terminal or ``COLUMNS``."""
-    from rich.console import Console
-
-    from stagespan.pages.console import set_width, trimmed
-
-    console = Console()
-    set_width(console, 10_000)  # a pipe has no width, so print one line per row
-    with trimmed(console):
-        console.print(fitted_table(columns, console.width), highlight=False)
-
-
 def plain_table(columns: Sequence[Column], width: int | None = None) -> str:
     """Return a table as lines of text, at most ``width`` wide if leaving out and cutting helps."""
     fitted = _fitted(columns, width, 2, len)

@@ -93,7 +93,7 @@ function columnStyles({ columns, rows }) {
 
 function columnStyle(unit, cells, [size, name]) {
   const figures = cells.filter((cell) => typeof cell === "number");
-  const texts = cells.some((cell) => typeof cell === "string");
+  const texts = cells.some((cell) => typeof cell === "string" && cell !== "");
   const figure = !texts && (!["", "state", "words"].includes(unit) || figures.length > 0);
   if (!["", "ns", "%", "bytes", "rounded ns", "state", "words"].includes(unit)) {
     const plain = (v) => (typeof v === "number" ? inWords(v, "") : inWords(v, unit));
