@@ -24,12 +24,14 @@ def separated(trace: Trace) -> Trace:
     """
     events = trace.events
     rows = np.flatnonzero(trace.rows_of(_ON_DEVICE) & (events.device != MISSING))
-    if len(rows) == 0:
+    pid, number = events.pid[rows], events.device[rows]
+    # One device, or processes with the numbers of their devices, as torch writes them.
+    if len(rows) == 0 or (pid == pid[0]).all() or (pid == number).all():
         return trace
     ranks = {
         pid: match[1] for pid, name in trace.named_ids.items() if (match := _RANK.match(str(name)))
     }
-    found, of = pairs(events.device[rows], events.pid[rows])
+    found, of = pairs(number, pid)
     numbers = found[:, 0]
     if len(np.unique(numbers)) == len(numbers):
         return trace
@@ -40,9 +42,9 @@ def separated(trace: Trace) -> Trace:
     chosen = np.empty(len(numbers), dtype=device.dtype)
     order = sorted(range(len(found)), key=lambda at: (ranks.get(found[at, 1], ""), *found[at]))
     for at in order:
-        number = int(numbers[at])
-        new = number if number not in seen else min(set(range(len(taken) + 1)) - taken)
-        seen.add(number)
+        old = int(numbers[at])
+        new = old if old not in seen else min(set(range(len(taken) + 1)) - taken)
+        seen.add(old)
         taken.add(new)
         chosen[at] = new
     device[rows] = chosen[of]
@@ -52,8 +54,8 @@ def separated(trace: Trace) -> Trace:
         known = {name: at for at, name in enumerate(sorted(set(ranks.values())))}
         step = int(events.correlation.max()) + 1
         correlation = events.correlation.copy()
-        for pid, name in ranks.items():
-            mine = (events.pid == pid) & (correlation != MISSING)
+        for process, name in ranks.items():
+            mine = (events.pid == process) & (correlation != MISSING)
             correlation[mine] += known[name] * step
         events = replace(events, correlation=correlation)
     return replace(trace, events=events)
