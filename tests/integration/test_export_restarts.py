@@ -134,7 +134,11 @@ def test_names_with_any_character_are_counted_on(
     first = totals()
     assert totals() == first
     end(process)
-    assert totals() == first
+    last = totals()
+    # THEN only the end of the process is new
+    ends = first["amounts"].pop("ended"), last["amounts"].pop("ended")
+    assert [sum(of[""] for of in by_how.values()) for by_how in ends] == [0, 1]
+    assert last == first
     assert caplog.messages == []
     assert len(first["durations"]["stage"]) == len(characters)
     assert len(first["durations"]["handoff"]) == len(characters)
