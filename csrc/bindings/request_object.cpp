@@ -850,7 +850,8 @@ int set_pipeline_of(PyObject* object, PyObject* name, void*) {
 // _serve_http(route): it serves a call; the route is its template, or None if it is not known.
 PyObject* request_serve_http(PyObject* object, PyObject* route) {
   RequestObject& self = *self_of(object);
-  self.traits = kTraitHttp | (route != Py_None ? kTraitRoute : 0);
+  self.traits = kTraitHttp;
+  if (route != Py_None) self.traits |= kTraitRoute;
   if (SegmentEntry* const entry = entry_of(self.number, self.shown)) entry->traits.store(self.traits, relaxed);
   if (route != Py_None && set_pipeline_of(object, route, nullptr) != 0) return nullptr;
   Py_RETURN_NONE;
