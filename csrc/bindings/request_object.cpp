@@ -187,6 +187,7 @@ bool begin_root(RequestObject& self) noexcept {
   }
   self.shown = write_entry(self, start);
   self.begin_ticks = self.since_ticks = self.request_ticks = start.begin_ticks;
+  self.request_monotonic_ns = 0;
   self.is_root = true;
   return self.shown != 0;
 }
@@ -261,6 +262,7 @@ bool write_received(RequestObject& self, const SentHop* sent, const Arrival& arr
     start.sent_ticks = arrival.ticks - static_cast<std::uint64_t>(rounded(ns / recorder.ns_per_tick()));
   }
   self.request_ticks = request_ticks_of(self, sent, start, arrival);
+  self.request_monotonic_ns = 0;
   start.request_ticks = self.request_ticks;
   const std::uint32_t shown = write_entry(self, start);
   if (shown == 0) return false;
@@ -648,6 +650,19 @@ bool set_text(PyObject* carrier, Key key, const char* text, std::size_t size_byt
   return set_text(carrier, key, made.get());
 }
 
+/// Makes the `tracestate` that it writes, unless it has that of its segment. False with an exception set if that fails.
+bool make_state(RequestObject& self) noexcept {
+  if (self.state != nullptr && self.state_segment == self.segment) return true;
+  char text[kMostWrittenBytes];
+  const std::string_view others = view_of(self.texts[kTraceState], kMostStateBytes);
+  const std::size_t size_bytes = write_tracestate(self.segment, others, text);
+  const Ref made(PyUnicode_DecodeASCII(text, static_cast<Py_ssize_t>(size_bytes), nullptr));
+  if (!made) return false;
+  keep(self.state, made.get());
+  self.state_segment = self.segment;
+  return true;
+}
+
 bool write_carrier(RequestObject& self, PyObject* carrier, const InjectArguments& arguments) noexcept {
   const Utf8 id(self.id);
   const Utf8 queue(arguments.queue != Py_None ? arguments.queue : nullptr);
@@ -667,15 +682,15 @@ bool write_carrier(RequestObject& self, PyObject* carrier, const InjectArguments
   hop.monotonic_ns = monotonic_ns();
   hop.unix_ns = realtime_ns();
   if (self.request_ticks != 0) {
-    const double ticks = static_cast<double>(ticks_between(self.request_ticks, now_ticks()));
-    hop.age_ns = rounded(ticks * Recorder::get().ns_per_tick());
+    if (self.request_monotonic_ns == 0) {
+      const double ticks = static_cast<double>(ticks_between(self.request_ticks, now_ticks()));
+      self.request_monotonic_ns = hop.monotonic_ns - rounded(ticks * Recorder::get().ns_per_tick());
+    }
+    hop.age_ns = hop.monotonic_ns - self.request_monotonic_ns;
   }
   const std::size_t own_bytes = write_sent_hop(hop, own);
-  char state[kMostWrittenBytes];
-  const std::size_t state_bytes =
-      write_tracestate(self.segment, view_of(self.texts[kTraceState], kMostStateBytes), state);
-  return set_text(carrier, kTraceParent, parent, sizeof(parent)) &&
-         set_text(carrier, kTraceState, state, state_bytes) && set_text(carrier, kOwnKey, own, own_bytes);
+  return set_text(carrier, kTraceParent, parent, sizeof(parent)) && make_state(self) &&
+         set_text(carrier, kTraceState, self.state) && set_text(carrier, kOwnKey, own, own_bytes);
 }
 
 /// Passes on what this process has received, unchanged.
@@ -819,6 +834,7 @@ void request_dealloc(PyObject* object) {
   request_clear(object);
   drop_from(self.entered);
   drop_from(self.outside);
+  drop_from(self.state);
   drop_from(self.id);
   drop_from(self.queue);
   drop_from(self.branch);

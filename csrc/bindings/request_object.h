@@ -24,15 +24,18 @@ struct RequestObject {
   PyObject* metadata;
   PyObject* pipeline;      // the name of its figures; null or None: that of the process's pipeline
   PyObject* texts[kKeys];  // what is passed on while nothing is recorded
+  PyObject* state;         // the `tracestate` that it writes, of the segment `state_segment`; or null
   PyObject* entered;       // what `leave_request` takes; null while it is not open
   PyObject* outside;       // what `leave_context` takes while it is open; null if another tracer is not told of it
   TraceParent parent;      // the trace is 0 before it has one, and the hop if it has no parent
   std::uint64_t segment;
-  std::uint64_t sender;         // the segment in the `tracestate` that has brought it, 0 if there is none
-  std::uint64_t linked;         // the number of the request that it began in
-  std::uint64_t begin_ticks;    // 0 if it is not recorded
-  std::uint64_t since_ticks;    // when it was received, or else begun
-  std::uint64_t request_ticks;  // when the request began, perhaps in another process; 0 if unknown
+  std::uint64_t state_segment;
+  std::uint64_t sender;               // the segment in the `tracestate` that has brought it, 0 if there is none
+  std::uint64_t linked;               // the number of the request that it began in
+  std::uint64_t begin_ticks;          // 0 if it is not recorded
+  std::uint64_t since_ticks;          // when it was received, or else begun
+  std::uint64_t request_ticks;        // when the request began, perhaps in another process; 0 if unknown
+  std::int64_t request_monotonic_ns;  // the same on CLOCK_MONOTONIC; 0 until it is sent
   CountedRequest counted;
   std::uint32_t shown;       // 1 + index of its entry in the recording; 0 without one
   std::uint32_t generation;  // of the process that has entered it

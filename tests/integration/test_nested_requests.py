@@ -18,12 +18,13 @@ from stagespan.recording.timelines import Timeline, timelines
 pytestmark = pytest.mark.usefixtures("fresh")
 
 
-def rows() -> dict[str, Timeline]:
-    found = timelines([recording.open(os.getpid())])
-    for one in found:
+def rows(*ids: str) -> dict[str, Timeline]:
+    """Return the latest request with each id; other tests of this process have others."""
+    found = {one.id: one for one in timelines([recording.open(os.getpid())]) if one.id in ids}
+    for one in found.values():
         assert sum(one.where.values()) == one.total_ns
         assert one.causes == []
-    return {one.id: one for one in found}
+    return found
 
 
 def counted() -> int:
@@ -41,7 +42,7 @@ def test_a_request_inside_of_another_one_is_its_child() -> None:
                 time.sleep(0.002)
     assert inner.trace_id == outer.trace_id
     assert counted() == 1
-    found = rows()
+    found = rows("outer", "inner")
     # THEN all of its time is execution of the outer one, and it has a row of its own
     of_inner = found["inner"]
     assert of_inner.where_sum("queue") >= 2_000_000
@@ -71,7 +72,7 @@ def test_a_request_that_goes_on_after_the_outer_one_counts_up_to_its_end() -> No
         await task
 
     asyncio.run(main())
-    found = rows()
+    found = rows("outer", "inner")
     assert found["inner"].total_ns >= 20_000_000
     assert found["outer"].where_sum("execution") <= found["outer"].total_ns < 20_000_000
 
@@ -90,7 +91,7 @@ def test_a_task_that_outlives_its_request_begins_requests_of_its_own() -> None:
     first, late = asyncio.run(main())
     assert late.trace_id != first.trace_id
     assert counted() == 2
-    segment = rows()["of the batcher"].segments[0].segment
+    segment = rows("of the batcher")["of the batcher"].segments[0].segment
     assert (segment["origin"], segment["parent_segment"]) == ("root", None)
     assert segment["link"] is not None
     assert segment["link"][0] == first.trace_id
@@ -107,7 +108,7 @@ def test_a_new_request_is_always_a_root() -> None:
         made = function()
     assert len({outer.trace_id, inner.trace_id, made.trace_id}) == 3
     assert counted() == 3
-    assert rows()["inner"].segments[0].segment["link"] is None
+    assert rows("inner")["inner"].segments[0].segment["link"] is None
 
 
 def test_one_object_can_be_nested_once_and_a_root_later() -> None:
