@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 if sys.argv[1:] == ["blocked"]:
@@ -288,6 +289,11 @@ def own_recording() -> Any:
 
 use("recording.open")(lambda: own_recording().stats())
 use("recording.Recording")(lambda: own_recording().spans())
+use("load_ipython_extension")(
+    lambda: stagespan.load_ipython_extension(
+        SimpleNamespace(register_magic_function=lambda *_: None)
+    )
+)
 use("recording.recordings")(lambda: importlib.import_module("stagespan.recording").recordings())
 use("recording.job")(lambda: importlib.import_module("stagespan.recording").job(JOB))
 

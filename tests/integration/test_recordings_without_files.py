@@ -76,7 +76,7 @@ def test_the_name_of_the_folder_need_not_be_text(
     assert recording.open(process.pid).stats()["inner"].count == 50
     (found,) = (one for one in recording.recordings() if one.pid == process.pid)
     assert os.path.dirname(found.path) == inside
-    assert f" {process.pid} " in command_here("ps").stdout
+    assert str(process.pid) in command_here("ps").stdout.split()
     for verb in (("ps",), ("recover", str(process.pid))):
         shown = command_here(*verb, "--json")
         assert shown.returncode == 0, shown.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -106,10 +107,11 @@ def counts_in(folder: Path, pattern: str = "timing*.json") -> dict[str, int]:
 
 def counts_told(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
     """Return the runs of each stage in a table without children."""
-    lines = done.stderr.splitlines()
+    lines = [re.sub(r"^\[[^]]*\] ", "", line) for line in done.stderr.splitlines()]
     (head,) = (number for number, line in enumerate(lines) if "runs" in line.split())
-    rows = (line.split() for line in lines[head + 2 :] if line.startswith(" "))
-    return {row[0]: int(row[4].replace(",", "")) for row in rows}
+    end = lines[head].index(" runs") + len(" runs")  # figures stand below the end of the heading
+    rows = (re.match(r" *(\S+) .* ([\d,]+)$", line[:end]) for line in lines[head + 1 :])
+    return {row[1]: int(row[2].replace(",", "")) for row in rows if row}
 
 
 def stages(*names: str, module: str = "work") -> list[str]:
