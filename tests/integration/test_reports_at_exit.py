@@ -69,9 +69,6 @@ def test_debug_mode_writes_the_report_and_the_signatures(tmp_path: Path) -> None
     ]
 
 
-@pytest.mark.xfail(
-    strict=False, reason="open: fails since the outputs of requests and reports changed"
-)
 def test_debug_mode_imports_nothing_for_profiles(tmp_path: Path) -> None:
     # GIVEN a program that looks at the end, after the reports were written, what was imported
     code = """

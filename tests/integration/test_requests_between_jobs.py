@@ -138,9 +138,6 @@ def test_all_commands_read_only_the_folder_that_is_set(
     assert of(exported, "stagespan_process_up", service="elsewhere") is None
 
 
-@pytest.mark.xfail(
-    strict=False, reason="open: fails since the outputs of requests and reports changed"
-)
 def test_the_list_says_how_many_open_requests_it_does_not_show(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +145,7 @@ def test_the_list_says_how_many_open_requests_it_does_not_show(
     process = started(
         """
         import stagespan
-        requests = [stagespan.request(f"r{n}") for n in range(150)]
+        requests = [stagespan.request(f"r{n}", new=True) for n in range(150)]
         for one in requests:
             one.__enter__()
         print("ready", flush=True)

@@ -9,7 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan.pages.result import Block, Finding, Line, Result, Table, Unavailable, in_notebook
-from stagespan.pages.timeline import TimelineRow
+
+if TYPE_CHECKING:
+    from stagespan.pages.timeline import TimelineRow
 
 _NOTEBOOK_FINDINGS = 3
 

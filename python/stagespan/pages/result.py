@@ -14,18 +14,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from operator import attrgetter
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
 from stagespan.errors import StagespanError
 from stagespan.pages import kernel_names as names
 from stagespan.pages.amounts import duration, in_words
 from stagespan.pages.escaping import one_line
 from stagespan.pages.figures import Figures, Internal, Ns, in_us
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Severity = Literal["high", "medium", "low", "better"]
 """How much time can be saved: most of it, a good part, or little; "better" if time was saved."""
@@ -234,6 +236,8 @@ def together_ns(gains: Iterable[Gain]) -> int:
             times.append(gain.spared.time_ns)
     if not rows:
         return idle
+    import numpy as np  # not by a report at the end of a program
+
     row, time = np.concatenate(rows), np.concatenate(times)
     order = np.lexsort((-time, row))
     _, first = np.unique(row[order], return_index=True)
