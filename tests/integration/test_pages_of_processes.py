@@ -255,9 +255,6 @@ def test_pages_fit_into_a_terminal(
     assert words[0] == words[1]
 
 
-@pytest.mark.xfail(
-    strict=False, reason="open: fails since the outputs of requests and reports changed"
-)
 def test_a_list_that_is_too_wide_leaves_out_columns_before_it_cuts_names(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

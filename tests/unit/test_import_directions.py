@@ -130,9 +130,6 @@ def test_folders_of_trace_import_only_from_lower_ones() -> None:
     assert wrong == []
 
 
-@pytest.mark.xfail(
-    strict=False, reason="open: fails since the outputs of requests and reports changed"
-)
 @needs_sources
 def test_no_modules_import_each_other_in_a_cycle() -> None:
     paths = {module_of(path): path for path in PACKAGE.rglob("*.py")}

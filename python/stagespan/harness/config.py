@@ -11,6 +11,7 @@ from typing import Any
 
 from stagespan.errors import HarnessError
 from stagespan.process.files import safe_name
+from stagespan.process.imports import load
 
 LARGEST_TRACE = 10 * 1000 * 1000
 """Size of the trace of one step, in bytes, above which a warning is logged."""
@@ -231,9 +232,7 @@ class HarnessResult(Mapping[str, Any]):
 
     def _repr_html_(self) -> str:
         """Return the result for a notebook."""
-        from stagespan.harness.result_page import Replay
-
-        return Replay(self)._repr_html_()
+        return str(load("stagespan.harness.result_page").Replay(self)._repr_html_())
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:

@@ -52,7 +52,9 @@ _HEADINGS = 13, 8
 _LEAST_TEXT, _FEWEST_COLUMNS = 8, 2
 # The same for pages that are printed whole, on which figures yield before names.
 _WHOLE_NAME = 40
-# Longer words, such as paths, are cut.
+# The least width of a line of text.
+_LEAST_LINE = 20
+# Longer words in tables, such as paths, are cut.
 _LONGEST_WORD = 20
 # The width of the columns of `Changes` after the name, and the least width of the name.
 _CHANGE_FIGURES, _LEAST_NAME = 47, 20
@@ -129,7 +131,7 @@ def _print_whole(
         if isinstance(block, Table):
             print_block(text_table(block, console.width, _WHOLE_NAME), console)
         elif isinstance(block, Line):
-            print_block(_indented(block), console)
+            _print_line(block, console)
         else:
             for drawn in laid_out([block], console):
                 print_block(drawn, console)
@@ -139,14 +141,21 @@ def _print_whole(
         print_block(drawn, console)
 
 
-def _indented(line: Line) -> RenderableType:
-    """Return a line whose further lines on a narrow screen have the indentation of the first."""
-    from rich.padding import Padding
+def _print_line(line: Line, console: Console) -> None:
+    """Print a line, on a narrow screen as several ones with the indentation of the first.
+
+    Words are not cut: one can be the path in a command that is to be typed.
+    """
+    from rich.text import Text
 
     text = line.text.lstrip(" ")
-    drawn = text_block(text, _STYLES[line.style])
-    indent = len(line.text) - len(text)
-    return Padding(drawn, (0, 0, 0, indent), expand=False) if indent else drawn
+    indent = " " * (len(line.text) - len(text))
+    glued = _AMOUNT.sub(_GLUE, one_line(text))
+    width = max(console.width - len(indent), _LEAST_LINE)
+    parts = textwrap.wrap(glued, width, break_long_words=False, break_on_hyphens=False)
+    for part in parts or [""]:
+        shown = encodable(f"{indent}{part}".replace(_GLUE, " "), console.encoding)
+        console.print(Text(shown, _STYLES[line.style]), highlight=False, soft_wrap=True)
 
 
 def print_result(result: Result, console: Console | None = None) -> None:
@@ -335,6 +344,8 @@ def text_table(table: Table, width: int, least_text: int = _LEAST_TEXT) -> Rende
         if all(cell[:1] in _FIRST_OF_FIGURE for cell in cells_of):
             column.justify = "right"
     states = [unit == "state" for _, unit in table.columns[:kept]]
+    name_width = width - width_of(kept) + max(*map(len, heads[0].split("\n")), cells[0])
+    rows = [[_with_fewer_guides(row[0], name_width), *row[1:]] for row in rows]
     for row in rows:
         grid.add_row(
             *(
@@ -343,6 +354,13 @@ def text_table(table: Table, width: int, least_text: int = _LEAST_TEXT) -> Rende
             )
         )
     return grid
+
+
+def _with_fewer_guides(name: str, width: int) -> str:
+    """Return a name in a tree with as many of the guides before it as there is space for."""
+    while len(name) > width and name.startswith(("│  ", "   ")):
+        name = name[len("│  ") :]
+    return name
 
 
 def _longest_word(text: str) -> int:

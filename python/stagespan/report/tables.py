@@ -89,10 +89,11 @@ class Timing(Result):
             (_of(lambda stage: int(number(stage.get("errors")) or 0)), "errors", ""),
             (_of(_time("device_elapsed_ms")), "device", "ns"),
             (_of(_device_runs), "device runs", ""),
-            *((_of(_time(f"{name}_ms")), name, "ns") for name in ("mean", "p99")),
+            # A narrow screen leaves out the last columns.
             *((_of(_rates), "work", ""), (_of(_peak), "peak", "MB")),
-            *((_of(_time(f"{name}_ms")), name, "ns") for name in ("suspended", "max")),
+            *((_of(_time(f"{name}_ms")), name, "ns") for name in ("mean", "p99", "suspended")),
             *((_of(_time(f"device_{name}_ms")), name, "ns") for name in ("queue", "tail")),
+            (_of(_time("max_ms")), "max", "ns"),
         ).filled()
 
     def page(self) -> ResultPage:

@@ -672,7 +672,7 @@ def test_the_module_has_only_what_its_script_needs(stages: Any, tmp_path: Path, 
     # THEN nothing in it is unused
     used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
     assert defined <= used | set(re.findall(r"\w+", script.read_text()))
-    assert len(text.encode()) <= 60 * 1024
+    assert len(text.encode()) <= 60_000
 
 
 @pytest.mark.parametrize("kind", ["loop", "generate"])
