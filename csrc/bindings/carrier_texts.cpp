@@ -174,7 +174,7 @@ std::string_view view_of(PyObject* text, std::size_t most_bytes) noexcept {
   return {found, static_cast<std::size_t>(size_bytes)};
 }
 
-Ref kept_state(PyObject* text, std::uint64_t& segment) noexcept {
+Ref kept_state(PyObject* text, bool is_trusted, std::uint64_t& segment) noexcept {
   // A lone surrogate becomes bytes that no member can have.
   const Ref encoded(PyUnicode_IS_ASCII(text) ? nullptr : PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass"));
   if (!encoded && PyErr_Occurred() != nullptr) return Ref();
@@ -182,8 +182,8 @@ Ref kept_state(PyObject* text, std::uint64_t& segment) noexcept {
                                                            static_cast<std::size_t>(PyBytes_GET_SIZE(encoded.get())))
                                         : std::string_view(static_cast<const char*>(PyUnicode_DATA(text)),
                                                            static_cast<std::size_t>(PyUnicode_GET_LENGTH(text)));
-  char buffer[kMostStateBytes];
-  const TraceState state = read_tracestate(view, buffer);
+  char buffer[kMostWrittenBytes];
+  const TraceState state = read_tracestate(view, is_trusted, buffer);
   segment = state.segment;
   if (state.dropped != 0) Recorder::get().lose(kLostTraceState, state.dropped);
   return Ref(state.text.data() == view.data()

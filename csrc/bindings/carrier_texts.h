@@ -22,8 +22,8 @@ bool take_texts(PyObject* carrier, Texts& to);
 std::string_view view_of(PyObject* text, std::size_t most_bytes) noexcept;
 
 /// The members of a `tracestate` that can be passed on, as a text that may be empty; the others are counted as lost.
-/// Empty with an exception set if that fails. `segment` is what our own member says, or 0.
-Ref kept_state(PyObject* text, std::uint64_t& segment) noexcept;
+/// Empty with an exception set if that fails. `segment` is what our own member says, or 0 if it is not believed.
+Ref kept_state(PyObject* text, bool is_trusted, std::uint64_t& segment) noexcept;
 
 /// A name of a queue as an object that is the same each time, so that its stages are found by its address. Empty with
 /// an exception set if it is not UTF-8.

@@ -544,9 +544,9 @@ PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t co
     keep(self.texts[kTraceParent], texts[kTraceParent].get());
     if (texts[kTraceState]) {
       std::uint64_t sender = 0;
-      const Ref state = kept_state(texts[kTraceState].get(), sender);
+      const Ref state = kept_state(texts[kTraceState].get(), is_trusted != 0, sender);
       if (!state) return nullptr;
-      if (is_trusted != 0 && !is_sent) self.sender = sender;
+      if (!is_sent) self.sender = sender;
       if (PyUnicode_GET_LENGTH(state.get()) != 0) keep(self.texts[kTraceState], state.get());
     }
     const std::string_view own = view_of(texts[kOwnKey].get(), kMostCarrierBytes);
@@ -654,7 +654,7 @@ bool set_text(PyObject* carrier, Key key, const char* text, std::size_t size_byt
 bool make_state(RequestObject& self) noexcept {
   if (self.state != nullptr && self.state_segment == self.segment) return true;
   char text[kMostWrittenBytes];
-  const std::string_view others = view_of(self.texts[kTraceState], kMostStateBytes);
+  const std::string_view others = view_of(self.texts[kTraceState], kMostWrittenBytes);
   const std::size_t size_bytes = write_tracestate(self.segment, others, text);
   const Ref made(PyUnicode_DecodeASCII(text, static_cast<Py_ssize_t>(size_bytes), nullptr));
   if (!made) return false;

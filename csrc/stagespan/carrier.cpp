@@ -178,6 +178,16 @@ bool is_state_member(std::string_view member) noexcept {
          std::all_of(value.begin(), value.end(), is_in_value);
 }
 
+/// Removes a member and one comma beside it from a state in a buffer, if there is one. Returns the bytes removed.
+std::size_t removed(std::string_view member, std::string_view state, char* buffer) noexcept {
+  if (member.empty()) return 0;
+  const auto at = static_cast<std::size_t>(member.data() - state.data());
+  const std::size_t begin = at != 0 ? at - 1 : 0;
+  const std::size_t end = std::min(at + member.size() + (at != 0 ? 0 : 1), state.size());
+  std::memmove(buffer + begin, buffer + end, state.size() - end);
+  return end - begin;
+}
+
 }  // namespace
 
 bool read_traceparent(std::string_view text, TraceParent& to) noexcept {
@@ -235,7 +245,8 @@ std::size_t write_tracestate(std::uint64_t segment, std::string_view others, cha
     const std::size_t end = std::min(others.find(','), others.size());
     const std::string_view member = stripped(others.substr(0, end));
     others.remove_prefix(std::min(end + 1, others.size()));
-    if (member.empty() || static_cast<std::size_t>(at - to) + 1 + member.size() > kMostWrittenBytes) continue;
+    if (member.empty() || member.starts_with(kOwnMember)) continue;
+    if (static_cast<std::size_t>(at - to) + 1 + member.size() > kMostWrittenBytes) continue;
     *at++ = ',';
     std::memcpy(at, member.data(), member.size());
     at += member.size();
@@ -244,37 +255,45 @@ std::size_t write_tracestate(std::uint64_t segment, std::string_view others, cha
   return static_cast<std::size_t>(at - to);
 }
 
-TraceState read_tracestate(std::string_view text, char (&buffer)[kMostStateBytes]) noexcept {
+TraceState read_tracestate(std::string_view text, bool is_trusted, char (&buffer)[kMostWrittenBytes]) noexcept {
   TraceState found;
+  std::string_view own;  // our member, in the buffer
   bool has_own = false;
   std::size_t members = 0, bytes = 0;
   for (std::string_view rest = text; !rest.empty();) {
     const std::size_t end = std::min(rest.find(','), rest.size());
     const std::string_view member = stripped(rest.substr(0, end));
-    const std::size_t more_bytes = member.size() + (members != 0 ? 1 : 0);
-    if (member.starts_with(kOwnMember)) {
+    const bool is_own = member.starts_with(kOwnMember);
+    Fields digits(is_own ? member.substr(kOwnMember.size()) : member);
+    if (is_own && (!is_trusted || has_own || !digits.hexadecimal(16, found.segment) || !digits.is_at_end())) {
       // Only one process can have been the last: of several, none is believed.
-      Fields digits(member.substr(kOwnMember.size()));
-      const bool is_read = !has_own && digits.hexadecimal(16, found.segment) && digits.is_at_end();
-      if (!is_read) found.segment = 0;
+      found.segment = 0;
+      bytes -= removed(own, std::string_view(buffer, bytes), buffer);
+      members -= own.empty() ? 0 : 1;
+      own = {};
       has_own = true;
-    } else if (!member.empty() && !is_state_member(member)) {
+    } else if (!member.empty() && !is_own && !is_state_member(member)) {
       ++found.dropped;
     } else if (!member.empty()) {
-      if (members == kMostStateMembers || bytes + more_bytes > kMostStateBytes) {
+      const std::size_t counted_bytes = bytes + (bytes != 0 ? 1 : 0) + member.size();
+      const std::size_t beside_bytes = is_own ? member.size() + 1 : own.empty() ? 0 : own.size() + 1;
+      if (members == kMostStateMembers || counted_bytes > kMostStateBytes + beside_bytes) {
         // The others are dropped too: members of less weight are on the right.
+        found.segment = own.empty() ? 0 : found.segment;
         found.dropped += 1 + static_cast<std::size_t>(std::count(rest.begin(), rest.end(), ','));
         break;
       }
-      if (members != 0) buffer[bytes++] = ',';
+      if (bytes != 0) buffer[bytes++] = ',';
       std::memcpy(buffer + bytes, member.data(), member.size());
+      if (is_own) own = std::string_view(buffer + bytes, member.size());
+      has_own = has_own || is_own;
       bytes += member.size();
       ++members;
     }
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
-  const bool is_whole = !has_own && found.dropped == 0 && text.size() <= kMostStateBytes;
-  found.text = is_whole && members != 0 ? text : std::string_view(buffer, bytes);
+  const bool is_whole = has_own == !own.empty() && found.dropped == 0 && text.size() <= kMostStateBytes;
+  found.text = is_whole && bytes != 0 ? text : std::string_view(buffer, bytes);
   return found;
 }
 

@@ -51,19 +51,19 @@ bool is_id_of(const SentHop& hop, std::string_view id) noexcept;
 /// Whether a header can contain a text: printable characters of ASCII, at most `kMostCarrierBytes`.
 bool is_header_text(std::string_view text) noexcept;
 
-/// The members of a `tracestate` that are passed on: the well-formed ones from the left, as far as the limits allow,
-/// without our own one, which each of our processes writes anew.
-/// The text is in `text` if that can be passed on as it is, else in `buffer`; it never has other members than were
+/// The members of a `tracestate` that are passed on: the well-formed ones from the left, as far as the limits allow.
+/// Our own one stays in its place, beside the limit of bytes, if it is believed: in a trusted carrier, and the only
+/// one. The text is in `text` if that can be passed on as it is, else in `buffer`; it never has other members than were
 /// checked.
 struct TraceState {
   std::string_view text;
   std::size_t dropped = 0;    // members
-  std::uint64_t segment = 0;  // the segment in our own member, 0 if it has none
+  std::uint64_t segment = 0;  // the segment in our own member, 0 if none is believed
 };
-TraceState read_tracestate(std::string_view text, char (&buffer)[kMostStateBytes]) noexcept;
+TraceState read_tracestate(std::string_view text, bool is_trusted, char (&buffer)[kMostWrittenBytes]) noexcept;
 
-/// Writes our own member, then the others, of which there is one less if they are as many as there may be. Returns the
-/// length.
+/// Writes our own member, then the others of a text, of which there is one less if they are as many as there may be.
+/// Returns the length.
 std::size_t write_tracestate(std::uint64_t segment, std::string_view others, char (&to)[kMostWrittenBytes]) noexcept;
 
 /// Write a text, with the flags that have a meaning; the second one returns its length. Its texts are percent-encoded.

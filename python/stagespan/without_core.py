@@ -236,9 +236,7 @@ class Request:
 
     def _receive(self, carrier: Any, request_id: str, trusted: bool, entry: Any) -> None:
         self._initialise(request_id, None, {})
-        self._texts = _texts_in(
-            carrier, ("traceparent", "tracestate", "stagespan")[: 3 if trusted else 2]
-        )
+        self._texts = _texts_in(carrier, is_trusted=bool(trusted))
 
     def _follow(self, first: Request) -> None:
         self.number, self.id, self.metadata = first.number, first.id, first.metadata
@@ -276,11 +274,13 @@ class Request:
 _PARENT = re.compile(r"[ \t]*[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?[ \t]*")
 _MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{1,256}")
 _OWN = re.compile(r"[!-~]{1,256}")
+_OWN_MEMBER = re.compile(r"stagespan=[0-9a-f]{16}")
 _MOST_MEMBERS, _MOST_CHARACTERS = 32, 512
 
 
-def _texts_in(carrier: Any, names: tuple[str, ...]) -> dict[str, str]:
+def _texts_in(carrier: Any, *, is_trusted: bool) -> dict[str, str]:
     """Return what can be passed on, as the extension does. All else that comes in is ignored."""
+    names = ("traceparent", "tracestate", "stagespan")[: 3 if is_trusted else 2]
     received: dict[str, list[str]] = {}
     for pair in carrier.items() if hasattr(carrier, "items") else carrier or ():
         with contextlib.suppress(AttributeError, TypeError, ValueError):
@@ -295,8 +295,13 @@ def _texts_in(carrier: Any, names: tuple[str, ...]) -> dict[str, str]:
     if len(parent) > 256 or not _PARENT.fullmatch(parent):
         return {}
     members = [text.strip(" \t") for text in ",".join(received.get("tracestate", ())).split(",")]
+    own = [text for text in members if text.startswith("stagespan=")]
+    is_believed = is_trusted and len(own) == 1 and _OWN_MEMBER.fullmatch(own[0]) is not None
+    if not is_believed:
+        members = [text for text in members if text not in own]
     members = [text for text in members if _MEMBER.fullmatch(text)][:_MOST_MEMBERS]
-    while len(state := ",".join(members)) > _MOST_CHARACTERS:
+    most = _MOST_CHARACTERS + (len(own[0]) + 1 if is_believed and own[0] in members else 0)
+    while len(state := ",".join(members)) > most:
         members.pop()
     texts["tracestate"] = state
     if not _OWN.fullmatch(texts.get("stagespan", "")):

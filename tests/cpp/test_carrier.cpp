@@ -167,8 +167,8 @@ void PrintTo(const Kept& kept, std::ostream* to) {
 }
 
 Kept kept(std::string_view text) {
-  char buffer[kMostStateBytes];
-  const TraceState state = read_tracestate(text, buffer);
+  char buffer[kMostWrittenBytes];
+  const TraceState state = read_tracestate(text, true, buffer);
   return {std::string(state.text), state.dropped, state.text.data() == text.data()};
 }
 
@@ -180,20 +180,28 @@ TEST(TraceState, OfWellFormedMembersIsPassedOnAsItIs) {
 }
 
 TEST(TraceState, HasOurSegmentAtTheLeft) {
-  char text[kMostWrittenBytes], buffer[kMostStateBytes];
+  char text[kMostWrittenBytes], buffer[kMostWrittenBytes];
   const auto written = [&](std::string_view others) {
     return std::string(text, write_tracestate(0x0af7651916cd43dd, others, text));
   };
   EXPECT_EQ(written(""), "stagespan=0af7651916cd43dd");
   EXPECT_EQ(written(" a=1, ,b=2"), "stagespan=0af7651916cd43dd,a=1,b=2");
-  const TraceState found = read_tracestate("a=1,stagespan=0af7651916cd43dd,b=2", buffer);
-  EXPECT_EQ(found.segment, 0x0af7651916cd43ddU);
-  EXPECT_EQ(found.text, "a=1,b=2");
-  EXPECT_EQ(found.dropped, 0U);
+  EXPECT_EQ(written("a=1,stagespan=00000000000000ff,b=2"), "stagespan=0af7651916cd43dd,a=1,b=2");
+  // WHEN a trusted state is read THEN our member is in its place; else it is left out
+  constexpr std::string_view kGiven = "a=1,stagespan=0af7651916cd43dd,b=2";
+  for (const bool is_trusted : {true, false}) {
+    const TraceState found = read_tracestate(kGiven, is_trusted, buffer);
+    EXPECT_EQ(found.segment, is_trusted ? 0x0af7651916cd43ddU : 0U);
+    EXPECT_EQ(found.text, is_trusted ? kGiven : "a=1,b=2");
+    EXPECT_EQ(found.dropped, 0U);
+  }
   for (const char* const state :
        {"stagespan=0af7651916cd43d", "stagespan=0af7651916cd43ddx", "stagespan=0AF7651916CD43DD",
-        "stagespan=", "stagespan=0af7651916cd43dd,stagespan=0af7651916cd43dd"})
-    EXPECT_EQ(read_tracestate(state, buffer).segment, 0U) << state;
+        "stagespan=", "stagespan=0af7651916cd43dd,stagespan=0af7651916cd43dd"}) {
+    const TraceState found = read_tracestate(std::string("a=1,") + state + ",b=2", true, buffer);
+    EXPECT_EQ(found.segment, 0U) << state;
+    EXPECT_EQ(found.text, "a=1,b=2") << state;
+  }
   // THEN there are never more members than the specification allows
   std::string most = "m0=1";
   for (std::size_t i = 1; i < kMostStateMembers; ++i) most += ",m" + std::to_string(i) + "=1";

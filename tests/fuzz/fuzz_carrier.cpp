@@ -52,13 +52,17 @@ void try_own_key(std::string_view text) {
   require(3 * found.branch.size() > 16 || found.branch == again.branch, "a branch changes");
 }
 
-void try_tracestate(std::string_view text) {
-  char first[kMostStateBytes], second[kMostStateBytes];
-  const TraceState found = read_tracestate(text, first);
-  require(found.text.size() <= kMostStateBytes, "a state is too long");
+void try_tracestate(std::string_view text, bool is_trusted) {
+  char first[kMostWrittenBytes], second[kMostWrittenBytes];
+  const TraceState found = read_tracestate(text, is_trusted, first);
+  const bool has_own = found.text.find("stagespan=") != std::string_view::npos;
+  require(is_trusted || found.segment == 0, "a segment of an untrusted state is believed");
+  require(found.text.size() <= kMostStateBytes || (has_own && found.text.size() <= kMostWrittenBytes),
+          "a state is too long");
   for (const char c : found.text) require((c >= ' ' && c <= '~') || c == '\t', "a state contains a control");
-  const TraceState again = read_tracestate(found.text, second);
-  require(again.dropped == 0 && again.text == found.text, "a state that was kept changes");
+  const TraceState again = read_tracestate(found.text, is_trusted, second);
+  require(again.dropped == 0 && again.text == found.text && again.segment == found.segment,
+          "a state that was kept changes");
 }
 
 }  // namespace
@@ -85,6 +89,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   try_traceparent(text);
   try_own_key(text);
-  try_tracestate(text);
+  try_tracestate(text, true);
+  try_tracestate(text, false);
   return 0;
 }

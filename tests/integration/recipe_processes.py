@@ -138,7 +138,8 @@ def scheduler() -> None:
         here = "recipe_processes"
         started = [start(here, "schedule", folder)]
         started += [start(here, "work_in_batches", folder, f"worker{i}") for i in range(2)]
-        opened = {id_: stagespan.request(id_).__enter__() for id_ in REQUESTS}
+        # Several are open at once in this context, and none is a child of another.
+        opened = {id_: stagespan.request(id_, new=True).__enter__() for id_ in REQUESTS}
         for id_, request in opened.items():
             carrier = request.inject(queue="tasks")
             tasks.send_json({"id": id_, "prompt": "a cat", "carrier": carrier})

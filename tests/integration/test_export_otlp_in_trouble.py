@@ -353,9 +353,6 @@ def test_other_answers_of_a_collector_are_read(what: str, caplog: pytest.LogCapt
     assert not rejected or "It says: no\\nroom" in caplog.messages[0]
 
 
-@pytest.mark.xfail(
-    strict=False, reason="open: fails since the outputs of requests and reports changed"
-)
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_request_that_cannot_be_sent_is_lost_alone(
     monkeypatch: pytest.MonkeyPatch, protocol: str

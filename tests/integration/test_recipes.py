@@ -28,9 +28,6 @@ def test_recipes_are_short(name: str) -> None:
     assert len([line for line in lines if not line.startswith("import ")]) <= 10
 
 
-@pytest.mark.xfail(
-    strict=False, reason="open: fails since the outputs of requests and reports changed"
-)
 @pytest.mark.parametrize(
     ("name", "needs", "queues", "parts"),
     [

@@ -393,10 +393,13 @@ def test_an_own_key_that_no_header_can_contain_is_not_passed_on() -> None:
 def test_a_carrier_that_is_only_passed_on_is_unchanged() -> None:
     carrier = {
         "traceparent": f"01-{TRACE}-{HOP}-09-more",
-        "tracestate": "a=1,a=2",
+        "tracestate": f"a=1,stagespan={HOP},a=2",
         "stagespan": "?",
     }
     assert extract(carrier).inject() == carrier
+    # EXCEPT that what a client says of our segments is not passed on to those who trust us
+    client = extract(carrier, trusted=False).inject()
+    assert client == {"traceparent": carrier["traceparent"], "tracestate": "a=1,a=2"}
     # AND also while the recorder is off, inside of the request
     stagespan.disable()
     try:
