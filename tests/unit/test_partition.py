@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stagespan.recording.partition import ORDER, Part, partition, pieces
+from stagespan.recording.partition import ORDER, Part, pieces, time_by_owner
 
 _TIMES = st.one_of(
     st.integers(-30, 60), st.integers(-(2**62), 2**62), st.integers(0, 3).map(lambda n: n * 2**60)
@@ -25,7 +25,7 @@ _PARTS = st.builds(
 
 def check(begin: int, length: int, parts: list[Part]) -> None:
     """Assert that the parts sum to the length."""
-    found = partition(begin, begin + length, parts)
+    found = time_by_owner(pieces(begin, begin + length, parts))
 
     assert sum(found.values()) == length
     assert all(ns > 0 for ns in found.values())
@@ -83,7 +83,7 @@ def test_each_nanosecond_belongs_to_the_first_that_is_open(length: int, parts: l
         owner = ("unattributed", "") if kind is None else (kind, min(names))
         expected[owner] = expected.get(owner, 0) + 1
 
-    found = partition(0, length, parts)
+    found = time_by_owner(pieces(0, length, parts))
 
     by_kind = {kind: sum(n for (of, _), n in found.items() if of == kind) for kind, _ in found}
     assert by_kind == {

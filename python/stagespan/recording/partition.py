@@ -24,23 +24,12 @@ class Part(NamedTuple):
     """Of several parts of one kind, the one with the largest reach gets the time."""
 
 
-def partition(begin_ns: int, end_ns: int, parts: Iterable[Part]) -> Counter[tuple[str, str]]:
-    """Return the time from ``begin_ns`` to ``end_ns`` by kind and name, in ns.
+def pieces(begin_ns: int, end_ns: int, parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield what has the time from ``begin_ns`` to ``end_ns``, in order.
 
     Each nanosecond belongs to one part that is open then, or to `UNATTRIBUTED`, whose name is
-    empty. Parts are clipped to the interval. The sum is ``end_ns - begin_ns`` exactly. Parts that
-    end before they begin are ignored.
-    """
-    found: Counter[tuple[str, str]] = Counter()
-    for piece in pieces(begin_ns, end_ns, parts):
-        found[piece.kind, piece.name] += piece.end_ns - piece.begin_ns
-    return found
-
-
-def pieces(begin_ns: int, end_ns: int, parts: Iterable[Part]) -> Iterator[Part]:
-    """Yield what has the time from ``begin_ns`` to ``end_ns``, as `partition` sums it, in order.
-
-    Two neighbours have different kinds or names. The end of each is the start of the next.
+    empty. Parts are clipped to the interval; those that end before they begin are ignored. Two
+    neighbours have different kinds or names. The end of each is the start of the next.
     """
     clipped = []
     for number, (kind, name, part_begin_ns, part_end_ns, reach) in enumerate(parts):
@@ -68,3 +57,14 @@ def pieces(begin_ns: int, end_ns: int, parts: Iterable[Part]) -> Iterator[Part]:
             begun_ns, last = now, owner
     if begun_ns < end_ns:
         yield Part(*last, begun_ns, end_ns)
+
+
+def time_by_owner(in_order: Iterable[Part]) -> Counter[tuple[str, str]]:
+    """Return the time of each kind and name in what `pieces` yields, in ns.
+
+    The sum is the length of the interval exactly.
+    """
+    times_ns: Counter[tuple[str, str]] = Counter()
+    for piece in in_order:
+        times_ns[piece.kind, piece.name] += piece.end_ns - piece.begin_ns
+    return times_ns

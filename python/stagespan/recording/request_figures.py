@@ -11,7 +11,7 @@ from stagespan.live.quantiles import quantile
 from stagespan.pages.figures import Count, RecordedFigures
 from stagespan.recording.reading import began_here
 from stagespan.recording.spans import Span
-from stagespan.recording.timelines import Stretch, Timeline
+from stagespan.recording.timelines import Hop, Stretch, Timeline
 
 if TYPE_CHECKING:
     from stagespan.recording.source import RequestSource
@@ -33,22 +33,6 @@ class SpentFigures(RecordedFigures, frozen=True):
     stage: str
     count: Count
     ns: int
-
-
-class HopFigures(RecordedFigures, frozen=True):
-    """The hand-over of a request from one process to another; see `timelines.Hop`."""
-
-    state: str
-    queue: str | None
-    sender: int | None
-    receiver: int | None
-    hand_off_ns: int | None
-    error_ns: int
-    queue_ns: int | None
-    attempt: int | None
-    branch: str | None
-    is_return: bool
-    is_repeated: bool
 
 
 class SpanFigures(RecordedFigures, frozen=True):
@@ -150,7 +134,7 @@ class RequestFigures(RecordedFigures, frozen=True):
     clipped_ns: int
     discarded_ns: int
     out_and_back_ns: list[int]
-    hops: list[HopFigures]
+    hops: list[Hop]
     segments: list[SegmentFigures]
     """The root first."""
 
@@ -190,7 +174,7 @@ class RequestFigures(RecordedFigures, frozen=True):
             clipped_ns=timeline.clipped_ns,
             discarded_ns=timeline.discarded_ns,
             out_and_back_ns=timeline.out_and_back_ns,
-            hops=[HopFigures(*hop) for hop in timeline.hops],
+            hops=timeline.hops,
             segments=[_segment(stretch, root) for stretch in timeline.segments],
         )
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from stagespan.recording.partition import UNATTRIBUTED, Part, pieces
+from stagespan.pages.figures import RecordedFigures
+from stagespan.recording.partition import UNATTRIBUTED, Part, pieces, time_by_owner
 from stagespan.recording.spans import (
     BATCH,
     Span,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from stagespan.recording.source import RequestSource
 
 
-class Hop(NamedTuple):
+class Hop(RecordedFigures, frozen=True):
     """The hand-over of a request from one process to another. Unknown values are None."""
 
     state: str
@@ -414,18 +415,15 @@ def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
     parts = [part for stretch in segments for part in stretch.parts]
     chunked = [one for one in segments if one.segment["chunks"]]
     segment = root.segment
-    found = list(pieces(begin_ns, end_ns, parts))
-    where: Counter[tuple[str, str]] = Counter()
-    for piece in found:
-        where[piece.kind, piece.name] += piece.end_ns - piece.begin_ns
-    first, last = found[:1], found[1:][-1:]
+    in_order = list(pieces(begin_ns, end_ns, parts))
+    first, last = in_order[:1], in_order[1:][-1:]
     return Timeline(
         id=segment["id"],
         trace_id=segment["trace_id"],
         status=segment["status"],
         begin_ns=begin_ns + root.recording.unix_offset_ns,
         total_ns=end_ns - begin_ns,
-        where=dict(where),
+        where=dict(time_by_owner(in_order)),
         spent=spent,
         hops=hops + missing,
         segments=segments,
