@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stagespan.live.statistics import DEVICE_FIGURES, FIGURES, StageStats, work_text
+from stagespan.live.statistics import DEVICE_FIGURES, StageStats, work_text
 from stagespan.pages.figures import Count, RecordedFigures
 from stagespan.pages.result import Table
 
@@ -37,21 +37,14 @@ class StageRunFigures(DurationFigures, frozen=True):
     def of(cls, stage: StageStats) -> StageRunFigures:
         """Return the figures of a stage."""
         device = {name: getattr(stage, name) for name in DEVICE_FIGURES}
-        figures: dict[str, Any] = {
-            **_durations(stage),
-            "errors": stage.errors,
-            "suspended_ns": stage.suspended_ns,
-            "work": dict(stage.work),
+        return cls.taken(
+            stage,
+            work=dict(stage.work),
             **{
-                name: durations and DurationFigures(**_durations(durations))
+                name: durations and DurationFigures.taken(durations)
                 for name, durations in device.items()
             },
-        }
-        return cls(**figures)
-
-
-def _durations(durations: Any) -> dict[str, Any]:
-    return {name: getattr(durations, name) for name in FIGURES}
+        )
 
 
 def stage_figures(stats: Mapping[str, StageStats]) -> dict[str, StageRunFigures]:

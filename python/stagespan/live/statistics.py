@@ -47,8 +47,6 @@ _FIGURES = {
     "p95_ns": "The 95th percentile of the duration in ns.",
     "p99_ns": "The 99th percentile of the duration in ns.",
 }
-FIGURES = tuple(_FIGURES)
-"""The figures of durations, by name."""
 DEVICE_FIGURES = ("device_elapsed_ns", "device_queue_ns", "device_tail_ns")
 
 if TYPE_CHECKING:
@@ -96,7 +94,7 @@ class StageStats(Durations):
         return self.host.buckets_ns()
 
     def __repr__(self) -> str:
-        names = (*FIGURES, "errors", "suspended_ns", "work", *DEVICE_FIGURES)
+        names = (*_FIGURES, "errors", "suspended_ns", "work", *DEVICE_FIGURES)
         figures = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return f"StageStats(name={self.name!r}, {figures})"
 

@@ -12,7 +12,7 @@ from stagespan.pages.figures import Count, Flat, RecordedFigures
 from stagespan.pages.page import ResultPage, Words
 from stagespan.pages.result import Block, Line, Result, Table
 from stagespan.recording import Recording, finding, jobs, ranks, summary
-from stagespan.recording.ranks import JobFigures, Rank
+from stagespan.recording.ranks import JobFigures, Rank, RankFigures
 from stagespan.recording.reading import RecordedOpenSpan
 from stagespan.recording.summary import IdentityFigures, LoadFigures
 from stagespan.recording.texts import open_requests, waiting
@@ -247,7 +247,7 @@ class JobState(Result):
         return JobFigures(
             self.job,
             ranks.findings(self.ranks),
-            list(map(ranks.rank_figures, self.ranks)),
+            list(map(RankFigures.of, self.ranks)),
             {name: {rank.label: rank.counts.get(name, 0) for rank in self.ranks} for name in names},
             {
                 name: {rank.label: ranks.mean_ns(rank, name) for rank in self.ranks}

@@ -277,6 +277,18 @@ class RankFigures(RecordedFigures, frozen=True):
     """When that stage began, in Unix ns."""
     elapsed_ns: int | None
 
+    @classmethod
+    def of(cls, rank: Rank) -> RankFigures:
+        """Return where a rank is."""
+        position = rank.position
+        return cls.taken(
+            rank.recording,
+            stage=position.stages[-1] if position else None,
+            path=list(position.stages) if position else [],
+            since_ns=position.begin_ns if position else None,
+            elapsed_ns=position.elapsed_ns if position else None,
+        )
+
 
 class JobFigures(RecordedFigures, frozen=True):
     """The ranks or processes of a job."""
@@ -290,22 +302,6 @@ class JobFigures(RecordedFigures, frozen=True):
     load: LoadFigures
     stages: dict[str, StageRunFigures]
     """The statistics of all processes together."""
-
-
-def rank_figures(rank: Rank) -> RankFigures:
-    """Return where a rank is."""
-    recording, position = rank.recording, rank.position
-    return RankFigures(
-        rank=recording.rank,
-        pid=recording.pid,
-        program=recording.program,
-        name=recording.name,
-        state=recording.state,
-        stage=position.stages[-1] if position else None,
-        path=list(position.stages) if position else [],
-        since_ns=position.begin_ns if position else None,
-        elapsed_ns=position.elapsed_ns if position else None,
-    )
 
 
 def mean_ns(rank: Rank, stage: str) -> float | None:

@@ -143,16 +143,9 @@ class RequestFigures(RecordedFigures, frozen=True):
         """Return the figures of one request."""
         root = timeline.segments[0]
         where = sorted(timeline.where.items(), key=lambda item: -item[1])
-        return cls(
+        return cls.taken(
+            timeline,
             request_id=timeline.id,
-            trace_id=timeline.trace_id,
-            status=timeline.status,
-            pipeline=timeline.pipeline,
-            route=timeline.route,
-            fields=timeline.fields,
-            exception=timeline.exception,
-            begin_ns=timeline.begin_ns,
-            total_ns=timeline.total_ns,
             execution_ns=timeline.where_sum("execution"),
             handoff_ns=timeline.where_sum("handoff"),
             queue_ns=timeline.where_sum("queue"),
@@ -164,17 +157,6 @@ class RequestFigures(RecordedFigures, frozen=True):
                 SpentFigures(kind, name, count, ns)
                 for (kind, name), (count, ns) in timeline.spent.items()
             ],
-            complete=timeline.complete,
-            causes=timeline.causes,
-            chunks=timeline.chunks,
-            tokens=timeline.tokens,
-            first_chunk_ns=timeline.first_chunk_ns,
-            part_first_chunk_ns=timeline.part_first_chunk_ns,
-            late_spans=timeline.late_spans,
-            clipped_ns=timeline.clipped_ns,
-            discarded_ns=timeline.discarded_ns,
-            out_and_back_ns=timeline.out_and_back_ns,
-            hops=timeline.hops,
             segments=[_segment(stretch, root) for stretch in timeline.segments],
         )
 
@@ -197,18 +179,12 @@ def _segment(stretch: Stretch, root: Stretch) -> SegmentFigures:
         duration_ns=stretch.end_ns - stretch.begin_ns,
         error_ns=stretch.error_ns,
         spans=[
-            SpanFigures(
-                kind=span.kind,
-                stage=span.stage,
+            SpanFigures.taken(
+                span,
                 at_ns=None if offset_ns is None else span.begin_ns + offset_ns,
                 duration_ns=span.end_ns - span.begin_ns,
-                depth=span.depth,
                 open=span.is_open,
-                size=span.size,
-                work=span.work,
                 median_ns=_median_ns(stretch, span),
-                exception=span.exception,
-                exception_message=span.exception_message,
             )
             for span in sorted(stretch.spans, key=lambda span: (span.begin_ns, span.depth))
         ],
@@ -216,11 +192,9 @@ def _segment(stretch: Stretch, root: Stretch) -> SegmentFigures:
 
 
 def _median_ns(stretch: Stretch, span: Span) -> float | None:
-    stages = stretch.recording.stats(kind=span.kind)
+    stage = stretch.recording.stats(kind=span.kind).get(span.stage)
     # That of one run is its own time.
-    return (
-        stages[span.stage].p50_ns if span.stage in stages and stages[span.stage].count > 1 else None
-    )
+    return stage.p50_ns if stage is not None and stage.count > 1 else None
 
 
 def _open_meanwhile(timeline: Timeline) -> int:

@@ -280,9 +280,13 @@ def _details(timeline: Timeline) -> list[Block]:
         (f"{_KINDS[part.kind][0]} {part.name}".rstrip(), part.ns, share(part.ns, figures.total_ns))
         for part in figures.where
     ]
+    columns = (
+        *(("at", "ns"), ("time", "ns"), ("process and stage", "")),
+        *(("", ""), ("beside others", "")),
+    )
     tables = (
         Table("", (("where the time went", ""), ("time", "ns"), ("share", "%")), where),
-        Table("", (*_SPAN_COLUMNS, ("", ""), ("beside others", "")), spans).filled(),
+        Table("", columns, spans).filled(),
         _hand_offs([timeline]).filled(),
     )
     return [
@@ -290,9 +294,6 @@ def _details(timeline: Timeline) -> list[Block]:
         *(Line(sentence) for sentence in _remarks(figures)),
         *(table for table in tables if table.rows),
     ]
-
-
-_SPAN_COLUMNS = ("at", "ns"), ("time", "ns"), ("process and stage", "")
 
 
 def _has_pipeline(timeline: Timeline) -> bool:

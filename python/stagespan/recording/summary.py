@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from stagespan.live import statistics
 from stagespan.live.span_kinds import OPEN, RUNS
@@ -32,7 +32,7 @@ class IdentityFigures(RecordedFigures, frozen=True):
     pid: int
     program: str
     name: str
-    pid_namespace: int
+    pid_namespace: int | None
     worker: str | None
     worker_of_rank: int | None
     rank: int | None
@@ -50,11 +50,11 @@ class IdentityFigures(RecordedFigures, frozen=True):
 
 def identity(recording: RequestSource) -> IdentityFigures:
     """Return the facts that identify a recording, and how its process ended."""
-    names = IdentityFigures.__struct_fields__
-    facts: dict[str, Any] = {name: getattr(recording, name, None) for name in names}
-    facts["stagespan_version"] = recording.version or None
-    facts["python_version"] = recording.python_version or None
-    return IdentityFigures(**facts)
+    return IdentityFigures.taken(
+        recording,
+        stagespan_version=recording.version or None,
+        python_version=recording.python_version or None,
+    )
 
 
 class Position(NamedTuple):
