@@ -20,10 +20,20 @@ struct Field {
 };
 Field g_fields[kMostFields];  // by the number that the recording uses
 std::uint32_t g_field_count = 0;
-bool g_fields_are_known = false;
-PyObject* g_find_fields = nullptr;  // () -> None, which has called request_record_field for what the environment names
-PyObject* g_redacted = nullptr;     // what replaces the text of a secret
+PyObject* g_read_environment =
+    nullptr;  // () -> None, which calls the functions below for what the environment asks for
+bool g_has_read_environment = false;
+PyObject* g_redacted = nullptr;  // what replaces the text of a secret
 bool g_keeps_messages = false;
+
+/// Before the first request or failure, and not at the import, which it would make slower.
+void read_environment() noexcept {
+  if (g_has_read_environment || g_read_environment == nullptr) return;
+  g_has_read_environment = true;
+  const ErrorAside pending;
+  const Ref done(PyObject_CallNoArgs(g_read_environment));
+  PyErr_Clear();
+}
 
 void set_field_text(RequestFields& to, std::uint32_t i, PyObject* text) noexcept {
   const Utf8 encoded(text);
@@ -35,33 +45,33 @@ void set_field_text(RequestFields& to, std::uint32_t i, PyObject* text) noexcept
 /// Takes a number or a text; other values are left out, and so are numbers that are not finite.
 void set_field(RequestFields& to, std::uint32_t i, PyObject* value) noexcept {
   if (PyUnicode_Check(value) != 0) return set_field_text(to, i, g_fields[i].is_secret ? g_redacted : value);
+  double fraction = 0;
   if (PyIndex_Check(value) != 0) {
     const Ref number(PyNumber_Index(value));
     int overflow = 0;
     const long long whole = number ? PyLong_AsLongLongAndOverflow(number.get(), &overflow) : 0;
-    if (!number || (overflow == 0 && PyErr_Occurred() != nullptr)) return;
+    if (number && overflow != 0) fraction = PyLong_AsDouble(number.get());
+    if (PyErr_Occurred() != nullptr) return;
     if (overflow == 0) {
       to.kinds[i] = kFieldWhole;
       to.numbers[i] = static_cast<std::uint64_t>(whole);
       return;
     }
-    value = number.get();
-    const double fraction = PyLong_AsDouble(value);
-    if (PyErr_Occurred() != nullptr) return;
-    to.kinds[i] = kFieldFraction;
-    to.numbers[i] = std::bit_cast<std::uint64_t>(fraction);
+  } else if (PyFloat_Check(value) != 0) {
+    fraction = PyFloat_AS_DOUBLE(value);
+  } else {
     return;
   }
-  if (PyFloat_Check(value) == 0 || !std::isfinite(PyFloat_AS_DOUBLE(value))) return;
+  if (!std::isfinite(fraction)) return;
   to.kinds[i] = kFieldFraction;
-  to.numbers[i] = std::bit_cast<std::uint64_t>(PyFloat_AS_DOUBLE(value));
+  to.numbers[i] = std::bit_cast<std::uint64_t>(fraction);
 }
 
-// request_set_details(find_fields, redacted)
+// request_set_details(read_environment, redacted)
 PyObject* set_details(PyObject*, PyObject* args) {
-  PyObject *find = nullptr, *redacted = nullptr;
-  if (PyArg_ParseTuple(args, "OU", &find, &redacted) == 0) return nullptr;
-  keep(g_find_fields, find);
+  PyObject *read = nullptr, *redacted = nullptr;
+  if (PyArg_ParseTuple(args, "OU", &read, &redacted) == 0) return nullptr;
+  keep(g_read_environment, read);
   keep(g_redacted, redacted);
   Py_RETURN_NONE;
 }
@@ -103,11 +113,7 @@ Ref name_of_type(PyObject* type) noexcept {
 }  // namespace
 
 void write_recorded_fields(const RequestObject& request) noexcept {
-  if (!g_fields_are_known) {
-    g_fields_are_known = true;
-    const Ref done(g_find_fields != nullptr ? PyObject_CallNoArgs(g_find_fields) : nullptr);
-    PyErr_Clear();
-  }
+  read_environment();
   const std::uint32_t shown = request.owner == nullptr ? request.shown : 0;
   if (g_field_count == 0 || shown == 0 || request.metadata == nullptr || PyDict_Check(request.metadata) == 0 ||
       PyDict_GET_SIZE(request.metadata) == 0)
@@ -126,6 +132,7 @@ void note_failure(std::uint64_t span, std::uint64_t request, PyObject* error) no
   ErrorAside pending;
   if (error == nullptr) error = pending.value();
   if (error == nullptr || error == Py_None) return;
+  read_environment();
   const Ref value(Py_NewRef(error));
   PyObject* const type = PyType_Check(error) != 0 ? error : reinterpret_cast<PyObject*>(Py_TYPE(error));
   const Ref name = name_of_type(type);

@@ -597,9 +597,9 @@ def hooks_raise_later(error: BaseException) -> None:
     """
 
 # Requests
-def request_set_details(find_fields: Callable[[], None], redacted: str, /) -> None:
-    """Set the function that is called before fields are first recorded, and what replaces the texts
-    of secret ones."""
+def request_set_details(read_environment: Callable[[], None], redacted: str, /) -> None:
+    """Set the function that is called before fields or exceptions are first recorded, and what
+    replaces the texts of secret fields."""
 
 def request_record_field(name: str, is_secret: bool, /) -> bool:
     """Record a field of requests from now on. Returns False if there are eight others."""

@@ -299,8 +299,6 @@ def test_types_of_exceptions_have_a_limit_and_messages_are_asked_for(tmp_path: P
         from collections import Counter
         from stagespan import recording
 
-        with stagespan.request("sets up"):
-            pass
         for n in range(300):
             kind = type(f"E{n}", (Exception,), {"__module__": "many"})
             try:

@@ -248,7 +248,7 @@ def record_request_fields(*names: str) -> None:
     """
     redaction = imports.load("stagespan.pages.redaction")
     hides = redaction.hides_secrets()
-    _core.request_set_details(_record_fields_of_environment, redaction.REDACTED)
+    _core.request_set_details(_read_environment, redaction.REDACTED)
     for name in names:
         if not 0 < len(name.encode("utf-8", "backslashreplace")) <= _MOST_NAME_BYTES:
             raise ValueError(f"{name!r} is not the name of a field: pass 1 to 32 bytes.")
@@ -256,7 +256,7 @@ def record_request_fields(*names: str) -> None:
             raise ValueError(f"{name!r} is the ninth field of requests: at most eight are recorded")
 
 
-def _record_fields_of_environment() -> None:
+def _read_environment() -> None:
     if names := settings.get("STAGESPAN_REQUEST_FIELDS"):
         try:
             record_request_fields(*names)
@@ -282,7 +282,7 @@ def _opentelemetry_parent() -> tuple[int, int, int, int] | None:
 
 _core.request_set_functions(_opentelemetry_parent, _find_hash, run.pipeline_name, compiling)
 _core.request_set_finished(finished_requests.append)
-_core.request_set_details(_record_fields_of_environment, "")
+_core.request_set_details(_read_environment, "")
 
 
 _this_process = object()
