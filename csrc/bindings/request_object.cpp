@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "carrier_texts.h"
+#include "carrier_writer.h"
 #include "context_method.h"
 #include "context_variables.h"
 #include "current_request.h"
@@ -66,10 +67,14 @@ PyObject* found_once(PyObject*& place, PyObject* function) noexcept {
 /// The name of the pipeline of a process, borrowed; null with an exception set.
 PyObject* pipeline_of_process() noexcept { return found_once(g_pipeline, g_find_pipeline); }
 
+/// The name of its own pipeline, or else that of the process's, in the same way.
+PyObject* pipeline_of(const RequestObject& self) noexcept {
+  return self.pipeline != nullptr && self.pipeline != Py_None ? self.pipeline : pipeline_of_process();
+}
+
 /// The stage of its pipeline, of kind kRequestOk; kNoStage with an exception set.
 std::uint32_t pipeline_stage(const RequestObject& self) noexcept {
-  const bool has_own = self.pipeline != nullptr && self.pipeline != Py_None;
-  PyObject* const name = has_own ? self.pipeline : pipeline_of_process();
+  PyObject* const name = pipeline_of(self);
   return name != nullptr ? stage_of_kind(name, kRequestOk) : kNoStage;
 }
 
@@ -83,11 +88,6 @@ Ref shown_id(PyObject* id) noexcept {
 /// The stage of its queue, or of another kind with this name.
 std::uint32_t queue_stage(const RequestObject& self, StageKind kind) noexcept {
   return stage_of_kind(self.queue, kind, self.has_foreign_queue ? Chooser::kOtherProcess : Chooser::kThisProcess);
-}
-
-/// The entry of a segment or hop in the recording, null if it has none.
-SegmentEntry* entry_of(std::uint64_t number, std::uint32_t shown) noexcept {
-  return shown != 0 ? Recorder::get().segment(number, shown - 1) : nullptr;
 }
 
 /// The request object of the calling code, or None.
@@ -157,30 +157,29 @@ std::uint32_t write_entry(const RequestObject& self, SegmentFields& start) noexc
 }
 
 /// Makes it a child of the request that is open around it. If that one has ended, as in a task that goes on after it,
-/// it is only linked.
-void join_outer(RequestObject& self) noexcept {
-  self.linked = 0;
+/// it is only linked. Returns the number of that one, or 0.
+std::uint64_t join_outer(RequestObject& self) noexcept {
   if (self.is_nested) self.parent = {};  // it was entered before
   self.is_nested = false;
-  if (self.is_new || has_trace(self)) return;
+  if (self.is_new || has_trace(self)) return 0;
   const Ref current = current_object();
-  if (current.get() == Py_None) return;
+  if (current.get() == Py_None) return 0;
   const RequestObject& outer = *self_of(current.get());
-  if (outer.begin_ticks == 0 || outer.generation != Recorder::get().generation() || !has_trace(outer)) return;
-  self.linked = outer.number;
-  if (outer.entered == nullptr || outer.follows) return;
+  if (outer.begin_ticks == 0 || outer.generation != Recorder::get().generation() || !has_trace(outer)) return 0;
+  if (outer.entered == nullptr || outer.follows) return outer.number;
   self.is_nested = true;
   self.parent = {outer.parent.trace, outer.segment, outer.parent.flags};
+  return outer.number;
 }
 
 bool begin_root(RequestObject& self) noexcept {
   self.status = kStatusOpen;
-  join_outer(self);
+  const std::uint64_t linked = join_outer(self);
   if (!has_trace(self) && !join_trace(self)) return false;
   self.segment = random_number();
   Recorder::get().this_thread();  // makes the recording, which takes a millisecond
   SegmentFields start;
-  start.linked = self.linked;
+  start.linked = linked;
   if (self.is_nested) {
     start.origin = kOriginNested;
     start.parent_segment = self.parent.hop;
@@ -574,132 +573,6 @@ PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t co
 
 // --- inject ---------------------------------------------------------------------------------------------
 
-struct InjectArguments {
-  PyObject* carrier = Py_None;
-  PyObject* queue = Py_None;
-  PyObject* branch = Py_None;
-  PyObject* attempt = nullptr;
-  std::uint32_t attempt_number = 1;
-};
-
-bool is_text_or_none(PyObject* value, const char* name) noexcept {
-  if (value == Py_None || PyUnicode_Check(value) != 0) return true;
-  PyErr_Format(PyExc_TypeError, "%s is %R: pass a text, or None for the default", name, value);
-  return false;
-}
-
-bool is_attempt(InjectArguments& arguments) noexcept {
-  PyObject* const given = arguments.attempt;
-  if (given == nullptr) return true;
-  const Ref number(PyNumber_Index(given));
-  if (!number) {
-    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) return false;
-    PyErr_Clear();
-    PyErr_Format(PyExc_TypeError, "attempt is %R: pass a number from 1 to 65,535", given);
-    return false;
-  }
-  int overflow = 0;
-  const long attempt = PyLong_AsLongAndOverflow(number.get(), &overflow);
-  if (overflow == 0 && attempt >= 1 && attempt <= static_cast<long>(kMostAttempt)) {
-    arguments.attempt_number = static_cast<std::uint32_t>(attempt);
-    return true;
-  }
-  PyErr_Format(PyExc_ValueError, "attempt is %R: pass a number from 1 to 65,535", given);
-  return false;
-}
-
-bool parse_inject(PyObject* const* args, Py_ssize_t count, PyObject* kwnames, InjectArguments& to) noexcept {
-  if (count > 1) {
-    PyErr_Format(PyExc_TypeError, "inject() takes one carrier, but %zd arguments without a name were given", count);
-    return false;
-  }
-  if (count == 1) to.carrier = args[0];
-  for (Py_ssize_t i = 0; kwnames != nullptr && i < PyTuple_GET_SIZE(kwnames); ++i) {
-    PyObject* const name = PyTuple_GET_ITEM(kwnames, i);
-    PyObject* const value = args[count + i];
-    if (PyUnicode_CompareWithASCIIString(name, "queue") == 0) {
-      to.queue = value;
-    } else if (PyUnicode_CompareWithASCIIString(name, "attempt") == 0) {
-      to.attempt = value;
-    } else if (PyUnicode_CompareWithASCIIString(name, "branch") == 0) {
-      to.branch = value;
-    } else if (PyUnicode_CompareWithASCIIString(name, "carrier") == 0 && count == 0) {
-      to.carrier = value;
-    } else {
-      PyErr_Format(PyExc_TypeError, "inject() takes carrier, queue, attempt and branch, not another argument %R", name);
-      return false;
-    }
-  }
-  if (to.carrier != Py_None && PyDict_Check(to.carrier) == 0 && PyObject_HasAttrString(to.carrier, "keys") == 0) {
-    PyErr_Format(PyExc_TypeError, "the carrier is of type '%s': pass a dict that inject() can write to, or None",
-                 Py_TYPE(to.carrier)->tp_name);
-    return false;
-  }
-  return is_text_or_none(to.queue, "queue") && is_text_or_none(to.branch, "branch") && is_attempt(to);
-}
-
-bool set_text(PyObject* carrier, Key key, PyObject* text) noexcept {
-  if (PyDict_CheckExact(carrier)) return PyDict_SetItem(carrier, name_of_key(key), text) == 0;
-  return PyObject_SetItem(carrier, name_of_key(key), text) == 0;
-}
-
-bool set_text(PyObject* carrier, Key key, const char* text, std::size_t size_bytes) noexcept {
-  const Ref made(PyUnicode_New(static_cast<Py_ssize_t>(size_bytes), 127));
-  if (!made) return false;
-  std::memcpy(PyUnicode_1BYTE_DATA(made.get()), text, size_bytes);
-  return set_text(carrier, key, made.get());
-}
-
-/// Makes the `tracestate` that it writes, unless it has that of its segment. False with an exception set if that fails.
-bool make_state(RequestObject& self) noexcept {
-  if (self.state != nullptr && self.state_segment == self.segment) return true;
-  char text[kMostWrittenBytes];
-  const std::string_view others = view_of(self.texts[kTraceState], kMostWrittenBytes);
-  const std::size_t size_bytes = write_tracestate(self.segment, others, text);
-  const Ref made(PyUnicode_DecodeASCII(text, static_cast<Py_ssize_t>(size_bytes), nullptr));
-  if (!made) return false;
-  keep(self.state, made.get());
-  self.state_segment = self.segment;
-  return true;
-}
-
-bool write_carrier(RequestObject& self, PyObject* carrier, const InjectArguments& arguments) noexcept {
-  const Utf8 id(self.id);
-  const Utf8 queue(arguments.queue != Py_None ? arguments.queue : nullptr);
-  const Utf8 branch(arguments.branch != Py_None ? arguments.branch : nullptr);
-  if (!id || PyErr_Occurred() != nullptr) return false;
-  if (SegmentEntry* const entry = entry_of(self.number, self.shown)) entry->hops_sent.fetch_add(1, relaxed);
-  SentHop hop;
-  hop.id = id.view();
-  hop.queue = queue.view();
-  hop.branch = branch.view();
-  hop.attempt = arguments.attempt_number;
-  hop.clock = clock_identity();
-  hop.segment = self.segment;
-  char parent[kTraceParentBytes];
-  char own[kMostCarrierBytes];
-  write_traceparent({self.parent.trace, random_number(), self.parent.flags}, parent);
-  hop.monotonic_ns = monotonic_ns();
-  hop.unix_ns = realtime_ns();
-  if (self.request_ticks != 0) {
-    if (self.request_monotonic_ns == 0) {
-      const double ticks = static_cast<double>(ticks_between(self.request_ticks, now_ticks()));
-      self.request_monotonic_ns = hop.monotonic_ns - rounded(ticks * Recorder::get().ns_per_tick());
-    }
-    hop.age_ns = hop.monotonic_ns - self.request_monotonic_ns;
-  }
-  const std::size_t own_bytes = write_sent_hop(hop, own);
-  return set_text(carrier, kTraceParent, parent, sizeof(parent)) && make_state(self) &&
-         set_text(carrier, kTraceState, self.state) && set_text(carrier, kOwnKey, own, own_bytes);
-}
-
-/// Passes on what this process has received, unchanged.
-bool forward(const RequestObject& self, PyObject* carrier) noexcept {
-  for (std::size_t key = 0; key < kKeys; ++key)
-    if (self.texts[key] != nullptr && !set_text(carrier, static_cast<Key>(key), self.texts[key])) return false;
-  return true;
-}
-
 /// Writes a request, which may be null, to the carrier of the arguments or to a new one, and returns it.
 PyObject* inject(RequestObject* self, const InjectArguments& arguments) noexcept {
   Ref carrier(arguments.carrier != Py_None ? Py_NewRef(arguments.carrier) : PyDict_New());
@@ -707,7 +580,7 @@ PyObject* inject(RequestObject* self, const InjectArguments& arguments) noexcept
   if (self->follows && !show_following(*self)) return nullptr;
   const bool is_recorded = (!self->is_remote || self->is_started) && self->shown != 0 && has_trace(*self);
   const bool is_written = is_recorded && mode_has(kModeEnabled) ? write_carrier(*self, carrier.get(), arguments)
-                                                                : forward(*self, carrier.get());
+                                                                : forward_carrier(*self, carrier.get());
   return is_written ? carrier.release() : nullptr;
 }
 
@@ -762,7 +635,7 @@ PyObject* request_chunk(PyObject* object, PyObject* const* args, Py_ssize_t coun
   if (count + named == 1 && !is_amount(args[0], tokens)) return nullptr;
   SegmentEntry* const entry = entry_of(self.number, self.shown);
   if (entry == nullptr) Py_RETURN_NONE;
-  PyObject* name = self.pipeline != nullptr && self.pipeline != Py_None ? self.pipeline : pipeline_of_process();
+  PyObject* const name = pipeline_of(self);
   if (name == nullptr) return nullptr;
   Recorder& recorder = Recorder::get();
   if (entry->chunks.load(relaxed) == 0)
@@ -813,6 +686,7 @@ int request_traverse(PyObject* object, visitproc visit, void* arg) {
   const RequestObject& self = *self_of(object);
   Py_VISIT(self.metadata);
   Py_VISIT(self.pipeline);
+  Py_VISIT(self.outside);
   Py_VISIT(reinterpret_cast<PyObject*>(self.owner));
   return 0;
 }
@@ -821,6 +695,7 @@ int request_clear(PyObject* object) {
   RequestObject& self = *self_of(object);
   drop_from(self.metadata);
   drop_from(self.pipeline);
+  drop_from(self.outside);
   drop_from(self.owner);
   return 0;
 }
@@ -833,7 +708,6 @@ void request_dealloc(PyObject* object) {
   if (self.hop_shown != 0 && !self.is_started) end_received(self, kStatusUnused);
   request_clear(object);
   drop_from(self.entered);
-  drop_from(self.outside);
   drop_from(self.state);
   drop_from(self.id);
   drop_from(self.queue);

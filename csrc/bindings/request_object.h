@@ -31,7 +31,6 @@ struct RequestObject {
   std::uint64_t segment;
   std::uint64_t state_segment;
   std::uint64_t sender;               // the segment in the `tracestate` that has brought it, 0 if there is none
-  std::uint64_t linked;               // the number of the request that it began in
   std::uint64_t begin_ticks;          // 0 if it is not recorded
   std::uint64_t since_ticks;          // when it was received, or else begun
   std::uint64_t request_ticks;        // when the request began, perhaps in another process; 0 if unknown
@@ -93,6 +92,11 @@ class Utf8 {
 extern PyTypeObject g_request_type;
 
 inline bool is_request(PyObject* object) noexcept { return PyObject_TypeCheck(object, &g_request_type) != 0; }
+
+/// The entry of a segment or hop in the recording, null if it has none.
+inline SegmentEntry* entry_of(std::uint64_t number, std::uint32_t shown) noexcept {
+  return shown != 0 ? Recorder::get().segment(number, shown - 1) : nullptr;
+}
 
 /// Ends the wait of a received request in its queue, without making it current.
 void start_request(RequestObject& self) noexcept;
