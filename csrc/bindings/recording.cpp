@@ -317,12 +317,13 @@ py::dict fields_of(const Recording& recording, std::uint64_t number) {
   if (found == recording.copy.fields.end()) return result;
   const RequestFields& fields = found->second;
   for (std::uint32_t i = 0; i < kMostFields; ++i) {
+    if (fields.kinds[i] == kFieldMissing) continue;
     const py::object name = field_text(recording.header().field_names[i]);
     if (fields.kinds[i] == kFieldWhole)
       result[name] = py::int_(static_cast<std::int64_t>(fields.numbers[i]));
     else if (fields.kinds[i] == kFieldFraction)
       result[name] = py::float_(std::bit_cast<double>(fields.numbers[i]));
-    else if (fields.kinds[i] == kFieldText)
+    else
       result[name] =
           text_of(text_in(reinterpret_cast<const char*>(fields.texts.data()) + i * kFieldTextBytes, kFieldTextBytes));
   }

@@ -154,7 +154,7 @@ void Recorder::prepare_arena() {
   segments_freed_ = header.segment_entries;
   arena_.slot(kSharedSlot).state.store(kSlotLive, relaxed);
   shared_block_locked(kStageOverflow);
-  show_field_names();
+  show_field_names(0);
   prepare_stand_in();
 }
 

@@ -259,7 +259,7 @@ class Recorder {
   std::uint32_t shared_block_locked(std::uint32_t stage) noexcept;
   std::uint32_t take_block_locked() noexcept;
   StatsBlock* request_block_locked(std::uint32_t pipeline, SegmentStatus status, std::uint32_t& stage) noexcept;
-  void show_field_names() noexcept;
+  void show_field_names(std::size_t first) noexcept;
   bool note_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint64_t now) noexcept;
   void count_figure(std::uint32_t stage, std::uint64_t ticks) noexcept;
   void take_back_locked(const CountedRequest& counted) noexcept;

@@ -214,13 +214,14 @@ std::uint32_t Recorder::record_field(std::string_view name) noexcept {
     lose(kLostMemory);
     return kMostFields;
   }
-  show_field_names();
+  show_field_names(number);
   return number;
 }
 
-void Recorder::show_field_names() noexcept {
+// Those from `first` on: another process may be reading the earlier ones.
+void Recorder::show_field_names(std::size_t first) noexcept {
   ArenaHeader& header = arena_.header();
-  for (std::size_t i = 0; i < field_names_.size(); ++i)
+  for (std::size_t i = first; i < field_names_.size(); ++i)
     set_text(header.field_names[i], kFieldNameBytes, field_names_[i]);
   // Release: a reader that sees the count sees the names.
   header.field_count.store(static_cast<std::uint32_t>(field_names_.size()), std::memory_order_release);
