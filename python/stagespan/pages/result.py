@@ -319,7 +319,13 @@ class Table:
         return Table(self.title, columns, rows, self.note)
 
 
-_UNITS_IN_NAMES = {"%": "percent"}
+_UNITS_IN_NAMES = {"%": "percent", "rounded ns": "ns", "state": "", "words": ""}
+STATES: dict[str, Severity] = {
+    **dict.fromkeys(("died", "fails", "slower", "worse", "missing"), "high"),
+    **dict.fromkeys(("note", "not known"), "medium"),
+    **dict.fromkeys(("works", "alive", "faster"), "better"),
+}
+"""The words in columns of states that have the colour of a severity."""
 
 
 def _library(name: str) -> Any:

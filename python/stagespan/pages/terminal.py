@@ -14,6 +14,7 @@ from stagespan.pages.escaping import one_line
 from stagespan.pages.kernel_names import labels
 from stagespan.pages.page import Page, heading
 from stagespan.pages.result import (
+    STATES,
     Bar,
     Block,
     Changes,
@@ -74,13 +75,8 @@ _BAR_COLOURS = {
     "copying": "blue",
     "idle": "red",
 }
-_STATES = {
-    **dict.fromkeys(("died", "fails", "slower", "worse", "missing"), "bold red"),
-    **dict.fromkeys(("note", "not known"), "yellow"),
-    **dict.fromkeys(("works", "alive", "faster"), "green"),
-}
-"""The colours of words in columns of states; others have none."""
 _COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan", "better": "green"}
+_STATES = {word: _COLOURS[severity] for word, severity in STATES.items()}
 
 
 def print_page(page: Page, console: Console | None = None) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from stagespan.pages.html.data import page_data
 from stagespan.pages.page import Page
+from stagespan.pages.result import STATES
 
 _SLOT = re.compile(r"\{\{ (\w+) \}\}")
 
@@ -35,7 +36,7 @@ def filled(shown: dict[str, Any]) -> str:
             " img-src data: blob:; base-uri 'none'; form-action 'none'"
         ),
         "style": _file("page.css"),
-        "data": _json(shown),
+        "data": _json({**shown, "states": STATES}),
         "script": script,
         "title": escape(shown["words"]["page"]),
         "as_text": escape(shown["words"]["as_text"]),

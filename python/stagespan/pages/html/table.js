@@ -4,11 +4,6 @@
 const FIRST_ROWS = 15;
 const SEARCHED_FROM = 9;
 // Matches names of a program, as opposed to words: "idle: the host waited" is words.
-// The colours of words in columns of states.
-const STATES = {
-  died: "high", fails: "high", slower: "high", worse: "high", missing: "high",
-  note: "medium", "not known": "medium", works: "better", alive: "better", faster: "better",
-};
 const NAME = /[_<(=/]|:(?!\s|$)|^\S{25}/;
 
 function element(name, properties, ...children) {
@@ -214,7 +209,8 @@ class DataTable {
       const short = this.table.labels[value] || value;
       const code = element(NAME.test(value) && unit !== "words" ? "code" : "span", { dir: "auto" }, short);
       if (short.length < 25) made.classList.add("short");
-      if (unit === "state" && STATES[value]) code.style.color = `var(--${STATES[value]})`;
+      const state = unit === "state" && DATA.states[value];
+      if (state) code.style.color = `var(--${state})`;
       if (unit !== "words" && (short !== value || value.length > 90)) {
         code.title = "Click to show the full name";
         code.onclick = () => {

@@ -9,7 +9,7 @@ import pytest
 from html_pages import HOSTILE, a_program
 
 from stagespan.errors import StagespanError
-from stagespan.pages.result import Result
+from stagespan.pages.result import Result, Table
 from stagespan.trace.analysis import analyze
 
 _TAGS = {"p", "b", "span", "svg", "rect", "table", "caption", "tr", "th", "td"}
@@ -52,6 +52,18 @@ def test_a_result_becomes_a_data_frame(library: str, tmp_path: Path) -> None:
     assert list(frame["time_ns"]) == [row[1] for row in table.rows]
     with pytest.raises(StagespanError, match="There is no table 'other': the tables are"):
         getattr(kernels, f"to_{library}")("other")
+
+
+def test_columns_of_a_data_frame_have_the_units_of_their_cells() -> None:
+    units = {"time": "ns", "share": "%", "age": "rounded ns", "state": "state", "found": "words"}
+    table = Table("", tuple(units.items()), [(1, 2.0, 3, "alive", "a word")])
+    assert list(table.columns_of_frame()) == [
+        "time_ns",
+        "share_percent",
+        "age_ns",
+        "state",
+        "found",
+    ]
 
 
 def test_names_of_a_trace_are_text(tmp_path: Path) -> None:
