@@ -113,15 +113,14 @@ class Dependence(Figures, frozen=True):
 @once
 def analyze(trace: Trace) -> Communication | Unavailable:
     """Look at the collectives of the steps, or of the trace if it has no steps."""
-    every, computing = work_of(trace)
+    every, computes = work_of(trace)
     base, events = base_window(trace), trace.events
     if base is not None:
         every = every[base.contains(trace, every)]
     if base is None or len(every) == 0:
         return Unavailable("The trace has no collectives.", "no_communication")
-    calls = _Calls.of(trace, every, computing)
+    calls = _Calls.of(trace, every, computes)
     begin, end = events.begin_ns[every], np.minimum(events.end_ns[every], base.end_ns)
-    computes = computing
     communicates = Cover(begin, end)
     if not len(device_work(trace).rows):
         # As in the verdict: also the operators that call a collective or wait for it.

@@ -109,7 +109,7 @@ def base_idle(trace: Trace) -> BaseIdle | None:
         idle[causes.LAUNCH] = idle.get(causes.LAUNCH, 0) + work - launched
         _move(idle, causes.LAUNCH, causes.PROFILER, overhead)
         # No launch of a warm program takes this long.
-        called = min(int(events.end_ns[call]), work) - launched if call >= 0 else 0
+        called = min(int(events.end_ns[call]), work) - launched
         called -= profiler_time(trace).time_in(launched, launched + called)
         if called > QUIET_NS:
             _move(idle, causes.LAUNCH, causes.START_UP, called)
@@ -118,11 +118,7 @@ def base_idle(trace: Trace) -> BaseIdle | None:
         cause = causes.NOT_TRACED if call < 0 else PREPARATION
         idle[cause] = idle.get(cause, 0) + before
         preparing = mostly_filled_by(trace, base.begin_ns, before)
-        if call < 0:
-            profiler = profiler_time(trace).time_in(base.begin_ns, launched)
-            known = {causes.PROFILER: profiler}
-        else:
-            known = _of_edge(trace, call, base.begin_ns, launched)
+        known = _of_edge(trace, call, base.begin_ns, launched)
         for of, time in known.items():
             _move(idle, cause, of, time)
         if 2 * sum(known.values()) > before:
@@ -132,11 +128,7 @@ def base_idle(trace: Trace) -> BaseIdle | None:
     if base.end_ns > last:
         idle[FINISHING] = base.end_ns - last
         call = int(launch_of(trace, np.array([final]))[0])
-        if call < 0:
-            known = {causes.PROFILER: profiler_time(trace).time_in(last, base.end_ns)}
-        else:
-            known = _of_edge(trace, call, last, base.end_ns)
-        for of, time in known.items():
+        for of, time in _of_edge(trace, call, last, base.end_ns).items():
             _move(idle, FINISHING, of, time)
     name = None if preparing < 0 else trace.names[int(events.name[preparing])]
     start = start_up(call_sites(trace), found, parts, base.whole_ns)
@@ -159,7 +151,12 @@ _AT_EDGES = {
 
 
 def _of_edge(trace: Trace, call: int, begin_ns: int, end_ns: int) -> dict[str, int]:
-    """Return the causes of idle time at an edge, which the thread of a launch shows."""
+    """Return the causes of idle time at an edge, which the thread of a launch shows.
+
+    Without a launch, only the time of the profiler is known.
+    """
+    if call < 0:
+        return {causes.PROFILER: profiler_time(trace).time_in(begin_ns, end_ns)}
     found: dict[str, int] = {}
     first = begin_ns < int(trace.events.begin_ns[call])
     for cause, time in host_classes(trace, call, begin_ns, end_ns).items():
