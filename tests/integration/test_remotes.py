@@ -631,7 +631,7 @@ def test_a_hundred_thousand_open_requests_are_counted_and_lose_no_span() -> None
     before = lost().get("requests", 0)
     carrier = elsewhere("one of many")
     remotes = [extract(carrier) for _ in range(50_000)]
-    opened = [request(f"q{i}") for i in range(50_000)]
+    opened = [request(f"q{i}", new=True) for i in range(50_000)]
     for one in opened:
         one.__enter__()
     with span("inside"):
