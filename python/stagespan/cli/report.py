@@ -10,7 +10,6 @@ import click
 
 from stagespan.cli.output import Output, PageCommand, output_options
 from stagespan.pages.figures import document_schema
-from stagespan.pages.page import Words
 from stagespan.pages.result import Result
 from stagespan.recording import Recording, finding
 from stagespan.recording.process_page import ProcessPage, ProcessState
@@ -21,7 +20,7 @@ from stagespan.report.tables import ReportFigures, Timing
 
 
 def _schema() -> dict[str, Any]:
-    from stagespan.report.changes import ComparisonFigures
+    from stagespan.report.changes_pages import ComparisonFigures
 
     figures = ReportFigures, ReportsFigures, ComparisonFigures
     return document_schema(*figures, title="A timing report, several, or what has changed")
@@ -74,12 +73,7 @@ def _is_recording(path: Path) -> bool:
 class _RecordingPage(ProcessPage):
     """The stages of a recording as a report, with what the process was doing."""
 
-    words = Words(
-        page="Timing report",
-        timeline="Latest spans of each thread",
-        axis="time",
-        as_text="stagespan report FILE|PID",
-    )
+    words = ProcessPage.words._replace(page="Timing report", as_text="stagespan report FILE|PID")
 
     def __init__(self, recording: Recording) -> None:
         super().__init__(recording)

@@ -12,7 +12,6 @@ import numpy as np
 
 from stagespan.errors import ReportError
 from stagespan.pages.amounts import percent, quoted, signed, signed_percent
-from stagespan.pages.figures import Count, RecordedFigures
 from stagespan.report.differences import (
     have_same_speed_unit,
     machine_differences,
@@ -294,97 +293,6 @@ class TimingComparison:
             if (count := sum(change.verdict == verdict for change in self.changes))
         ]
         return ", ".join(counts)
-
-
-class TimesFigures(RecordedFigures, frozen=True):
-    """The times of a stage or kernel in one file. Times are in ms."""
-
-    median_ms: float
-    count: Count | None
-    quartiles_ms: tuple[float, float] | None
-    disturbed: bool | None
-    fixed_ns: float | None
-    tracers: tuple[str, ...]
-    sessions: Count
-    mean_ms: float | None
-    total_ms: float | None
-
-    @classmethod
-    def of(cls, times: Times | None) -> TimesFigures | None:
-        """Return the figures of times, without the samples."""
-        if times is None:
-            return None
-        return cls.taken(times, sessions=len(times.sessions) or 1)
-
-
-class ChangeFigures(RecordedFigures, frozen=True):
-    """The change of one stage, signature or kernel; see `TimingChange`."""
-
-    name: str
-    signature: str | None
-    verdict: Verdict
-    before: TimesFigures | None
-    after: TimesFigures | None
-    interval_ms: tuple[float, float] | None
-    reason: str
-    statistic: Statistic
-    parts: tuple[PartChange, ...]
-    at_one_speed: bool
-    label: str
-    remarks: tuple[str, ...]
-    before_ms: float | None
-    after_ms: float | None
-    change_ms: float | None
-    change: float | None
-    noise: float | None
-    slowdown: float | None
-
-
-class TotalFigures(RecordedFigures, frozen=True):
-    """The change of a time that has no verdict."""
-
-    name: str
-    before_ms: float | None
-    after_ms: float | None
-    change_ms: float | None
-
-
-class ComparisonFigures(RecordedFigures, frozen=True):
-    """The changes between two files of times."""
-
-    before: str
-    after: str
-    kind: str
-    tolerance: Tolerance
-    slower: bool
-    worse: bool
-    unknown: bool
-    summary: str
-    changes: list[ChangeFigures]
-    totals: list[TotalFigures]
-    environment: dict[str, tuple[Any, Any]]
-    requests: tuple[str | None, str | None]
-    warnings: list[str]
-    notes: list[str]
-
-    @classmethod
-    def of(cls, comparison: TimingComparison) -> ComparisonFigures:
-        """Return the figures of a comparison."""
-        return cls.taken(
-            comparison,
-            slower=comparison.is_slower,
-            worse=comparison.is_worse,
-            unknown=comparison.is_unknown,
-            changes=[
-                ChangeFigures.taken(
-                    change,
-                    before=TimesFigures.of(change.before),
-                    after=TimesFigures.of(change.after),
-                )
-                for change in comparison.changes
-            ],
-            totals=list(map(TotalFigures.taken, comparison.totals)),
-        )
 
 
 def judge(

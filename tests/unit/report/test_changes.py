@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from stagespan.cli import command
 from stagespan.errors import ReportError
 from stagespan.report.baseline import read_baseline, write_baseline
-from stagespan.report.changes import ComparisonFigures, Tolerance, compare_files, judge
+from stagespan.report.changes import Tolerance, compare_files, judge
+from stagespan.report.changes_pages import ComparisonFigures
 from stagespan.report.noise import Times, interval_of_change, relative_noise
 
 LINUX = {"cpu": "EPYC", "cpu_count": 2, "platform": "cpu", "device": None, "torch": "2.13"}
