@@ -16,6 +16,7 @@ from stagespan import _core
 from stagespan.export.families import HISTOGRAMS, Family
 from stagespan.live.span_kinds import REQUESTS, RUNS, Kind, number_of
 from stagespan.recording.reading import began_here
+from stagespan.recording.source import latest_ns
 
 if TYPE_CHECKING:
     from stagespan.recording import Recording
@@ -237,10 +238,12 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
             begin_request(name)
             label = Family.text(names.pipelines.shown(name), status)
             add("request", label, stage, groups_of(ns_per_tick))
-    for request in recording.left_open:
+    left_open = recording.left_open
+    until_ns = latest_ns(recording) if left_open else 0
+    for request in left_open:
         begin_ns = request["received_ns"] or request["begin_ns"] or 0
         label = Family.text(names.pipelines.shown(request["pipeline"]), "abandoned")
-        found.observe("request", label, max((recording.latest_ns or 0) - begin_ns, 0))
+        found.observe("request", label, max(until_ns - begin_ns, 0))
     for cause, lost in recording.lost().items():
         if cause != "overwritten":  # no figure needs the spans in the rings
             count("lost", cause, "", lost)

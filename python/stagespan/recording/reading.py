@@ -541,14 +541,6 @@ class Recording:
             times.append(int(self.spans()["end_ns"].max()))
         return max(times, default=None)
 
-    @property
-    def latest_ns(self) -> int | None:
-        """The latest time that is known of the process: when it ended, or last recorded."""
-        times = [self.end_ns, self.last_ns]
-        for one in self.segments():
-            times += [one["received_ns"], one["begin_ns"], one["end_ns"], one["last_chunk_ns"]]
-        return max((time_ns for time_ns in times if time_ns is not None), default=None)
-
     def is_of(self, process: LiveProcess) -> bool:
         """Return whether this is the recording of a process."""
         mine = self.pid, self._info["start_ticks"], self._info["boot"]

@@ -156,3 +156,12 @@ class RequestSource(Protocol):
 
     def lost(self) -> dict[str, int]:
         """Return what was lost, by cause."""
+
+
+def latest_ns(recording: RequestSource) -> int:
+    """Return the latest time that is known of a process: when it ended, or last recorded."""
+    times = [recording.begin_ns, recording.end_ns or 0, recording.last_ns or 0]
+    for one in recording.segments():
+        of_segment = one["received_ns"], one["begin_ns"], one["end_ns"], one["last_chunk_ns"]
+        times += [time_ns or 0 for time_ns in of_segment]
+    return max(times)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stagespan.pages.figures import RecordedFigures
 from stagespan.recording.partition import UNATTRIBUTED, Part, pieces, time_by_owner
+from stagespan.recording.source import latest_ns
 from stagespan.recording.spans import (
     BATCH,
     Span,
@@ -277,10 +278,7 @@ class _Process:
         recording = self.recording
         if recording.state in ("alive", "unknown") and recording.read_ns is not None:
             return recording.read_ns - self._offset_ns
-        last = max(recording.end_ns or 0, recording.last_ns or 0, recording.begin_ns)
-        for name in ("begin_ns", "end_ns", "received_ns", "last_chunk_ns"):
-            last = max(last, *(one[name] or 0 for one in recording.segments()), 0)
-        return last - self._offset_ns
+        return latest_ns(recording) - self._offset_ns
 
     def monotonic(self, unix_ns: int | None) -> int | None:
         return None if unix_ns is None else unix_ns - self._offset_ns
