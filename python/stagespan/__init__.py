@@ -166,8 +166,8 @@ if is_available():
     _dynamo.install()
     _device.install()
     _own_recording.install(__version__)
-if is_available() and _settings.get("STAGESPAN_OTEL_CONTEXT"):
-    _imports.load("stagespan.contexts.opentelemetry").install()
+    if _settings.get("STAGESPAN_OTEL_CONTEXT"):
+        _imports.load("stagespan.contexts.opentelemetry").install()
 if _settings.get("STAGESPAN_PROPAGATE_TO_THREADS"):
     _imports.load("stagespan.contexts.threads").propagate_to_threads()
 if _stall_s := _settings.get("STAGESPAN_STALL_S"):

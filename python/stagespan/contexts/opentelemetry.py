@@ -12,9 +12,8 @@ _exporters: list[object] = []
 
 
 def install() -> None:
-    """Tell OpenTelemetry of requests if the environment asks for it."""
-    if settings.get("STAGESPAN_OTEL_CONTEXT"):
-        _core.request_set_context(_enter, _leave)
+    """Tell OpenTelemetry of requests, as the environment asks for."""
+    _core.request_set_context(_enter, _leave)
 
 
 def add_exporter(exporter: object) -> None:

@@ -296,8 +296,8 @@ def _details(timeline: Timeline) -> list[Block]:
     ]
 
 
-def _has_pipeline(timeline: Timeline) -> bool:
-    return timeline.pipeline != "default"
+def _has_pipeline(request: Timeline | RequestFigures) -> bool:
+    return request.pipeline != "default"
 
 
 def _fields(fields: Mapping[str, int | float | str]) -> str:
@@ -317,7 +317,7 @@ def _remarks(figures: RequestFigures) -> list[str]:
     open_ = counted(figures.open_meanwhile, "other request was", "other requests were")
     remarks = {
         f"{open_} open meanwhile": figures.open_meanwhile,
-        f"pipeline {figures.pipeline}": figures.pipeline != "default",
+        f"pipeline {figures.pipeline}": _has_pipeline(figures),
         f"fields: {_fields(figures.fields)}": len(figures.fields),
         f"ended with {figures.exception}": figures.exception is not None,
         chunks: figures.chunks,
