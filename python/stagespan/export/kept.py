@@ -28,6 +28,7 @@ from stagespan.live.span_kinds import KINDS, Kind, number_of
 from stagespan.live.statistics import Stats, from_rings
 from stagespan.process import imports
 from stagespan.recording.reading import Segment
+from stagespan.recording.source import RequestSource, Surroundings
 from stagespan.recording.spans import Span
 from stagespan.trace.read.remote import reason_of
 
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stagespan.recording.reading import Amounts, Failures, RecordedOpenSpan, State, Thread
-    from stagespan.recording.source import RequestSource
 
 _LOGGER = logging.getLogger("stagespan")
 _SCHEMA_VERSION = 1
 _PREFIX, _SUFFIX = "requests-", ".jsonl.gz"
 _KEPT_FIELDS = Span._fields.index("exception_message") + 1
+_UNKNOWN = Surroundings({}, None)
 _FILE_BYTES = 4 << 20
 _FILE_INTERVAL_S = 10.0
 _MOST_LINE_BYTES = 256 << 20
@@ -272,8 +273,9 @@ class KeptRecording:
     All of them have the same clock, and are either whole or not.
     """
 
-    def __init__(self, parts: list[_KeptPart]) -> None:
+    def __init__(self, parts: list[_KeptPart], surroundings: Surroundings | None = None) -> None:
         """Raises OverflowError if a number is not one that a recording can have."""
+        self.surroundings = surroundings
         first = parts[0]
         resource = first.resource
         self.identity = resource.identity
@@ -394,10 +396,13 @@ def _rows(timed: list[tuple[Span, int]], names: list[str]) -> NDArray[np.void]:
     return rows
 
 
-def recordings_of(parts: Iterable[_KeptPart]) -> list[RequestSource]:
+def recordings_of(
+    parts: Iterable[_KeptPart], surroundings: Mapping[str, Surroundings] | None = None
+) -> list[RequestSource]:
     """Return parts of requests as recordings, one for each process and reading of its clock.
 
-    Parts that an exporter has written again, because an earlier one was killed, count once.
+    ``surroundings`` are given by process if only some requests were read. Parts that an exporter
+    has written again, because an earlier one was killed, count once.
     """
     groups: dict[tuple[str, int, int, bool], dict[int, _KeptPart]] = {}
     seen: set[tuple[str, int]] = set()
@@ -408,7 +413,13 @@ def recordings_of(parts: Iterable[_KeptPart]) -> list[RequestSource]:
         seen.add((identity, number))
         group = identity, one.clock, one.unix_offset_ns, one.is_whole
         groups.setdefault(group, {})[number] = one
-    return [KeptRecording(list(of.values())) for of in groups.values()]
+    return [
+        KeptRecording(
+            list(of.values()),
+            None if surroundings is None else surroundings.get(identity, _UNKNOWN),
+        )
+        for (identity, *_), of in groups.items()
+    ]
 
 
 class KeptRequests(NamedTuple):
@@ -462,12 +473,17 @@ def read(
     found = kept_parquet.select(first, [path for _, path in tables], slowest, id_, status)
     decoder = msgspec.json.Decoder(_KeptPart)
     parts = (_complete(decoder.decode(part)) for part in found.parts)
-    return KeptRequests(_recordings_in(", ".join(places), parts), found.total)
+    recordings = _recordings_in(", ".join(places), parts, found.surroundings)
+    return KeptRequests(recordings, found.total)
 
 
-def _recordings_in(place: str, parts: Iterable[_KeptPart]) -> list[RequestSource]:
+def _recordings_in(
+    place: str,
+    parts: Iterable[_KeptPart],
+    surroundings: Mapping[str, Surroundings] | None = None,
+) -> list[RequestSource]:
     try:
-        return recordings_of(parts)
+        return recordings_of(parts, surroundings)
     except (OverflowError, TypeError, ValueError) as error:  # of msgspec, of numpy, or a rank
         raise StagespanError(
             f"The kept requests in {place} are damaged, or of another version ({error})."

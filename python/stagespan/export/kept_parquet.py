@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stagespan.errors import StagespanError
 from stagespan.export.requests import Part
 from stagespan.process.imports import load
+from stagespan.recording.reading import began_here
+from stagespan.recording.source import Surroundings
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Work
@@ -52,6 +54,9 @@ def packed(parts: Iterable[tuple[Part, bytes]]) -> bytes:
             "pipeline": part.resource.pipeline,
             "rank": part.resource.rank,
             "host": part.resource.host,
+            "process": part.resource.identity,
+            "began_here": began_here(part.segment),
+            "has_end": part.segment["end_ns"] is not None,
             "begin_ns": part.begin_ns,
             "duration_ns": part.end_ns - part.begin_ns,
             "stages": [
@@ -64,6 +69,14 @@ def packed(parts: Iterable[tuple[Part, bytes]]) -> bytes:
                 }
                 for span in part.spans
             ],
+            "batches": [
+                {
+                    "id": batch.span.id,
+                    "stage": batch.span.stage,
+                    "duration_ns": batch.span.end_ns - batch.span.begin_ns,
+                }
+                for batch in part.batches
+            ],
             "part": whole,
         }
         for part, whole in parts
@@ -71,11 +84,14 @@ def packed(parts: Iterable[tuple[Part, bytes]]) -> bytes:
     text, number = arrow.string(), arrow.int64()
     stage = {"stage": text, "kind": text, "duration_ns": number, "failed": arrow.bool_()}
     stage["work"] = arrow.map_(text, arrow.float64())
+    batch_ = {"id": arrow.uint64(), "stage": text, "duration_ns": number}
     types: dict[str, Any] = {
         **dict.fromkeys(("trace_id", "segment", "parent_segment", "request_id"), text),
-        **dict.fromkeys(("status", "service", "pipeline", "rank", "host"), text),
+        **dict.fromkeys(("status", "service", "pipeline", "rank", "host", "process"), text),
+        **dict.fromkeys(("began_here", "has_end"), arrow.bool_()),
         **dict.fromkeys(("begin_ns", "duration_ns"), number),
         "stages": arrow.list_(arrow.struct(list(stage.items()))),
+        "batches": arrow.list_(arrow.struct(list(batch_.items()))),
         "part": arrow.binary(),
     }
     target = io.BytesIO()
@@ -96,18 +112,48 @@ class Selection(NamedTuple):
     """How many there are that have the id and the status."""
     parts: list[bytes]
     """The parts of the slowest of them."""
+    surroundings: dict[str, Surroundings] | None
+    """What is known of all requests, by process; None if all were chosen."""
 
 
 _ROOTS = """
 select trace_id, count(*) over () from (
-    select distinct on (segment) * exclude (part, stages) from read_parquet($files)
+    select distinct on (segment) segment, trace_id, request_id, status, duration_ns, parent_segment
+    from kept
 ) as one
-where not exists (select 1 from read_parquet($files) as other
-                  where other.segment = one.parent_segment)
+where not exists (select 1 from kept as other where other.segment = one.parent_segment)
     and ($id is null or regexp_full_match(request_id, $id, 's'))
     and ($status is null or status = $status)
 order by duration_ns desc
 limit $slowest
+"""
+_PARTS = "select part from kept where list_contains($traces, trace_id)"
+_SURROUNDING_COLUMNS = {"process", "began_here", "has_end", "batches"}
+"""Those of which Surroundings are made, which earlier versions have not written."""
+_PROCESSES = """
+select distinct process from kept where list_contains($traces, trace_id) and process is not null
+"""
+_OPEN = f"""
+select list_position($processes, process) - 1 as place, begin_ns,
+    case when has_end then begin_ns + duration_ns else {(1 << 63) - 1} end as end_ns
+from (
+    select distinct on (process, segment) process, segment, has_end, begin_ns, duration_ns
+    from kept where list_contains($processes, process) and began_here
+)
+"""
+_MEDIANS = """
+with rows as (
+    select distinct on (process, segment) process, stages, batches
+    from kept where list_contains($processes, process)
+), runs as (
+    select process, run.kind, run.stage, run.duration_ns
+    from (select process, unnest(stages) as run from rows)
+    union all
+    select process, 'batch', run.stage, run.duration_ns
+    from (select distinct process, unnest(batches) as run from rows)
+)
+select process, kind, stage, quantile_disc(duration_ns, 0.5) from runs
+group by all having count(*) > 1
 """
 
 
@@ -141,15 +187,17 @@ def select(
     base = duckdb.connect(
         config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
     )
-    names = [str(path) for path in files]
     try:
-        chosen = base.execute(
-            _ROOTS, {"files": names, "id": id_, "status": status, "slowest": slowest}
-        ).fetchall()
-        parts = base.execute(
-            "select part from read_parquet($files) where list_contains($traces, trace_id)",
-            {"files": names, "traces": [trace for trace, _ in chosen]},
-        ).fetchall()
+        rows = base.read_parquet([str(path) for path in files], union_by_name=True)
+        rows.create_view("kept")
+        chosen = base.execute(_ROOTS, {"id": id_, "status": status, "slowest": slowest}).fetchall()
+        total = chosen[0][1] if chosen else 0
+        traces = {"traces": [trace for trace, _ in chosen]}
+        parts = base.execute(_PARTS, traces).fetchall()
+        surroundings: dict[str, Surroundings] | None = None
+        if id_ is not None or status is not None or total > len(chosen):
+            is_known = set(rows.columns) >= _SURROUNDING_COLUMNS
+            surroundings = _surroundings(base, traces) if is_known else {}
     except duckdb.Error as error:
         reason = str(error).partition("\n")[0]
         raise StagespanError(
@@ -158,4 +206,21 @@ def select(
         ) from None
     finally:
         base.close()
-    return Selection(chosen[0][1] if chosen else 0, [part for (part,) in parts])
+    return Selection(total, [part for (part,) in parts], surroundings)
+
+
+def _surroundings(base: Any, traces: dict[str, list[str]]) -> dict[str, Surroundings]:
+    """Return what is known of all requests of the processes of some traces."""
+    processes = [process for (process,) in base.execute(_PROCESSES, traces).fetchall()]
+    opened = base.execute(_OPEN, {"processes": processes}).fetchnumpy()
+    medians_ns: dict[str, dict[tuple[str, str], float]] = {one: {} for one in processes}
+    for process, kind, stage, median_ns in base.execute(
+        _MEDIANS, {"processes": processes}
+    ).fetchall():
+        medians_ns[process][kind, stage] = float(median_ns)
+    found = {}
+    for place, process in enumerate(processes):
+        is_here = opened["place"] == place
+        times_ns = opened["begin_ns"][is_here], opened["end_ns"][is_here]
+        found[process] = Surroundings(medians_ns[process], times_ns)
+    return found

@@ -478,6 +478,10 @@ class Recording:
         return self._has_gone
 
     @property
+    def surroundings(self) -> None:
+        """Nothing: all of its segments are read."""
+
+    @property
     def most_segments(self) -> int:
         """How many segments and returned hops it keeps (STAGESPAN_REQUESTS)."""
         return int(self._info["segment_entries"])

@@ -116,8 +116,9 @@ class RequestFigures(RecordedFigures, frozen=True):
     queue_ns: int
     unattributed_ns: int
     unattributed: UnattributedFigures
-    open_meanwhile: Count
-    """How many other requests that began in the process of the root were open at some time."""
+    open_meanwhile: Count | None
+    """How many other requests that began in the process of the root were open at some time; None if
+    it is not known."""
     where: list[PlaceFigures]
     """The sum is `total_ns`."""
     spent: list[SpentFigures]
@@ -192,15 +193,23 @@ def _segment(stretch: Stretch, root: Stretch) -> SegmentFigures:
 
 
 def _median_ns(stretch: Stretch, span: Span) -> float | None:
+    if (surroundings := stretch.recording.surroundings) is not None:
+        return surroundings.medians_ns.get((span.kind, span.stage))
     stage = stretch.recording.stats(kind=span.kind).get(span.stage)
     # That of one run is its own time.
     return stage.p50_ns if stage is not None and stage.count > 1 else None
 
 
-def _open_meanwhile(timeline: Timeline) -> int:
+def _open_meanwhile(timeline: Timeline) -> int | None:
     root = timeline.segments[0]
     recording, number = root.recording, root.segment["number"]
     end_ns = timeline.begin_ns + timeline.total_ns
+    if (surroundings := recording.surroundings) is not None:
+        if surroundings.times_ns is None:
+            return None
+        begins_ns, ends_ns = surroundings.times_ns
+        is_open = (begins_ns < end_ns) & (ends_ns > timeline.begin_ns)
+        return int(is_open.sum()) - (began_here(root.segment) and timeline.total_ns > 0)
     return sum(
         one["number"] != number
         and began_here(one)

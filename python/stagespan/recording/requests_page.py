@@ -314,9 +314,10 @@ def _remarks(figures: RequestFigures) -> list[str]:
     if after:
         chunks += f", the first {' and '.join(after)}"
     late = f"{counted(figures.late_spans, 'span')} began after the end of the request"
-    open_ = counted(figures.open_meanwhile, "other request was", "other requests were")
+    meanwhile = figures.open_meanwhile or 0
+    open_ = counted(meanwhile, "other request was", "other requests were")
     remarks = {
-        f"{open_} open meanwhile": figures.open_meanwhile,
+        f"{open_} open meanwhile": meanwhile,
         f"pipeline {figures.pipeline}": _has_pipeline(figures),
         f"fields: {_fields(figures.fields)}": len(figures.fields),
         f"ended with {figures.exception}": figures.exception is not None,

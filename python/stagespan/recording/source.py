@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
         State,
         Thread,
     )
+
+
+class Surroundings(NamedTuple):
+    """What is known of all requests of a process if only some of them were read."""
+
+    medians_ns: Mapping[tuple[str, str], float]
+    """Of the runs of each stage that has run more than once, by kind and stage."""
+    times_ns: tuple[NDArray[np.int64], NDArray[np.int64]] | None
+    """When each request that began in the process was received, or else begun, and when it ended
+    (the largest number if that is not known), in Unix time; None if earlier versions kept some."""
 
 
 class RequestSource(Protocol):
@@ -122,6 +133,10 @@ class RequestSource(Protocol):
     @property
     def amounts_since_ns(self) -> int:
         """The work of all spans that began after this Unix time is known."""
+
+    @property
+    def surroundings(self) -> Surroundings | None:
+        """What is known of other requests, if only some of its segments were read."""
 
     @property
     def most_segments(self) -> int:
