@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from typing import Any
@@ -58,6 +59,21 @@ def test_a_request_inside_of_another_one_is_its_child() -> None:
     (alone,) = timelines([recording.open(os.getpid())], "inner")
     assert alone.where.keys() == of_inner.where.keys()
     assert alone.where_sum("queue") == pytest.approx(of_inner.where_sum("queue"), abs=99)
+
+
+def test_very_deep_requests_are_shown_only_inside_of_the_outer_ones() -> None:
+    ids = [f"level {depth}" for depth in range(200)]
+    with contextlib.ExitStack() as levels:
+        for id_ in ids:
+            levels.enter_context(stagespan.request(id_))
+        with stagespan.span("innermost"):
+            time.sleep(0.001)
+    found = rows(*ids)
+    # THEN the root and 64 levels have rows, each with all that is inside of it
+    assert [len(found[id_].segments) for id_ in ids[:65]] == [200 - depth for depth in range(65)]
+    assert found.keys() == set(ids[:65])
+    for one in found.values():
+        assert one.where["execution", "innermost"] >= 1_000_000
 
 
 def test_a_request_that_goes_on_after_the_outer_one_counts_up_to_its_end() -> None:

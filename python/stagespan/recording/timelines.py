@@ -196,11 +196,27 @@ def _joined_requests(
     ]
 
 
+_DEEPEST = 64
+"""Nested requests that are deeper have no row of their own. The time and the memory for the rows of
+a chain grow with the square of its length, and a program that leaves no request makes long ones."""
+
+
 def _has_a_row(stretch: Stretch, all_segments: _Segments, adopted: set[int]) -> bool:
     """Whether it is shown as a request: it has no known parent, or it is a nested one."""
-    segment = stretch.segment
-    is_known = segment["parent_segment"] in all_segments.by_id or id(stretch) in adopted
-    return not is_known or segment["origin"] == "nested"
+    if _is_nested(stretch):
+        return _depth_of_nesting(stretch, all_segments.by_id) <= _DEEPEST
+    parent = stretch.segment["parent_segment"]
+    return parent not in all_segments.by_id and id(stretch) not in adopted
+
+
+def _depth_of_nesting(stretch: Stretch, by_id: dict[str, Stretch]) -> int:
+    """Return how many known requests are around a nested one, counted up to one more than shown."""
+    depth, outer = 0, by_id.get(stretch.segment["parent_segment"] or "")
+    while outer is not None and depth <= _DEEPEST:
+        depth += 1
+        parent = outer.segment["parent_segment"] if _is_nested(outer) else None
+        outer = by_id.get(parent or "")
+    return depth
 
 
 def _adopted(processes: Iterable[_Process], all_segments: _Segments) -> set[int]:
