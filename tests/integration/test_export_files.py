@@ -205,6 +205,9 @@ def test_the_slowest_in_parquet_are_compared_with_all_others(folder: Path, tmp_p
     expected = requests_in(str(lines), *slowest)["requests"]
     assert about(requests_in(str(tables), *slowest)["requests"]) == about(expected)
     assert min(one["open_meanwhile"] for one in expected) >= 1
+    found = requests_in(str(tables), *slowest)["requests"]
+    counts = [[one["open_meanwhile"] for one in each] for each in (found, expected)]
+    assert counts[0] == counts[1]
     # WHEN the files are of a version that did not keep what that needs THEN it is unknown
     for file in tables.iterdir():
         table = parquet.read_table(file)

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,11 @@ from stagespan.export import kept_parquet
 from stagespan.export.otlp_sending import LONGEST_END_S, Sender
 from stagespan.export.requests import AWAITED_KEEP, Part, Resource
 from stagespan.export.stores import ObjectStore, store_of
+from stagespan.live.quantiles import quantile
 from stagespan.live.span_kinds import KINDS, Kind, number_of
 from stagespan.live.statistics import Stats, from_rings
 from stagespan.process import imports
-from stagespan.recording.reading import Segment
+from stagespan.recording.reading import Segment, began_here
 from stagespan.recording.source import RequestSource, Surroundings
 from stagespan.recording.spans import Span
 from stagespan.trace.read.remote import reason_of
@@ -413,13 +414,33 @@ def recordings_of(
         seen.add((identity, number))
         group = identity, one.clock, one.unix_offset_ns, one.is_whole
         groups.setdefault(group, {})[number] = one
-    return [
-        KeptRecording(
-            list(of.values()),
-            None if surroundings is None else surroundings.get(identity, _UNKNOWN),
-        )
-        for (identity, *_), of in groups.items()
-    ]
+    if surroundings is None:
+        of_process: dict[str, list[_KeptPart]] = {}
+        for (identity, *_), of in groups.items():
+            of_process.setdefault(identity, []).extend(of.values())
+        around = {identity: _surroundings_of(of) for identity, of in of_process.items()}
+    else:
+        around = {group[0]: surroundings.get(group[0], _UNKNOWN) for group in groups}
+    return [KeptRecording(list(of.values()), around[group[0]]) for group, of in groups.items()]
+
+
+def _surroundings_of(parts: list[_KeptPart]) -> Surroundings:
+    """Return what all parts of a process say, whatever its clock was when they were read."""
+    numpy = imports.load("numpy")
+    runs_ns: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    batches = {span.id: span for part in parts for span, _ in part.batches}
+    for span in (*(span for part in parts for span in part.spans), *batches.values()):
+        runs_ns[span.kind, span.stage].append(span.end_ns - span.begin_ns)
+    medians_ns = {
+        stage: float(quantile(sorted(each), 0.5))
+        for stage, each in runs_ns.items()
+        if len(each) > 1
+    }
+    segments = [part.segment for part in parts if began_here(part.segment)]
+    begins_ns = [one["received_ns"] or one["begin_ns"] or one["end_ns"] or 0 for one in segments]
+    ends_ns = [one["end_ns"] or (1 << 63) - 1 for one in segments]
+    times_ns = numpy.array(begins_ns, numpy.int64), numpy.array(ends_ns, numpy.int64)
+    return Surroundings(medians_ns, times_ns)
 
 
 class KeptRequests(NamedTuple):
