@@ -479,7 +479,7 @@ class Recording:
 
     @property
     def surroundings(self) -> None:
-        """Nothing: all of its segments are read."""
+        """Nothing: it has all requests itself."""
 
     @property
     def most_segments(self) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Surroundings(NamedTuple):
-    """What is known of all requests of a process if only some of them were read."""
+    """What is known of all requests of a process, if a source has only some of them."""
 
     medians_ns: Mapping[tuple[str, str], float]
     """Of the runs of each stage that has run more than once, by kind and stage."""
@@ -136,7 +136,7 @@ class RequestSource(Protocol):
 
     @property
     def surroundings(self) -> Surroundings | None:
-        """What is known of other requests, if only some of its segments were read."""
+        """What is known of all requests of its process; None if it has all of them itself."""
 
     @property
     def most_segments(self) -> int:
