@@ -424,6 +424,7 @@ ALERTS: dict[str, tuple[dict[str, str], str, dict[str, str], str]] = {
         {
             'stagespan_lost_total{cause="bad"}': "0x50 3x10",
             'stagespan_lost_total{cause="old"}': "7x60",
+            'stagespan_lost_total{cause="first_chunk_clock"}': "0+9x60",
         },
         "55m",
         {"cause": "bad"},
