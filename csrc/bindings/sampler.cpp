@@ -142,11 +142,16 @@ void take(Sampler& s, bool is_first) noexcept {
   for (PyThreadState* state = PyInterpreterState_ThreadHead(PyInterpreterState_Main()); state != nullptr;
        state = PyThreadState_Next(state)) {
     if (state == s.state) continue;
-    auto [place, is_new] = s.threads.try_emplace(PyThreadState_GetID(state));
-    Thread& thread = place->second;
+    Thread& thread = s.threads[PyThreadState_GetID(state)];
+    const bool is_new = thread.native_id == 0;
     thread.seen_ns = now;
     ++count;
-    if (thread.native_id == 0) thread.native_id = native_id_of(state);
+    if (is_new) {
+      // Up to 3.11, a thread that has not run yet has the number of its creator.
+      const Ref frame(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(state)));
+      if (!frame) continue;
+      thread.native_id = native_id_of(state);
+    }
     const std::int64_t cpu_ns = thread.native_id == 0 ? kUnknown : thread_cpu_ns(thread.native_id);
     if (cpu_ns == kUnknown) continue;
     // A new thread was not there for all of the time. A number of a thread that has ended is used again.
