@@ -10,7 +10,7 @@ import signal
 import stat
 import struct
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
@@ -346,16 +346,22 @@ class Recording:
     def _segments_of(self, keys: Collection[int] | None) -> list[tuple[int, Segment]]:
         has_ended = self.state not in ("alive", "unknown")
         found = self._copy.segments(None if keys is None else frozenset(keys))
+        links = self._ids_of({one["linked"] for _, one in found} - {0})
         for _, one in found:
             one["origin"] = _ORIGINS[one["origin"]]
             one["status"] = STATUSES[one["status"]]
             if has_ended and one["end_ns"] is None:
                 one["status"] = "abandoned"
-            linked = self._traces.get(one.pop("linked"))
-            one["link"] = linked
+            one["link"] = links.get(one.pop("linked"))
             failure = self._failures[1].get(one["number"]) if one["status"] == "error" else None
             one["exception"], one["exception_message"] = failure or (None, None)
         return cast("list[tuple[int, Segment]]", found)
+
+    def _ids_of(self, numbers: Set[int]) -> dict[int, tuple[str, str]]:
+        """Return the trace and the segment of the segments with these numbers, by number."""
+        rows = self._copy.segments(frozenset(numbers)) if numbers else []
+        ids = ((number, one["trace_id"], one["segment"]) for number, one in rows)
+        return {number: (trace, segment) for number, trace, segment in ids if trace and segment}
 
     @cached_property
     def _segments(self) -> list[Segment]:
@@ -383,16 +389,6 @@ class Recording:
         if not self._everything:
             raise StagespanError(f"{self.path} was opened without its spans.")
         return self._copy.links()
-
-    @cached_property
-    def _traces(self) -> dict[int, tuple[str, str]]:
-        """The trace and the segment of each request by its number."""
-        found = ((one["number"], one["trace_id"], one["segment"]) for _, one in self._raw)
-        return {number: (trace, segment) for number, trace, segment in found if trace and segment}
-
-    @cached_property
-    def _raw(self) -> list[tuple[int, dict[str, Any]]]:
-        return self._copy.segments()
 
     @cached_property
     def _failures(self) -> tuple[Failures, Failures]:
