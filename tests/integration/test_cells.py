@@ -67,7 +67,7 @@ def test_a_cell_shows_its_value_and_where_its_time_went(tmp_path: Path) -> None:
     # WHEN a cell with the magic has run THEN it has its value and a table of functions
     value, table = texts_of(cell)
     assert value == "42"
-    assert re.search(r"main > busy +\d+\.\d % +0\.4\d s +\w", table), table
+    assert re.search(r"main > busy +\d+\.\d % +0\.\d+ s +\w", table), table
     # AND the command for the next cell
     assert table.endswith("%%stagespan --stage busy")
     # AND a browser shows a verdict, a bar and the table

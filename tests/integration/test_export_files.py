@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,16 @@ def requests_in(*arguments: str) -> dict[str, Any]:
     return found
 
 
+def keep_all(place: Path, *forms: str) -> None:
+    """Keep the requests of all recordings in a folder for each form, as if for the first time."""
+    for form in forms:
+        kept_before = len(list((place / form).glob("requests-*")))
+        state = str(place / f"{form}-{kept_before}.state")
+        with exporter("--keep", str(place / form), "--keep-format", form, "--state", state):
+            # A file is written after 10 s. The end of an exporter is too short on a busy machine.
+            until(lambda: len(list((place / form).glob("requests-*"))) > kept_before)  # noqa: B023
+
+
 def about(value: object) -> object:
     """Leave out the last digits of times: a clock is known better later."""
     if isinstance(value, dict):
@@ -56,11 +65,10 @@ def about(value: object) -> object:
 
 
 def test_kept_requests_say_what_the_recordings_said(folder: Path, tmp_path: Path) -> None:
-    target = tmp_path / "kept"
+    target = tmp_path / "jsonl"
     process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
-    with exporter("--keep", str(target)):
-        ready(process)
-        time.sleep(3)
+    ready(process)
+    keep_all(tmp_path, "jsonl")
     from_recordings = requests_in("--job", "svc")
     end(process)
     from_files = requests_in(str(target))
@@ -83,11 +91,10 @@ def test_requests_of_several_machines_are_joined_from_all_their_folders(
     folder: Path, tmp_path: Path
 ) -> None:
     fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
-    target = tmp_path / "kept"
+    target = tmp_path / "jsonl"
     process = start(TWO_PROCESSES, "return", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
-    with exporter("--keep", str(target)):
-        ready(process)
-        time.sleep(3)
+    ready(process)
+    keep_all(tmp_path, "jsonl")
     end(process)
     whole = requests_in(str(target))
     (file,) = target.glob("*.jsonl.gz")
@@ -141,10 +148,7 @@ def test_requests_in_parquet_are_chosen_as_those_in_json_lines(
     second = start(TWO_PROCESSES, "return", STAGESPAN_RECORDING="keep")
     ready(first)
     ready(second)
-    for form in ("jsonl", "parquet"):
-        own = ("--state", str(tmp_path / f"{form}.state"))  # as if it were the first exporter
-        with exporter("--keep", str(tmp_path / form), "--keep-format", form, *own):
-            time.sleep(3)
+    keep_all(tmp_path, "jsonl", "parquet")
     end(first)
     end(second)
     lines, parquet = str(tmp_path / "jsonl"), str(tmp_path / "parquet")
@@ -195,10 +199,8 @@ def test_the_slowest_in_parquet_are_compared_with_all_others(folder: Path, tmp_p
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     pytest.importorskip("duckdb", reason="DuckDB is not installed")
     process = started(CROWDED)
-    for form in ("jsonl", "parquet", "parquet again"):
-        own = ("--state", str(tmp_path / f"{form}.state"), "--keep-format", form.split()[0])
-        with exporter("--keep", str(tmp_path / form.split()[0]), *own):
-            time.sleep(3)
+    keep_all(tmp_path, "jsonl", "parquet")
+    keep_all(tmp_path, "parquet")  # THEN each request is in two files
     end(process)
     lines, tables = tmp_path / "jsonl", tmp_path / "parquet"
     slowest = ("--slowest", "4")
