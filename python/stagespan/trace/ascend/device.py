@@ -7,11 +7,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, DeviceWork, launch_of
+from stagespan.trace.derived.device import (
+    ASCEND_LAUNCH_FLOWS,
+    COMMUNICATION,
+    COMPUTE,
+    DeviceWork,
+    launch_of,
+)
 from stagespan.trace.derived.flows import started_by
-from stagespan.trace.derived.threads import ASCEND_DEVICE, ASCEND_OVERLAP, in_processes
+from stagespan.trace.derived.threads import ASCEND_OVERLAP, in_processes
 from stagespan.trace.read.intervals import Intervals, Mask, Numbers, joined, merged, minus
 from stagespan.trace.read.model import MISSING, Trace
+from stagespan.trace.read.plausibility import ASCEND_DEVICE
 
 _DEVICE = re.compile(r"NPU\s*(\d*)")
 
@@ -130,7 +137,7 @@ def _received(trace: Trace) -> dict[str, Intervals]:
 
 
 # At level 0, the profiler leaves out CANN's calls, but keeps the flows that begin in them.
-LAUNCH_FLOWS, OPERATOR_FLOWS = "hosttodevice", "async_npu"
+LAUNCH_FLOWS, OPERATOR_FLOWS = ASCEND_LAUNCH_FLOWS, "async_npu"
 
 
 def launched(trace: Trace, rows: Numbers) -> tuple[Numbers, Numbers, Numbers]:

@@ -10,19 +10,20 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.trace.derived.flows import started_by
 from stagespan.trace.derived.kernel_kinds import COMMUNICATION as KIND_OF_COMMUNICATION
 from stagespan.trace.derived.kernel_kinds import kind_of
 from stagespan.trace.derived.threads import (
-    ASCEND_DEVICE,
     ASCEND_HOST,
     ASCEND_OVERLAP,
     in_processes,
     names_with,
+    outermost,
 )
 from stagespan.trace.read.groups import by_group, pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import MISSING, Trace
-from stagespan.trace.read.plausibility import ASCEND_COMPUTE_TYPES, LAUNCH_SUFFIXES
+from stagespan.trace.read.plausibility import ASCEND_DEVICE, LAUNCH_SUFFIXES, ascend_kernels
 from stagespan.trace.read.view import TraceView, once
 
 NOT_DEVICE, COMPUTE, COMMUNICATION, COPY = 0, 1, 2, 3
@@ -44,11 +45,13 @@ _STREAM = re.compile(r"^stream\b(?!.*queue)", re.IGNORECASE)
 _COPIES = re.compile(r"memcpy|^dma(?:_|\b)", re.IGNORECASE)
 # Between the work of a stream: its waits for an event of another stream, and its own events.
 _STREAM_EVENTS = re.compile(r"^event_(?:wait|record)", re.IGNORECASE)
-# Ascend: rows without a category, found by the names of their process and by `Task Type`.
+# Ascend: rows without a category, found by the names of their process.
 _ASCEND_COMMUNICATION = frozenset({"HCCL", "Communication"})
 _ASCEND_COPY = "MEMCPY"
 # The event around a kernel that has the counters of XPU's scope profiler.
 _COUNTERS = re.compile(r"^metrics: ")
+ASCEND_LAUNCH_FLOWS = "hosttodevice"
+"""The category of flows from a call of CANN to the task that it launched."""
 # Calls that overlap but for this time are nested, because traces can be in whole microseconds.
 _SAME_CALL_NS = 2_000
 # The most entries per id of a lookup table over a range of ids.
@@ -150,9 +153,9 @@ def launch_of(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """
     if isinstance(trace, TraceView):
         return _launch_of_every_event(trace)[rows].astype(np.intp)
-    if _has_correlations(trace):
+    if _has_correlations(trace) and not is_ascend(trace):
         return _launch_by(trace, trace.events.correlation[rows]).astype(np.intp)
-    return _launch_by_external_id(trace)[rows].astype(np.intp)
+    return _launch_of_every_event(trace)[rows].astype(np.intp)
 
 
 def _has_correlations(trace: Trace) -> bool:
@@ -167,6 +170,34 @@ def _launch_of_every_event(trace: Trace) -> NDArray[np.int32]:
     found = np.full(len(events), -1, dtype=np.int32)
     rows = np.flatnonzero(events.correlation != MISSING)
     found[rows] = _launch_by(trace, events.correlation[rows])
+    if ASCEND_DEVICE in trace.process_names.values():
+        rest = np.flatnonzero((device_work(trace).kind != NOT_DEVICE) & (found < 0))
+        found[rest] = _launch_by_flow(trace, rest)
+    return found
+
+
+def _launch_by_flow(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int32]:
+    """Return the call of CANN in which a flow to each of some events starts, or -1.
+
+    Older versions of CANN give their calls other numbers than the tasks that they launch.
+    """
+    events, flows = trace.events, trace.flows
+    found = np.full(len(rows), -1, dtype=np.int32)
+    calls = np.flatnonzero(in_processes(trace, ASCEND_HOST))
+    start = started_by(trace, ASCEND_LAUNCH_FLOWS, rows)
+    known = np.flatnonzero(start >= 0)
+    start = start[known]
+    if len(calls) == 0 or len(start) == 0:
+        return found
+    thread, time = flows.tid[start], flows.begin_ns[start]
+    for tid in np.unique(thread).tolist():
+        of_thread = calls[events.tid[calls] == tid]
+        around = outermost(trace, of_thread)
+        mine = np.flatnonzero(thread == tid)
+        at = np.searchsorted(events.begin_ns[around], time[mine], side="right") - 1
+        call = np.append(around, -1)[at]
+        inside = (call >= 0) & (events.end_ns[call] >= time[mine])
+        found[known[mine[inside]]] = call[inside]
     return found
 
 
@@ -323,11 +354,8 @@ def _add_ascend(trace: Trace, kind: NDArray[np.int8]) -> Mask:
     """Set the kinds of Ascend's rows in `kind`; return which rows are kernels."""
     events = trace.events
     on_device = in_processes(trace, ASCEND_DEVICE)
-    computes = np.array(
-        [name.startswith(ASCEND_COMPUTE_TYPES) for name in trace.names] + [False], dtype=np.bool_
-    )
     copies = np.array([name.startswith(_ASCEND_COPY) for name in trace.names] + [False])
-    kernels: Mask = on_device & computes[events.task_type]
+    kernels = ascend_kernels(trace)
     kind[kernels] = COMPUTE
     kind[on_device & ~kernels & copies[events.name]] = COPY
     groups = [

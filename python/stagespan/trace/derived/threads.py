@@ -134,7 +134,7 @@ def name_codes(trace: Trace, rows: Rows) -> NDArray[np.int64]:
 # --- Processes ---
 
 
-ASCEND_DEVICE, ASCEND_HOST, ASCEND_OVERLAP = "Ascend Hardware", "CANN", "Overlap Analysis"
+ASCEND_HOST, ASCEND_OVERLAP = "CANN", "Overlap Analysis"
 """Names of processes in traces of torch_npu.profiler."""
 
 

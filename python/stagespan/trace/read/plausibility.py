@@ -53,8 +53,20 @@ _LONGEST_NAME = 16_384
 _MOST_OPEN = 8
 LAUNCH_SUFFIXES = ("_runtime", "_driver")
 """How the categories of calls of a runtime or driver end."""
-ASCEND_COMPUTE_TYPES = ("AI_", "AIC", "AIV", "MIX_", "DSA_")
-"""How Ascend's task types of kernels begin."""
+ASCEND_DEVICE = "Ascend Hardware"
+"""The name of the process in which torch_npu.profiler shows the device's streams."""
+# How Ascend's task types of kernels begin. Older versions of CANN write "Other" for most of them.
+_ASCEND_COMPUTES = re.compile(r"^(?:AI_|AIC|AIV|MIX_|DSA_)")
+# Types, and names of tasks, that do not compute: waits, marks, copies, communication.
+_ASCEND_IDLES = re.compile(
+    r"(?:wait|record|notify|event)(?:_v\d+)?(?:[_ ]sqe)?$|dma(?:[_ ]sqe)?$"
+    r"|^(?:write[_ ]value|place_?holder|notify|event_|memcpy|memset|hcom|hccl|communication"
+    r"|profiling|model_|cmo|barrier|label_?|stream_|cond_|reduce[_ ]inline)",
+    re.IGNORECASE,
+)
+_ASCEND_COMMUNICATES = re.compile(
+    r"^(?:notify|write[_ ]value|rdma|sdma$|hcom|hccl|communication|reduce[_ ]inline)", re.IGNORECASE
+)
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events")
 _RANGES = ("user_annotation", "gpu_user_annotation")
 _STEP = re.compile(r"^ProfilerStep[#*]")
@@ -152,10 +164,35 @@ def _short_names(names: list[str]) -> tuple[list[str], int]:
 def _on_device(trace: Trace) -> Mask:
     """Which events ran on a stream of a device, one after another."""
     rows: Mask = trace.rows_of(_ON_DEVICE)
-    computes = [name.startswith(ASCEND_COMPUTE_TYPES) for name in [*trace.names, ""]]
-    if any(computes) and trace.events.task_type.strides != (0,):
-        rows = rows | np.array(computes)[trace.events.task_type]
-    return rows
+    return rows | ascend_kernels(trace) if ASCEND_DEVICE in trace.process_names.values() else rows
+
+
+def ascend_kernels(trace: Trace) -> Mask:
+    """Which events are kernels of an Ascend device.
+
+    Besides the tasks of known types, those of other types are kernels, unless their type or name is
+    that of a wait, a mark, a copy or communication, or their stream only communicates.
+    """
+    events = trace.events
+    pids = [pid for pid, name in trace.process_names.items() if name == ASCEND_DEVICE]
+    on_device: Mask = np.isin(events.pid, pids) & (events.task_type >= 0)
+    known = _matching(trace.names, _ASCEND_COMPUTES)[events.task_type]
+    idles = _matching(trace.names, _ASCEND_IDLES)
+    unknown = on_device & ~known & ~idles[events.task_type] & ~idles[events.name]
+    kernels: Mask = on_device & known
+    if not unknown.any():
+        return kernels
+    talks = _matching(trace.names, _ASCEND_COMMUNICATES)
+    talks = on_device & (talks[events.task_type] | talks[events.name])
+    streams, of_stream = pairs(events.pid, events.tid)
+    computes, communicates = (np.zeros(len(streams), dtype=np.bool_) for _ in range(2))
+    computes[of_stream[kernels]], communicates[of_stream[talks]] = True, True
+    return kernels | (unknown & (computes | ~communicates)[of_stream])
+
+
+def _matching(names: list[str], pattern: re.Pattern[str]) -> Mask:
+    """Which of the names match, with one more element that does not, for the code -1."""
+    return np.array([*(pattern.search(name) is not None for name in names), False], dtype=np.bool_)
 
 
 def _leave_out_far_begins(work: _Work) -> None:
