@@ -131,33 +131,100 @@ def terminal_page() -> str:
 
 def live_page() -> str:
     """Return the page of `stagespan export --page` with the figures of an example."""
-    page = (ROOT / "python/stagespan/export/page.html").read_text("utf-8")
-    rows = (
-        ("denoise", "", 22.1, 9.4, (0.412, 0.585, 0.61), 8, 0),
-        ("decode", "", 22.0, 1.9, (0.083, 0.121, 0.14), 2, 1),
-        ("replica", "queue", 22.1, 1.1, (0.031, 0.18, 0.242), 3, 0),
-        ("encode", "", 22.2, 0.4, (0.017, 0.024, 0.03), 1, 0),
-    )
-    traces = (
-        ("4f1aa1cb153fb9fa438c1bab227dd156", 1.84),
-        ("0b73f8780b3aa31fe5d18b6665b8df80", 1.52),
-    )
-    group = {"service": "wan", "pipeline": "default", "rank": ""}
-    names = ("stage", "kind", "per_second", "seconds", "quantiles", "open", "errors")
-    stages = []
-    for row in rows:
-        stage = {**dict(zip(names, row, strict=True)), **group}
-        stages.append({**stage, **dict(zip(("p50", "p95", "p99"), row[4], strict=True))})
-    data = {
-        "window_s": 10,
-        "services": [{"service": "wan", "up": 4}],
+    import msgspec
+
+    from stagespan.pages import html as pages
+    from stagespan.pages.html.data import written_table
+    from stagespan.recording.activity import Activity, ActivityFigures
+
+    service = {"service": "wan", "pipeline": "default"}
+    stages = [
+        {
+            **service,
+            "name": name,
+            "per_s": 22.1,
+            "share": share,
+            "running": running,
+            "count": count,
+            "p50_ns": p50,
+            "p95_ns": 1.4 * p50,
+            "p99_ns": 1.5 * p50,
+            "longest_ns": round(p50),
+            "errors": errors,
+            "errors_per_s": errors / 10,
+            "device_ns": None,
+        }
+        for name, share, p50, running, errors, count in (
+            *(("denoise", 80.3, 412e6, 8, 0, 9412), ("decode", 16.2, 83e6, 2, 1, 9404)),
+            ("encode", 3.5, 17e6, 1, 0, 9414),
+        )
+    ]
+    recent = {**service, "per_s": 22.1, "p50_ns": 31e6, "p95_ns": 180e6, "p99_ns": 242e6}
+    requests = [
+        {
+            "request_id": id_,
+            "trace_id": "0" * 31 + id_[-1],
+            "status": "ok",
+            "total_ns": sum(parts),
+            "where": [
+                {"kind": kind, "name": name, "ns": ns}
+                for (kind, name), ns in zip(
+                    (("execution", "denoise"), ("queue", "replica"), ("handoff", "replica")),
+                    parts,
+                    strict=True,
+                )
+            ],
+        }
+        for id_, parts in (
+            ("clip-1841", (1_402_000_000, 431_000_000, 3_100_000)),
+            ("clip-1836", (1_377_000_000, 140_000_000, 2_800_000)),
+        )
+    ]
+    load = {
+        "running": {},
+        "longest_run_ns": {},
+        "waiting": {},
+        "longest_ns": {},
+        "open_requests": 14,
+        "unshown_requests": 0,
+        "oldest_waiter_ns": None,
+        "oldest_request_ns": 1_210_000_000,
+    }
+    figures = {
+        "window_ns": 10**10,
+        "processes": [],
+        "findings": [],
         "stages": stages,
-        "requests": [
-            {"trace_id": trace, "seconds": seconds, "status": "ok", "service": "wan"}
-            for trace, seconds in traces
+        "threads": [],
+        "queues": [
+            {**recent, "name": "replica", "waiting": 3, "longest_ns": 96_000_000, "count": 9417}
+        ],
+        "hand_offs": [{**recent, "name": "replica", "p50_ns": 1e6, "p95_ns": 2.2e6, "count": 9417}],
+        "load": load,
+        "ended_requests": None,
+        "lost": {},
+        "slowest_requests": requests,
+        "open_requests": [
+            {
+                "request_id": "clip-1842",
+                "trace_id": "0" * 31 + "2",
+                "age_ns": 1_210_000_000,
+                "process": "worker.py 4711",
+                "stages": ["denoise"],
+                "queue": None,
+            }
         ],
     }
-    shown = f"show({json.dumps(data)}); document.documentElement.dataset.ready = 1;"
+    activity = Activity(msgspec.convert(figures, ActivityFigures))
+    data = {
+        "state": "Live processes wan: 4.",
+        "sentences": activity.sentences(),
+        "tables": [written_table(table) for table in activity.tables()],
+        "links": {one["request_id"]: "request" for one in requests},
+    }
+    shown = f"show({json.dumps({'page': data})}); document.documentElement.dataset.ready = 1;"
+    # Without the policy, which allows only the script as it is.
+    page = re.sub(r"<meta http-equiv.*\n", "", pages.live_page("Live processes"))
     return page.replace("\nupdate();\n", f"\n{shown}\n")
 
 
@@ -179,7 +246,7 @@ def pictures() -> list[Picture]:
     return [
         Picture("analyze_page.png", trace_page(), 1200, 788),
         Picture("report_terminal.png", terminal_page(), 940, 204),
-        Picture("live_page.png", live_page(), 900, 480),
+        Picture("live_page.png", live_page(), 900, 850),
         Picture("notebook.png", notebook_page(), 800, 562),
     ]
 

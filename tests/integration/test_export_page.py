@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from exporting import exporting, get, until
-from recorded_process import ready, start, started
+from recorded_process import command_here, ready, start, started
 
 from stagespan.export.node import Node
 from stagespan.export.page import Live
@@ -37,7 +37,7 @@ for n in count():
 @pytest.fixture
 def address(folder: Path) -> Iterator[str]:
     """Return the address of the page of an exporter, beside a service that works."""
-    started(SERVICE, STAGESPAN_JOB="svc")
+    started(SERVICE, STAGESPAN_JOB="svc", STAGESPAN_RING_SPANS="4096")
     with exporting("--page", "0") as (_, line):
         found = re.search(r"http://\S+", line)
         assert found is not None
@@ -50,17 +50,67 @@ def data(address: str) -> dict[str, Any]:
 
 
 def test_the_page_has_the_figures_of_the_last_seconds(address: str) -> None:
-    until(lambda: data(address)["requests"])
-    until(lambda: [one for one in data(address)["stages"] if one["stage"] == "decode"])
+    # GIVEN a page that nobody has looked at yet
     time.sleep(1)
-    found = data(address)
-    (decode,) = [one for one in found["stages"] if one["stage"] == "decode"]
-    assert 0 < decode["per_second"] < 101
-    assert decode["p50"] >= 0.009
+    shown = data(address)
+    # THEN it has the figures of the seconds before, as `stagespan top --json` prints them
+    jsonschema = pytest.importorskip("jsonschema")
+    page = shown.pop("page")
+    jsonschema.validate(shown, json.loads(command_here("top", "--json-schema").stdout))
+    (decode,) = [stage for stage in shown["stages"] if stage["name"] == "decode"]
+    assert 0 < decode["per_s"] < 101
+    assert decode["p50_ns"] >= 9e6
     assert decode["service"] == "svc"
-    assert {"service": "svc", "up": 1} in found["services"]
-    times = [one["seconds"] for one in found["requests"]]
-    assert times == sorted(times, reverse=True)
+    assert 0 < shown["window_ns"] <= 10.1e9
+    assert page["state"] == "Live processes svc: 1."
+
+
+def test_requests_are_shown_by_their_ids_with_their_parts(address: str) -> None:
+    until(lambda: any(row["where"] for row in data(address)["slowest_requests"]))
+    shown = data(address)
+    slowest = shown["slowest_requests"]
+    assert [row["total_ns"] for row in slowest] == sorted(
+        (row["total_ns"] for row in slowest), reverse=True
+    )
+    for row in slowest:
+        assert re.fullmatch(r"r\d+", row["request_id"])
+        if row["where"] is not None:
+            assert sum(part["ns"] for part in row["where"]) == row["total_ns"]
+            assert ("execution", "decode") in [(of["kind"], of["name"]) for of in row["where"]]
+    # THEN each has a link to its timeline
+    row = slowest[0]
+    assert shown["page"]["links"][row["request_id"]] == f"request/{row['trace_id']}"
+    assert row["request_id"] in get(f"{address}request/{row['trace_id']}")
+
+
+CROSSING = """
+import stagespan, time
+with stagespan.request("sent"):
+    carrier = stagespan.inject(queue="tasks")
+with stagespan.extract(carrier):
+    pass
+waiting = stagespan.extract(carrier)
+with stagespan.request("oldest"), stagespan.span("outer"), stagespan.span("inner"):
+    print("ready", flush=True)
+    input()
+"""
+
+
+def test_hand_offs_open_requests_and_losses_are_shown(folder: Path) -> None:
+    process = start(CROSSING)
+    ready(process)
+    with contextlib.closing(Node()) as node:
+        node.losses.append(lambda: {"keep": 3})
+        shown = json.loads(Live(node).data())
+    tables = {table["title"]: table["rows"] for table in shown["page"]["tables"]}
+    assert [row["name"] for row in shown["hand_offs"]] == ["tasks"]
+    assert tables["Hand-offs"][0][0] == "tasks"
+    (request,) = [row for row in shown["open_requests"] if row["request_id"] == "oldest"]
+    assert request["stages"] == ["outer", "inner"]
+    (row,) = [row for row in tables["Oldest open requests"] if row[0] == "oldest"]
+    assert row[2] == "outer > inner"
+    assert shown["lost"]["keep"] == 3
+    assert any("Lost since the start: keep 3" in text for text in shown["page"]["sentences"])
 
 
 def test_a_stage_that_runs_in_batches_has_one_row(folder: Path) -> None:
@@ -77,15 +127,14 @@ def test_a_stage_that_runs_in_batches_has_one_row(folder: Path) -> None:
             input()
         """
     )
+    ready(process)
     with contextlib.closing(Node()) as node:
-        live = Live(node)
-        ready(process)
-        found = json.loads(live.data())
+        shown = json.loads(Live(node).data())
     # THEN its row has all of them, and the time that the figures cover
-    (row,) = [one for one in found["stages"] if one["stage"] == "forward"]
-    assert row["open"] == 1
-    assert row["per_second"] == pytest.approx(6 / found["window_s"])
-    assert found["window_s"] > 0
+    (row,) = [stage for stage in shown["stages"] if stage["name"] == "forward"]
+    assert row["running"] == 1
+    assert row["per_s"] * shown["window_ns"] == pytest.approx(6e9)
+    assert shown["window_ns"] > 0
 
 
 def test_a_request_that_is_gone_gets_a_sentence(address: str) -> None:
@@ -105,13 +154,18 @@ def test_the_page_is_readable_in_a_browser(address: str, tmp_path: Path) -> None
             browser.size(width, 900)
             browser.media(scheme=scheme)
             browser.call("Page.navigate", url=address)
-            until(lambda: "decode" in " ".join(browser.text("#stages td")), 60)
-            until(lambda: browser.text("#requests a"), 60)
+            until(lambda: "decode" in " ".join(browser.text("td")), 60)
+            until(lambda: browser.text("td a"), 60)
             # THEN it fits, shows names as they are, and is updated
             assert browser.evaluate("document.documentElement.scrollWidth") <= width
-            assert any("<b>a name</b>" in text for text in browser.text("#stages td"))
-            before = browser.text("#stages")
-            until(lambda b=before: browser.text("#stages") != b)
+            assert any("<b>a name</b>" in text for text in browser.text("td"))
+            before = browser.text("td")
+            until(lambda b=before: browser.text("td") != b)
+            # also in the order that the user has chosen
+            browser.evaluate("document.querySelector('th button').click()")
+            before = browser.text("td")
+            until(lambda b=before: browser.text("td") != b)
+            assert browser.evaluate("document.querySelector('th').ariaSort") == "ascending"
             assert "Live processes svc: 1" in browser.text("#state")[0]
             browser.screenshot(tmp_path / f"{width}.png", whole=True)
         # THEN nothing else was loaded, and nothing went wrong

@@ -137,7 +137,7 @@ def test_the_commands_show_a_service_together(service: list[subprocess.Popen[str
         assert page.returncode == 0, page.stderr
         # THEN a worker that does less is not accused, because workers do not run in step
         assert "finished" not in page.stdout
-    assert f"job {SERVICE}, 2 processes" in pages["top"].stdout
+    assert f"job {SERVICE}: 2 processes" in pages["top"].stdout
     for verb in ("ps", "recover"):
         assert "Statistics of all processes" in pages[verb].stdout
         (line,) = (one for one in pages[verb].stdout.splitlines() if one.startswith("decode"))
@@ -259,7 +259,7 @@ def test_a_process_is_called_by_its_first_plain_argument(
     requests = command_here("requests", str(process.pid), "--id", "r").stdout
     found = recording.open(process.pid)
     assert row["name"] == expected
-    assert f"{process.pid} {expected}, alive" in top
+    assert f"{process.pid} {expected}: alive" in top
     assert f"{expected} {process.pid}" in requests
     # THEN the labels of metrics do not
     assert (found.program, found.service) == (f"{python} engine.py",) * 2

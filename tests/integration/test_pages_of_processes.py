@@ -57,7 +57,7 @@ def test_errors_are_seen_in_the_live_page(failing: subprocess.Popen[str]) -> Non
     page = command_here("top", str(failing.pid), "--once", "--interval", "0.1").stdout
     assert cells(page, "decode")["errors"] == "40"
     assert cells(page, "serve")["errors"] == "40"
-    assert cells(page, "tokenize")["errors"] == ""
+    assert cells(page, "tokenize")["errors"] == "0"
     assert float(cells(page, "decode")["errors/s"]) > 0
 
 
@@ -85,7 +85,7 @@ def test_one_page_shows_the_seconds_before_it(failing: subprocess.Popen[str]) ->
     assert float(found["runs/s"]) >= 40 / 10
     assert found["p50"] != ""
     assert found["p99"] != ""
-    assert "100%" in page or int(cells(page, "serve")["share"].rstrip("%")) > 0
+    assert float(cells(page, "serve")["share"].rstrip(" %")) > 0
 
 
 def test_one_page_of_a_job_shows_the_seconds_before_it(
@@ -95,9 +95,11 @@ def test_one_page_of_a_job_shows_the_seconds_before_it(
     page = command_here("top", "--job", "idle", "--once", "--interval", "0.1").stdout
     for worker in workers:
         end(worker)
-    _, rate, *figures = next(line.split() for line in page.splitlines() if " decode " in line)
+    _, rate, *figures = next(
+        line.split() for line in page.splitlines() if line.startswith("decode ")
+    )
     assert float(rate) >= 2 * 40 / 10
-    assert "-" not in figures
+    assert "-" not in figures[:6]  # the percentiles with their units
 
 
 def test_spans_before_the_last_seconds_are_not_counted(folder: Path) -> None:
@@ -133,10 +135,11 @@ def test_a_page_of_a_process_that_ends_meanwhile(folder: Path) -> None:
     page.read()
     process.communicate("\n", timeout=60)
     page.read()
-    title, message = (str(part) for part in page.render(100, None)[:2])
-    assert ", ended" in title
+    title, message = (str(part) for part in page.render(100, 40)[:2])
+    assert ": ended" in title
     assert "alive" not in title
     assert message == "The process has ended: this is its last known state."
+    assert page.page().notes() == [message]
 
 
 # --- what waits and runs --------------------------------------------------------------------------
@@ -202,7 +205,7 @@ def test_pages_show_what_waits_and_runs(folder: Path, monkeypatch: pytest.Monkey
     for shown in (page, of_job):
         assert "3 requests are open, the oldest for " in shown
         assert cells(shown, "forward")["running"] == "1"
-        assert cells(shown, "done")["running"] == ""
+        assert cells(shown, "done")["running"] == "0"
         lines = [line.split()[:2] for line in shown.splitlines()]
         assert [*sorted(lines)].count(["tasks", "2"]) == 1
         assert ["replica", "2"] in lines
@@ -266,12 +269,16 @@ def test_a_list_that_is_too_wide_leaves_out_columns_before_it_cuts_names(
             print("ready", flush=True)
             time.sleep(60)
     """)
-    started(script, RANK="0", TORCHELASTIC_RUN_ID="a job of a name")
+    started(
+        script,
+        RANK="0",
+        TORCHELASTIC_RUN_ID="a job of a name that is as long as names of jobs can be",
+    )
     monkeypatch.setenv("COLUMNS", "80")
     page = command_here("ps").stdout
     # Other tests' processes can be in the list and make other columns wider.
     assert "python s" in page
-    assert "a job of a name" not in page
+    assert "a job of a name that is as long as names of jobs can be" not in page
 
 
 def test_numbers_are_left_out_before_a_name_is_cut(

@@ -32,10 +32,12 @@ from recorded_process import (
     started_as_first,
 )
 from recording import eventually
+from rich.console import Console
 
 import preloaded
 from running import ran
 from stagespan import recording
+from stagespan.recording.live_page import LivePage
 
 
 def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> None:
@@ -325,11 +327,11 @@ def test_the_live_page_is_printed_once(folder: Path) -> None:
         return shown.stdout.splitlines()
 
     def runs_per_s(lines: list[str]) -> float:
-        (decode,) = (line.split() for line in lines if line.startswith(" decode "))
+        (decode,) = (line.split() for line in lines if line.startswith("decode "))
         return float(decode[1].replace(",", ""))
 
     lines = lines_of_top()
-    assert lines[0].startswith(f"{busy.pid} python -c, alive")
+    assert lines[0].startswith(f"{busy.pid} python -c: alive")
     assert eventually(lambda: runs_per_s(lines_of_top()) > 0, 30)  # 0 while it gets no core
     assert any("main" in line and str(busy.pid) in line for line in lines[1:])
     none = command_here("top", "--job", "no such job", "--once")
@@ -365,19 +367,23 @@ def test_long_names_do_not_hide_figures(folder: Path) -> None:
             ("ps", "--job", "a job with a name of many characters"),
         )
     ]
-    end(process)
     top, processes, of_job = pages
     assert max(len(line) for page in (top, of_job) for line in page.splitlines()) <= 80
-    (row,) = (line for line in top.splitlines() if line.lstrip().startswith("inner"))
-    assert re.fullmatch(
-        r" inner.*… +[\d,.]+(?: +[\d,]+)?(?: +[\d.,]+(?: [^\W\d]+)?)* +\d+%", row
-    ), row
+    row = next(line for line in top.splitlines() if line.startswith("inner"))
+    assert re.fullmatch(r"inner[ iner]+ +[\d,.]+(?: +[\d.,]+ [^\W\d]+)+(?: +\d+\.\d %)?", row), row
     (row,) = (line for line in processes.splitlines() if line.startswith(f"{process.pid} "))
     assert len(row) <= 80
     assert re.match(rf"{process.pid} +alive ", row)
     assert re.search(rf"^0 +{process.pid} +alive ", of_job, re.MULTILINE)
-    # THEN the innermost of the open stages is shown
-    assert "… > second" in top
+    # THEN the innermost of the open stages is shown, also in one line
+    assert "second second" in " ".join(top.split())
+    page = LivePage(str(process.pid), None)
+    page.read()
+    end(process)
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(*page.render(80, 24))
+    assert "… > second" in shown.getvalue()
+    assert max(map(len, shown.getvalue().splitlines())) <= 80
 
 
 def test_forks_while_threads_write(folder: Path) -> None:

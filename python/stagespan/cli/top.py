@@ -14,14 +14,20 @@ from typing import Any
 import click
 
 from stagespan.cli.numbers import FiniteRange
+from stagespan.cli.output import Output, PageCommand, output_options
 from stagespan.errors import StagespanError
-from stagespan.pages.console import trimmed
+from stagespan.pages.figures import document_schema
+from stagespan.recording.activity import ActivityFigures
 from stagespan.recording.live_page import LivePage
 
 _KEYS = "q quit   f freeze   s sort   / filter"
 
 
-@click.command()
+def _schema() -> dict[str, Any]:
+    return document_schema(ActivityFigures, title="What processes do now")
+
+
+@click.command(cls=PageCommand)
 @click.argument("pid", required=False, metavar="[FILE|PID]")
 @click.option("--job", metavar="JOB", help="Show the processes of a job together.")
 @click.option(
@@ -32,8 +38,11 @@ _KEYS = "q quit   f freeze   s sort   / filter"
     show_default=True,
     help="Time between two readings.",
 )
-@click.option("--once", is_flag=True, help="Print one page and exit.")
-def command(pid: str | None, job: str | None, interval: float, once: bool) -> None:
+@click.option(
+    "--once", is_flag=True, help="Print one page and exit, as all forms but that of a terminal do."
+)
+@output_options(_schema)
+def command(pid: str | None, job: str | None, interval: float, once: bool, output: Output) -> None:
     """Show the stages and threads of a process or a job, live.
 
     Without FILE, PID or --job, shows the live process that has finished the most spans. Keys: q
@@ -45,13 +54,11 @@ def command(pid: str | None, job: str | None, interval: float, once: bool) -> No
 
     page = LivePage(pid, job)
     console = Console()
-    if once or not console.is_terminal:
+    if once or output.form or output.html is not None or not console.is_terminal:
         page.read()
         time.sleep(interval)
         page.read()
-        with trimmed(console):
-            for part in page.render(console.width, None):
-                console.print(part, highlight=False)
+        output.show(page.page())
         return
     _live(console, page, interval)
 

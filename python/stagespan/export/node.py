@@ -494,6 +494,11 @@ class Node(Exported):
         found.update(super().lost())
         return dict(found)
 
+    def live_paths(self) -> list[str]:
+        """Return the recordings of processes that had not ended at the latest reading."""
+        with self._lock:
+            return [one.path for one in self._processes.values() if not one.has_ended]
+
     def recordings_of(self, trace_id: str) -> list[Recording]:
         """Return the recordings that have a part of a trace, with their spans.
 

@@ -36,6 +36,11 @@ def duration(ns: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def rate(per_s: float) -> str:
+    """Return how often something happens, rounded for people: ``1,234``, ``86.4``, ``0.25``."""
+    return f"{per_s:,.{0 if per_s >= 100 or not per_s else 1 if per_s >= 10 else 2}f}"
+
+
 def in_words(figure: float | None, unit: str) -> str:
     """Return a figure with a suitable unit: 1,234,567 ns is "1.235 ms"; None is "unknown"."""
     if figure is None:

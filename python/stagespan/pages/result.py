@@ -21,7 +21,7 @@ from msgspec import structs
 
 from stagespan.errors import StagespanError
 from stagespan.pages import kernel_names as names
-from stagespan.pages.amounts import duration, in_words
+from stagespan.pages.amounts import duration, in_words, rate
 from stagespan.pages.escaping import one_line
 from stagespan.pages.figures import Figures, Internal, Ns, in_us
 
@@ -252,7 +252,7 @@ class Table:
     columns: tuple[tuple[str, str], ...]
     """Heading and unit of each: "" for texts and plain counts, otherwise "ns", "%", "bytes" etc.
     Texts in "words" are not shortened, and a "state" is a word that can have a colour. Times in
-    "rounded ns" are shown as by `duration`, each in its own unit."""
+    "rounded ns" are shown as by `duration`, each in its own unit, and figures in "rate" rounded."""
     rows: Sequence[tuple[Cell, ...]]
     """A cell that is None is unknown, and shown as such."""
     note: str = ""
@@ -319,7 +319,7 @@ class Table:
         return Table(self.title, columns, rows, self.note)
 
 
-_UNITS_IN_NAMES = {"%": "percent", "rounded ns": "ns", "state": "", "words": ""}
+_UNITS_IN_NAMES = {"%": "percent", "rounded ns": "ns", "state": "", "words": "", "rate": ""}
 STATES: dict[str, Severity] = {
     **dict.fromkeys(("died", "fails", "slower", "worse", "missing"), "high"),
     **dict.fromkeys(("note", "not known"), "medium"),
@@ -578,6 +578,8 @@ def in_cell(cell: Cell, unit: str, most: int = 60) -> str:
         return "-" if unit in ("", "state", "words", "rounded ns") else "unknown"
     if unit == "rounded ns":
         return duration(cell)
+    if unit == "rate":
+        return rate(cell)
     return f"{cell:,}" if unit == "" and isinstance(cell, int) else in_words(cell, unit)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stagespan.live import statistics
 from stagespan.live.quantiles import quantile
+from stagespan.live.span_kinds import TITLES
 from stagespan.pages.figures import Count, RecordedFigures
 from stagespan.recording.reading import began_here
 from stagespan.recording.spans import Span
@@ -15,6 +16,14 @@ from stagespan.recording.timelines import Hop, Stretch, Timeline
 
 if TYPE_CHECKING:
     from stagespan.recording.source import RequestSource
+
+PART_NAMES = {
+    "execution": TITLES["execution"],
+    "handoff": TITLES["handoff"],
+    "queue": TITLES["queue"],
+    "unattributed": "unattributed",
+}
+"""What pages call the kinds of parts of a request."""
 
 
 class PlaceFigures(RecordedFigures, frozen=True):

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from stagespan.live.span_kinds import TITLES
 from stagespan.pages.amounts import amount, counted, in_words
 from stagespan.pages.escaping import one_line
 from stagespan.pages.figures import document_schema
@@ -29,17 +28,22 @@ from stagespan.pages.result import (
 from stagespan.pages.timeline import TimelineRow
 from stagespan.recording import request_figures
 from stagespan.recording.partition import Part, pieces
-from stagespan.recording.request_figures import RequestFigures, RequestsFigures, UnattributedFigures
+from stagespan.recording.request_figures import (
+    PART_NAMES,
+    RequestFigures,
+    RequestsFigures,
+    UnattributedFigures,
+)
 from stagespan.recording.texts import clock
 from stagespan.recording.timelines import Stretch, Timeline
 
 _MOST_ROWS = 60
 """Rows of the timeline."""
 _KINDS = {
-    "execution": (TITLES["execution"], "computing"),
-    "handoff": (TITLES["handoff"], "communicating"),
-    "queue": (TITLES["queue"], "medium"),
-    "unattributed": ("unattributed", "line"),
+    kind: (name, colour)
+    for (kind, name), colour in zip(
+        PART_NAMES.items(), ("computing", "communicating", "medium", "line"), strict=True
+    )
 }
 """What the page calls each kind, and the name of its colour."""
 _DISTRIBUTION = ("p50_ns", "p50", "ns"), ("p95_ns", "p95", "ns"), ("max_ns", "longest", "ns")

@@ -92,7 +92,7 @@ def positions(recording: Recording) -> list[Position]:
             Position(
                 thread,
                 innermost["thread_name"] or "",
-                _path(innermost, spans),
+                path_to(innermost, spans),
                 innermost["begin_ns"],
                 innermost["elapsed_ns"],
                 idle,
@@ -104,7 +104,8 @@ def positions(recording: Recording) -> list[Position]:
     )
 
 
-def _path(innermost: RecordedOpenSpan, spans: list[RecordedOpenSpan]) -> tuple[str, ...]:
+def path_to(innermost: RecordedOpenSpan, spans: list[RecordedOpenSpan]) -> tuple[str, ...]:
+    """Return the stages around an open span that are among some open spans, and its own stage."""
     by_id = {span["id"]: span for span in spans}
     path = [innermost["stage"]]
     seen = {innermost["id"]}
@@ -136,6 +137,8 @@ class LoadFigures(RecordedFigures, frozen=True):
 
     running: dict[str, int]
     """Open executions and batches by stage."""
+    longest_run_ns: dict[str, int]
+    """How long the oldest of those has lasted, by stage."""
     waiting: dict[str, int]
     """Requests that wait, by queue: received and not entered, or inside of `queued`."""
     longest_ns: dict[str, int]
@@ -153,6 +156,7 @@ class LoadFigures(RecordedFigures, frozen=True):
 def load(recordings: Iterable[Recording]) -> LoadFigures:
     """Return what runs and waits in processes at the time of their copies, all together."""
     running: Counter[str] = Counter()
+    longest_run_ns: dict[str, int] = {}
     waits: defaultdict[str, list[int]] = defaultdict(list)
     ages_ns: defaultdict[object, int] = defaultdict(int)
     unshown = 0
@@ -164,7 +168,10 @@ def load(recordings: Iterable[Recording]) -> LoadFigures:
             if OPEN.get(span["kind"]) == "waiting":
                 waits[span["stage"]].append(now_ns - span["begin_ns"])
             elif OPEN.get(span["kind"]) == "running":
-                running[span["stage"]] += 1
+                stage = span["stage"]
+                running[stage] += 1
+                ns = now_ns - span["begin_ns"]
+                longest_run_ns[stage] = max(ns, longest_run_ns.get(stage, 0))
         if len(recording.open_segments) >= recording.most_segments:
             unshown += recording.lost()["requests"]
         for segment in recording.segments():
@@ -179,6 +186,7 @@ def load(recordings: Iterable[Recording]) -> LoadFigures:
     longest_ns = {queue: max(ages) for queue, ages in waits.items()}
     return LoadFigures(
         running=dict(running.most_common()),
+        longest_run_ns=longest_run_ns,
         waiting={queue: len(ages) for queue, ages in waits.items()},
         longest_ns=longest_ns,
         open_requests=len(ages_ns),

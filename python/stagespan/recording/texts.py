@@ -9,7 +9,7 @@ from stagespan.pages.amounts import counted, duration
 from stagespan.pages.escaping import one_line
 
 if TYPE_CHECKING:
-    from stagespan.live.statistics import StageStats
+    from stagespan.live.stage_figures import StageRunFigures
     from stagespan.recording.reading import Recording, State
     from stagespan.recording.summary import LoadFigures
 
@@ -58,7 +58,7 @@ def open_requests(load: LoadFigures) -> str | None:
     return f"{are_open}, the oldest for {duration(load.oldest_request_ns)}.{more}"
 
 
-def ended_requests(ended: StageStats | None) -> str | None:
+def ended_requests(ended: StageRunFigures | None) -> str | None:
     """Return a sentence about requests that have ended; None if there are none."""
     if ended is None:
         return None

@@ -2,7 +2,7 @@
 
 The page consists of `page.html`, the style sheet and scripts of this folder, findings and tables as
 JSON in a block that browsers do not run. Its content security policy allows only these scripts, by
-their hash, and no connections.
+their hash, and no connections; that of a live page allows those to the server of the page.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from typing import Any
@@ -29,20 +30,39 @@ def html_page(page: Page) -> str:
 
 def filled(shown: dict[str, Any]) -> str:
     """Return the page with the data of `page_data`."""
-    script = "".join(map(_file, ("table.js", "plot.js", "charts.js", "timeline.js", "page.js")))
+    words = shown["words"]
+    scripts = ("plot.js", "charts.js", "timeline.js", "page.js")
+    texts = {"title": escape(words["page"]), "as_text": escape(words["as_text"])}
+    return _assembled("page.html", scripts, {**shown, "states": STATES}, texts)
+
+
+def live_page(title: str) -> str:
+    """Return a page that shows the tables of ``data.json`` beside it, and reads it every second."""
+    texts = {"title": escape(title)}
+    data, policy = {"states": STATES}, "connect-src 'self'; "
+    return _assembled("live.html", ("live.js",), data, texts, policy)
+
+
+def _assembled(
+    file: str,
+    scripts: Sequence[str],
+    data: dict[str, Any],
+    texts: dict[str, str],
+    more_policy: str = "",
+) -> str:
+    script = "".join(map(_file, ("table.js", *scripts)))
     parts = {
         "policy": (
             f"default-src 'none'; script-src 'sha256-{_sha256(script)}'; style-src 'unsafe-inline';"
-            " img-src data: blob:; base-uri 'none'; form-action 'none'"
+            f" img-src data: blob:; {more_policy}base-uri 'none'; form-action 'none'"
         ),
         "style": _file("page.css"),
-        "data": _json({**shown, "states": STATES}),
+        "data": _json(data),
         "script": script,
-        "title": escape(shown["words"]["page"]),
-        "as_text": escape(shown["words"]["as_text"]),
+        **texts,
     }
     # In one pass, so that inserted text is not searched again.
-    return _SLOT.sub(lambda found: parts[found[1]], _file("page.html"))
+    return _SLOT.sub(lambda slot: parts[slot[1]], _file(file))
 
 
 def _json(shown: dict[str, Any]) -> str:

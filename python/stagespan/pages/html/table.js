@@ -66,6 +66,7 @@ function inWords(value, unit) {
   }
   if (unit === "%") return `${number(value, 1)} %`;
   if (unit === "rounded ns") return rounded(value);
+  if (unit === "rate") return number(value, value >= 100 || !value ? 0 : value >= 10 ? 1 : 2);
   if (unit === "bytes") {
     for (const [power, name] of [[30, "GiB"], [20, "MiB"], [10, "KiB"]]) {
       if (Math.abs(value) >= 2 ** power) return `${number(value / 2 ** power, 2)} ${name}`;
@@ -90,7 +91,7 @@ function columnStyle(unit, cells, [size, name]) {
   const figures = cells.filter((cell) => typeof cell === "number");
   const texts = cells.some((cell) => typeof cell === "string" && cell !== "");
   const figure = !texts && (!["", "state", "words"].includes(unit) || figures.length > 0);
-  if (!["", "ns", "%", "bytes", "rounded ns", "state", "words"].includes(unit)) {
+  if (!["", "ns", "%", "bytes", "rounded ns", "state", "words", "rate"].includes(unit)) {
     const plain = (v) => (typeof v === "number" ? inWords(v, "") : inWords(v, unit));
     return { figure, suffix: unit, text: plain };
   }
@@ -121,15 +122,29 @@ class DataTable {
     this.goTo = goTo;
     this.wanted = "";
     this.all = false;
-    this.order = null;
-    this.styles = columnStyles(table);
-    this.words = table.rows.map((row) =>
-      row.filter((cell) => typeof cell === "string").join(" ").toLowerCase());
+    this.by = null;
     this.body = element("tbody");
     this.count = element("span", { class: "soft", "aria-live": "polite" });
     this.more = element("button", { type: "button", onclick: () => { this.all = true; this.fill(); } });
+    this.read();
     this.node = this.build(hideTitle);
     this.fill();
+  }
+
+  read() {
+    this.styles = columnStyles(this.table);
+    this.words = this.table.rows.map((row) =>
+      row.filter((cell) => typeof cell === "string").join(" ").toLowerCase());
+    this.sorted();
+  }
+
+  // Shows a later state of the table, if it has the same columns; the search and the order stay.
+  update(table) {
+    if (JSON.stringify(table.columns) !== JSON.stringify(this.table.columns)) return false;
+    this.table = table;
+    this.read();
+    this.fill();
+    return true;
   }
 
   build(hideTitle) {
@@ -169,6 +184,15 @@ class DataTable {
     const direction = before === first ? other : first;
     this.heads.forEach((each) => each.removeAttribute("aria-sort"));
     head.setAttribute("aria-sort", direction);
+    this.by = [at, direction];
+    this.sorted();
+    this.fill();
+  }
+
+  sorted() {
+    this.order = null;
+    if (!this.by) return;
+    const [at, direction] = this.by;
     const sign = direction === "ascending" ? 1 : -1;
     const rows = this.table.rows;
     this.order = rows.map((_, row) => row).sort((one, other) => {
@@ -177,7 +201,6 @@ class DataTable {
       if (a === null || b === null) return (a === null) - (b === null) || one - other;
       return sign * compare(a, b) || one - other;
     });
-    this.fill();
   }
 
   fill() {
@@ -207,6 +230,7 @@ class DataTable {
       made.textContent = ["", "state", "words", "rounded ns"].includes(unit) ? "-" : "unknown";
     } else if (typeof value === "string") {
       const short = this.table.labels[value] || value;
+      const link = at === 0 && this.table.links && this.table.links[value];
       const code = element(NAME.test(value) && unit !== "words" ? "code" : "span", { dir: "auto" }, short);
       if (short.length < 25) made.classList.add("short");
       const state = unit === "state" && DATA.states[value];
@@ -218,7 +242,7 @@ class DataTable {
           code.textContent = whole ? value : short;
         };
       }
-      made.append(code);
+      made.append(link ? element("a", { href: link }, code) : code);
     } else if (unit === "ns" && name === "at" && this.goTo) {
       made.append(element("button", {
         type: "button", class: "at", title: "Show in the timeline", onclick: () => this.goTo(value),
