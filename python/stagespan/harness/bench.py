@@ -48,7 +48,7 @@ from stagespan.harness.output import (
 )
 from stagespan.harness.script import has_unreplayable
 from stagespan.harness.standalone import fidelity
-from stagespan.harness.standalone.fit import ReplayError, bound_by
+from stagespan.harness.standalone.fit import LoopError, ReplayError, bound_by
 from stagespan.harness.standalone.loaded import owner_of
 from stagespan.harness.standalone.steps import FunctionStep, function_of, with_method
 from stagespan.live.lines import log_info
@@ -534,7 +534,7 @@ class StageBenchHarness:
         try:
             yield
         except ReplayError as error:
-            if not error.inputs_may_help:
+            if isinstance(error, LoopError):
                 raise HarnessError(
                     f"Stage {self.stage_name!r} {what}: {error}, leave step out, or give the step "
                     f"with HarnessConfig(step_fn=...)."

@@ -21,12 +21,9 @@ PREFIX = "_stagespan_replay_"
 
 _HEAD = '''"""Makes inputs, and runs and measures steps, for scripts profile_*.py in this folder.
 
-Written by stagespan, which it does not need. These are the parts of stagespan.harness.standalone
-that a script uses, without their docstrings, comments and types, and with tabs as indentation.
-The name contains a hash.
+These are the parts of stagespan.harness.standalone that a script uses, without docstrings and
+types. It does not need stagespan.
 """
-
-from __future__ import annotations
 
 '''
 
@@ -119,8 +116,8 @@ def _sources(more: tuple[ModuleType, ...]) -> list[_Source]:
 def _bare(text: str) -> str:
     """Return source without comments, and without the types of parameters, results and variables.
 
-    The annotations of classes stay, because they define the fields of named tuples. A tab stands
-    for each four spaces of indentation, which are a sixth of the text.
+    The other annotations of classes define the fields of named tuples. A tab stands for each four
+    spaces of indentation, which are a sixth of the text.
     """
     lines: list[str | None] = [*text.splitlines()]
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -128,9 +125,10 @@ def _bare(text: str) -> str:
             line = token.line[: token.start[1]].rstrip()
             lines[token.start[0] - 1] = line or None
     tree = ast.parse(text)
-    of_classes = {id(member) for node in ast.walk(tree) for member in _members(node)}
+    fields = {id(member) for node in ast.walk(tree) for member in _members(node)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.AnnAssign) and id(node) not in of_classes:
+        is_variable = id(node) not in fields or "ClassVar" in ast.dump(node)
+        if isinstance(node, ast.AnnAssign) and is_variable:
             _drop_type(lines, node)
         elif isinstance(node, _FUNCTIONS) and node.lineno < node.body[0].lineno:
             lines[node.lineno - 1] = _head_of(node)

@@ -689,7 +689,7 @@ def test_the_module_of_a_step_of_a_loop_has_only_what_its_script_needs(kind: str
     assert not module.defined & others
     assert "def make_frequent" not in module.text
     assert "def draw_complex" not in module.text
-    assert len(module.text.encode()) <= 60 * 1024
+    assert len(module.text.encode()) <= 60_000
 
 
 def test_many_numbers_take_few_lines() -> None:

@@ -46,12 +46,12 @@ def fidelity(
         known = step.get("of")
         facts["live_steps"] = known if known and not step.get("run_with") else None
         steps = facts["live_steps"] or 0
-    facts["live_p50_ms"] = live["p50_ms"]
-    facts["live_cpu_p50_ms"] = live.get("cpu_p50_ms")
+    live_ms = facts["live_p50_ms"] = live["p50_ms"]
+    live_cpu_ms = facts["live_cpu_p50_ms"] = live.get("cpu_p50_ms")
     facts["live_runs"] = live.get("count")
     if step is None:
         facts["live_launches"] = live.get("launches")
-    is_cpu = on_host and facts["live_cpu_p50_ms"] and _is_cpu_time_whole(timing)
+    is_cpu = on_host and live_cpu_ms and _is_cpu_time_whole(timing)
     facts["compared"] = "cpu" if is_cpu else "wall"
     one_ms = timing["cpu"]["p50"] if is_cpu else timing.get("p50")
     if one_ms is None or not steps:
@@ -62,7 +62,7 @@ def fidelity(
     if before_ms is not None:
         facts["before_ms"] = before_ms
         took_ms = before_ms + one_ms * (steps - 1)
-    facts["ratio"] = took_ms / facts["live_cpu_p50_ms" if is_cpu else "live_p50_ms"]
+    facts["ratio"] = took_ms / (live_cpu_ms if is_cpu else live_ms)
     return facts
 
 
@@ -118,7 +118,7 @@ def fidelity_line(
         line += f" ({runs:,} run{'' if runs == 1 else 's'} of this signature)"
     if facts["ratio"] is not None:
         line += f", replay {facts['ratio']:.2f} x"
-        if _is_short(facts, timing):
+        if _is_short(timing):
             line += " (below 1 ms: +10 to 40 % is usual)"
         if facts["before_ms"] is not None:
             line += f" ({facts['before_ms']:,.2f} ms up to step 2, then {steps - 1:,} x this step)"
@@ -130,9 +130,9 @@ def fidelity_line(
     return f"{line}." + (f" Possible {word}: {'; '.join(reasons)}." if reasons else "")
 
 
-def _is_short(found: Mapping[str, Any], timing: Mapping[str, Any] | None) -> bool:
+def _is_short(timing: Mapping[str, Any] | None) -> bool:
     one_ms = (timing or {}).get("p50")
-    return one_ms is not None and one_ms < NOT_SHORT_MS and found["ratio"] is not None
+    return one_ms is not None and one_ms < NOT_SHORT_MS
 
 
 def likely_reasons(
@@ -153,7 +153,7 @@ def likely_reasons(
         counted.append((1 if launches > live else -1, text))
     if ratio is None:
         return []
-    is_usual = _is_short(facts, timing) and 1 <= ratio <= SHORT_RATIO
+    is_usual = _is_short(timing) and 1 <= ratio <= SHORT_RATIO
     if not counted and (abs(ratio - 1) <= CLOSE_ENOUGH or is_usual):
         return []
     candidates = [*counted, *differences, *_of_the_machine(facts, timing)]

@@ -56,7 +56,7 @@ def summary(
     stats["busy"] = busy(runs, device, stats["slowdown"])
     stats["one_thread"] = (
         device.startswith("cpu")
-        and not any(is_initialized(kind) for kind in DEVICE_TYPES)
+        and not any(map(is_initialized, DEVICE_TYPES))
         and one_thread_worked(sum(run.wall_ms for run in runs), sum(run.others_ms for run in runs))
     )
     return stats
@@ -155,9 +155,9 @@ def idle(timing: Mapping[str, Any], device: str = "cpu") -> str | None:
 
     None if an accelerator is in use, for which the thread waits, and if the times are not known.
     """
-    if not timing["mean"] or timing["waited_ms"] is None or not device.startswith("cpu"):
+    if not timing["mean"] or timing["waited_ms"] is None:
         return None
-    if any(is_initialized(kind) for kind in DEVICE_TYPES):
+    if not device.startswith("cpu") or any(map(is_initialized, DEVICE_TYPES)):
         return None
     waited_ms = timing["waited_ms"] / timing["iterations"]
     share = 1 - (timing["cpu"]["mean"] + waited_ms) / timing["mean"]

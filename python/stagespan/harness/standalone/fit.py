@@ -11,12 +11,13 @@ from typing import Any
 class ReplayError(ValueError):
     """A step cannot be run. The message says why in one sentence."""
 
-    inputs_may_help = True
-    """Whether other inputs could be the remedy."""
-
     def __str__(self) -> str:
         # Names in a signature can contain anything, and scripts do not have StagespanError.
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in super().__str__())
+
+
+class LoopError(ReplayError):
+    """The loop of a stage has no such step. Other inputs are not the remedy."""
 
 
 def signature_of(function: Any) -> inspect.Signature:
@@ -67,16 +68,14 @@ def fit(
     missing: list[str] = []
     takes_any = False
     for parameter in parameters:
-        name = parameter.name
-        if parameter.kind is parameter.VAR_POSITIONAL:
+        name, kind = parameter.name, parameter.kind
+        if kind is parameter.VAR_POSITIONAL:
             args.extend(unused.pop(f"*{name}", ()))
-        elif parameter.kind is parameter.VAR_KEYWORD:
+        elif kind is parameter.VAR_KEYWORD:
             takes_any = True
         elif name not in unused and parameter.default is parameter.empty:
             missing.append(name)
-        elif parameter.kind is parameter.POSITIONAL_ONLY or (
-            by_position and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        ):
+        elif kind is parameter.POSITIONAL_ONLY or (by_position and kind is _BY_POSITION):
             args.append(unused.pop(name, parameter.default))
         elif name in unused:
             kwargs[name] = unused.pop(name)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from stagespan.harness.standalone.figures import Run
-from stagespan.harness.standalone.fit import ReplayError, fit
+from stagespan.harness.standalone.fit import LoopError, ReplayError, fit
 from stagespan.harness.standalone.loop_state import LoopState
 from stagespan.harness.standalone.steps import drain, function_of
 
@@ -37,16 +37,8 @@ ENOUGH_CALLS = 8
 LEAVES = (str, bytes, bool, int, float, complex, type(None), torch.Tensor, types.ModuleType)
 
 
-class NoLoopError(ReplayError):
+class NoLoopError(LoopError):
     """The stage has no loop, so it has no steps."""
-
-    inputs_may_help = False
-
-
-class NoStepError(ReplayError):
-    """The loop ends before the chosen step."""
-
-    inputs_may_help = False
 
 
 class StepDone(BaseException):
@@ -79,23 +71,18 @@ class LoopStep:
         self.asked = step
         self.shortened: tuple[str, int, int] | None = None
         self.args, self.kwargs = fit(function, self._with_few_steps(inputs), optional)
-        self.number: int | None = {"first": 1, "second": 2}.get(str(step))
-        if isinstance(step, int):
-            self.number = step
+        named = {"first": 1, "second": 2}
+        self.number = step if isinstance(step, int) else named.get(str(step))
         self.total: int | None = None
         tokens = inputs.get("max_new_tokens")  # that `generate` was asked for
         self.expected = tokens if type(tokens) is int and tokens > 0 else None
         self.starts: int | None = None
         self.state: LoopState | None = None
 
-    def reset(self) -> None:
-        """Do nothing: each run restores the scheduler and the stage."""
-
     def learn_from(self, other: Any) -> None:
         """Copy what another step of the same loop has found out."""
-        self.number, self.total, self.starts = other.number, other.total, other.starts
-        self.returns = other.returns
-        self.state = other.state
+        for name in ("number", "total", "starts", "returns", "state"):
+            setattr(self, name, getattr(other, name))
 
     def __call__(self) -> None:
         """Run the stage up to the end of the chosen step."""
@@ -129,7 +116,7 @@ class LoopStep:
     def _run(self, begin: Callable[[], None], end: Callable[[], None], count: int) -> int:
         seen = starts = 0
         begun = done = elsewhere = False
-        first, last = self._bounds(count)
+        first = self._first_of(count)
         thread = threading.get_ident()
 
         def on_start() -> None:
@@ -142,7 +129,7 @@ class LoopStep:
             starts += 1
 
         def on_return(count_steps: Callable[[], int | None]) -> None:
-            nonlocal seen, first, last, begun, done, elsewhere
+            nonlocal seen, first, begun, done, elsewhere
             if threading.get_ident() != thread:  # an exception would end only that thread
                 elsewhere = True
                 return
@@ -153,10 +140,10 @@ class LoopStep:
                 self.starts = starts - 1
                 # Only once, because it takes time that belongs to a measured first step.
                 self._learn(count_steps() if self.total is None else None)
-                first, last = self._bounds(count)
-            if first is None or last is None:
+                first = self._first_of(count)
+            if first is None:
                 return
-            if seen == last:
+            if seen == first + count - 1:
                 end()
                 done = True
                 raise StepDone
@@ -171,27 +158,17 @@ class LoopStep:
         except BaseException as error:
             if not done or isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
-        return self._ended(seen, done, begun, elsewhere, first, last, end)
+        if done:
+            if self.total is not None and seen > self.total:  # the stage runs its loop again
+                self.total = None
+            return count
+        if begun and first is not None and seen >= first:  # the loop had fewer steps than requested
+            end()
+            return seen - first + 1
+        return self._ended(seen, first, elsewhere)
 
-    def _ended(
-        self,
-        seen: int,
-        done: bool,
-        begun: bool,
-        elsewhere: bool,
-        first: int | None,
-        last: int | None,
-        end: Callable[[], None],
-    ) -> int:
-        """Return the number of steps between `begin` and `end`; 0 if the stage must run again."""
-        if first is not None and last is not None:
-            if done:
-                if self.total is not None and last > self.total:  # the stage runs its loop again
-                    self.total = None
-                return last - first + 1
-            if begun and seen >= first:  # the loop had fewer steps than requested
-                end()
-                return seen - first + 1
+    def _ended(self, seen: int, first: int | None, elsewhere: bool) -> int:
+        """Return 0 if the stage must run again; else raise LoopError: it had no such step."""
         if seen == 0:
             if not elsewhere and self.returns.guessed_wrong():
                 return 0
@@ -205,7 +182,7 @@ class LoopStep:
             self.number = None
             self._learn(seen)
             return 0
-        raise NoStepError(
+        raise LoopError(
             f"the loop of {title_of(self.function)} ended after {seen} step(s) of "
             f"{self.returns.title}, before step {first}: choose a step from 1 to {seen}"
         )
@@ -219,14 +196,11 @@ class LoopStep:
         elif self.total is not None:
             self.number = self.total if self.asked == "last" else (self.total + 1) // 2
 
-    def _bounds(self, count: int) -> tuple[int | None, int | None]:
-        """Return the first and the last step between `begin` and `end`; None if not known yet."""
-        first = self.number
-        if first is None:
-            return None, None
-        if count > 1 and self.total is not None and first <= self.total:
-            first = max(1, min(first, self.total - count + 1))
-        return first, first + count - 1
+    def _first_of(self, count: int) -> int | None:
+        """Return the first step between `begin` and `end`; None if not known yet."""
+        if self.number is None or self.total is None or self.number > self.total:
+            return self.number
+        return max(1, min(self.number, self.total - count + 1))
 
     def _with_few_steps(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs, with a smaller number of steps if a late step is requested."""
@@ -489,20 +463,24 @@ def _held(value: Any) -> list[Any]:
         children = list(attributes.get("_modules", {}).values())[:MOST_ITEMS]
         plain = [v for name, v in attributes.items() if not name.startswith("_")]
         return plain + (children if holds_the_loop(value) else [])
-    shared = [vars(kind) for kind in type(value).__mro__ if kind.__module__ != "builtins"]
-    of_class = [item for held in shared for item in held.values() if not _is_code(item)]
+    of_class = [item for item in _of_classes(value) if not _is_code(item)]
     return list(attributes.values()) + in_slots + of_class[:MOST_ITEMS]
 
 
 def _in_slots(value: Any) -> list[Any]:
     """Return the attributes of an object whose class has ``__slots__``."""
     values = []
-    for kind in type(value).__mro__:
-        for slot in vars(kind).values() if kind.__module__ != "builtins" else ():
-            if isinstance(slot, types.MemberDescriptorType):
-                with contextlib.suppress(AttributeError):  # not set
-                    values.append(slot.__get__(value))
+    for slot in _of_classes(value):
+        if isinstance(slot, types.MemberDescriptorType):
+            with contextlib.suppress(AttributeError):  # not set
+                values.append(slot.__get__(value))
     return values
+
+
+def _of_classes(value: Any) -> list[Any]:
+    """Return the attributes of an object's classes, without those of Python."""
+    kinds = [kind for kind in type(value).__mro__ if kind.__module__ != "builtins"]
+    return [item for kind in kinds for item in vars(kind).values()]
 
 
 def _is_code(value: Any) -> bool:
@@ -552,16 +530,13 @@ def _replaced(target: Any, name: str, watched: Callable[..., Any]) -> Iterator[N
     """Replace a method of a class, or an attribute of an instance, by a watched one."""
     # Objects with __slots__ have none.
     method = getattr(target, "__dict__", {}).get(name)
-    if isinstance(target, type):
-        original = method if method is not None else _static(target, name)
-        bound_to = None
-    else:
-        original, bound_to = method, target
+    is_class = isinstance(target, type)
+    original = _static(target, name) if is_class and method is None else method
     if not callable(original) or isinstance(original, (staticmethod, classmethod)):
         yield
         return
     try:
-        setattr(target, name, watched(original, bound_to, name == "step"))
+        setattr(target, name, watched(original, None if is_class else target, name == "step"))
     except (AttributeError, TypeError):  # classes of C extensions cannot be changed
         yield
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
 import gzip
 import json
@@ -164,51 +163,45 @@ def print_table(path: Path, limit: int = 15) -> None:
     kernels = [event for event in events if event.get("cat") in DEVICE_WORK]
     operators = [event for event in events if event.get("cat") == "cpu_op"]
     rows = totals(kernels) if kernels else totals(operators, own_times(operators))
-    total = sum(took for _, took, _ in rows)
+    whole = "in all", sum(row[1] for row in rows), sum(row[2] for row in rows)
     what = "kernel" if kernels else "operator (own time on the CPU)"
     say(f"{'ms':>10}  {'%':>5}  {'count':>6}  {what}")
-    for name, took, count in rows[:limit]:
-        share = 100 * took / total if total else 0.0
+    for name, took, count in (*rows[:limit], whole):
+        share = 100 * took / whole[1] if whole[1] else 0.0
         say(f"{took / 1000:>10.3f}  {share:>5.1f}  {count:>6}  {name[:100]}")
-    say(f"{total / 1000:>10.3f}  {100.0:>5.1f}  {sum(row[2] for row in rows):>6}  in all")
 
 
 def totals(events: list[Any], own: list[float] | None = None) -> list[tuple[str, float, int]]:
     """Return (name, microseconds, count) for each name, longest first."""
     times = [float(event.get("dur", 0)) for event in events] if own is None else own
-    counts = collections.Counter(event["name"] for event in events)
-    totals_us = dict.fromkeys(counts, 0.0)
+    rows: dict[str, tuple[str, float, int]] = {}
     for event, took_us in zip(events, times, strict=True):
-        totals_us[event["name"]] += took_us
-    return sorted(
-        ((name, us, counts[name]) for name, us in totals_us.items()), key=lambda row: -row[1]
-    )
+        name, total_us, count = rows.get(event["name"], (event["name"], 0.0, 0))
+        rows[name] = name, total_us + took_us, count + 1
+    return sorted(rows.values(), key=lambda row: -row[1])
 
 
 def own_times(events: list[Any]) -> list[float]:
     """Return each operator's time minus that of the operators inside it, in microseconds."""
     own_us = [float(event.get("dur", 0)) for event in events]
-    ranges_us = [(float(event["ts"]), us) for event, us in zip(events, own_us, strict=True)]
     around: dict[Any, list[tuple[int, float]]] = {}
-    for i in sorted(range(len(events)), key=lambda i: (ranges_us[i][0], -ranges_us[i][1])):
-        start_us, us = ranges_us[i]
+    for i in sorted(range(len(events)), key=lambda i: (float(events[i]["ts"]), -own_us[i])):
+        start_us = float(events[i]["ts"])
         stack = around.setdefault(events[i].get("tid"), [])
         while stack and start_us >= stack[-1][1]:
             stack.pop()
         if stack:
-            own_us[stack[-1][0]] -= us
-        stack.append((i, start_us + us))
+            own_us[stack[-1][0]] -= own_us[i]
+        stack.append((i, start_us + own_us[i]))  # no operator inside it was seen yet
     return own_us
 
 
 def with_compiled_modules(stage: Any) -> Any:
     """Apply torch.compile to the stage's modules, or to the stage if it has none, and return it."""
     holder = getattr(stage, "__self__", stage)
-    if isinstance(holder, torch.nn.Module):
-        modules = [holder]
-    else:
-        held = vars(holder).values() if hasattr(holder, "__dict__") else ()
-        modules = [value for value in held if isinstance(value, torch.nn.Module)]
+    is_module = isinstance(holder, torch.nn.Module)
+    held = [holder] if is_module else getattr(holder, "__dict__", {}).values()
+    modules = [value for value in held if isinstance(value, torch.nn.Module)]
     for module in modules:
         module.compile()
     return stage if modules or not callable(stage) else torch.compile(stage)
@@ -265,7 +258,7 @@ def main(
         if count is not None and count < least:
             parser.error(f"--{name.replace('_', '-')} {count} is too few: give {least} or more")
     wanted = int(options.threads) if options.threads.isdecimal() else options.threads
-    if wanted not in ("captured", "machine") and not (isinstance(wanted, int) and wanted > 0):
+    if not wanted or (isinstance(wanted, str) and wanted not in ("captured", "machine")):
         parser.error(f"--threads {options.threads} is not captured, machine or a number from 1")
     given = {"seed": options.seed, "variant": options.variant}
     step, step_fn = options.step, None
@@ -296,15 +289,15 @@ def main(
             )
         if options.json:
             say(json.dumps(result, indent=2))
+        return 0
     except (ReplayError, LookupError, OSError) as error:
-        sys.stderr.write(f"{str(error).strip()}\n")
-        return 2
+        message = str(error).strip()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        sys.stderr.write(
+        message = (
             "There is not enough memory: end other programs that use it, or choose a smaller "
-            "signature with --variant, or fewer iterations with --steps 1.\n"
+            "signature with --variant, or fewer iterations with --steps 1."
         )
-        return 2
-    return 0
+    sys.stderr.write(f"{message}\n")
+    return 2

@@ -120,8 +120,7 @@ class Replay:
         """
         if not self._next:
             self._next = [self.make_inputs()]
-            is_small = SETS_AT_ONCE * bytes_in(self._next[0]) <= MOST_SETS_BYTES
-            if self._are_independent and is_small:
+            if self._can_be_several(self._next[0]):
                 self._next += [self.make_inputs() for _ in range(SETS_AT_ONCE - 1)]
                 if not changeable(self._next[0]).isdisjoint(changeable(self._next[-1])):
                     # The user's function returns the same cache each time, emptied.
@@ -134,9 +133,8 @@ class Replay:
         if self._other is None:
             inputs = self.make_inputs()
             self._other = inputs, self._another(inputs), state_of(inputs)
-        mine = self.inputs, self.step, self._state
-        self.inputs, self.step, self._state = self._other
-        self._other = mine
+        last = self.inputs, self.step, self._state
+        (self.inputs, self.step, self._state), self._other = self._other, last
 
     def remake(self) -> None:
         """Create the inputs and the step again, without the state of the last step."""
@@ -156,9 +154,7 @@ class Replay:
 
     def _another(self, inputs: dict[str, Any]) -> Callable[[], Any]:
         step = self.make_step(inputs)
-        learn_from = getattr(step, "learn_from", None)
-        if learn_from is not None:
-            learn_from(self.step)
+        getattr(step, "learn_from", lambda _: None)(self.step)
         return step
 
     def _ready(self, step: Callable[[], Any]) -> Callable[[], Any]:
@@ -178,10 +174,12 @@ class Replay:
             return None
         if not self._changes_inputs:
             return self.step
-        is_small = SETS_AT_ONCE * bytes_in(self.inputs) <= MOST_SETS_BYTES
-        if not self._are_independent or not is_small:
+        if not self._can_be_several(self.inputs):
             return None
         return self._ready(self._another(self._next_inputs()))
+
+    def _can_be_several(self, inputs: dict[str, Any]) -> bool:
+        return self._are_independent and SETS_AT_ONCE * bytes_in(inputs) <= MOST_SETS_BYTES
 
     def run(self, step: Callable[[], Any], before: Callable[[], Any] | None = None) -> Run:
         """Run a step from `prepare` once and measure it, including its work on the device.
@@ -257,22 +255,20 @@ class Replay:
         nearest to the median, and its number; `profiled_ms` is its time, and `all_profiled_ms` the
         times of all.
         """
-        kept = 0
-        nearest: list[T] = []
-        self.all_profiled_ms = []
+        nearest: tuple[float, float, T, int] | None = None  # only one, because each needs memory
+        times_ms: list[float] = []
+        self.all_profiled_ms = times_ms
         while True:
-            recorded = profile()
-            took_ms = self.profiled_ms
+            recorded, took_ms = profile(), self.profiled_ms
             if took_ms is None or not median_ms:
-                return recorded, len(self.all_profiled_ms) + 1
-            self.all_profiled_ms.append(took_ms)
-            distances = [abs(each_ms - median_ms) for each_ms in self.all_profiled_ms]
-            if distances.index(min(distances)) == len(distances) - 1:
-                nearest, kept = [recorded], len(distances)  # the others need memory
-            is_last = len(distances) == MOST_PROFILED
-            if is_last or took_ms <= FAR_FROM_MEDIAN * median_ms:
-                self.profiled_ms = self.all_profiled_ms[kept - 1]
-                return nearest[0], kept
+                return recorded, len(times_ms) + 1
+            times_ms.append(took_ms)
+            distance_ms = abs(took_ms - median_ms)
+            if nearest is None or distance_ms < nearest[0]:
+                nearest = distance_ms, took_ms, recorded, len(times_ms)
+            if len(times_ms) == MOST_PROFILED or took_ms <= FAR_FROM_MEDIAN * median_ms:
+                _, self.profiled_ms, recorded, number = nearest
+                return recorded, number
 
     def _between(
         self,
@@ -371,9 +367,7 @@ class DeviceCache:
 
     def needs_rotation(self, inputs: Mapping[str, Any]) -> bool:
         """Whether small inputs would stay in the cache from one run to the next."""
-        if not self.is_accelerator or self.bytes:
-            return False
-        return 0 < bytes_in(inputs) < MOST_ROTATED_BYTES
+        return self.is_accelerator and not self.bytes and 0 < bytes_in(inputs) < MOST_ROTATED_BYTES
 
 
 def cache_bytes(device: str) -> int | None:
@@ -381,7 +375,7 @@ def cache_bytes(device: str) -> int | None:
     try:
         module = getattr(torch, device.partition(":")[0])
         return int(module.get_device_properties(torch.device(device)).L2_cache_size) or None
-    except (AttributeError, RuntimeError, ValueError, TypeError, AssertionError):
+    except Exception:  # there is no such device, or this torch does not tell
         return None
 
 

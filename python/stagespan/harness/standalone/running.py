@@ -32,10 +32,9 @@ def was_taken_over(profiler: Any, all_threads: bool = False) -> bool:
     if autograd is None or inner is None:
         return False
     # Each profiler that ends, in any thread, resets the flag of the process.
-    runs = bool(getattr(autograd, "_is_profiler_enabled", True))
-    if not all_threads:  # the flag of this thread is not set otherwise
-        runs = runs and is_enabled_here()
-    if not runs or any(
+    runs = getattr(autograd, "_is_profiler_enabled", True)
+    # The flag of this thread is not set if it records all of them.
+    if not (runs and (all_threads or is_enabled_here())) or any(
         candidate is not inner
         and candidate not in _never_stopped
         and getattr(candidate, "entered", False)

@@ -32,9 +32,6 @@ class CallStep:
         named = getattr(function, "__qualname__", None) or type(function).__qualname__
         return f"one whole call of {named}"
 
-    def reset(self) -> None:
-        """Nothing to put back."""
-
     def __call__(self) -> Any:
         """Run it to its end, coroutines and generators too; returns what it returned."""
         return drain(self.function(*self.args, **self.kwargs))
@@ -49,9 +46,6 @@ class FunctionStep:
         self.step_fn = step_fn
         self.stage = stage
         self.inputs = inputs
-
-    def reset(self) -> None:
-        """Nothing to put back."""
 
     def __call__(self) -> Any:
         """Run it to its end; returns what it returned."""

@@ -86,12 +86,10 @@ def threads_set(wanted: int | str | None, captured: Any) -> Iterator[str | None]
     ``captured`` is the number in the live runs; anything but an int if it is not known. Yields a
     sentence if the number was changed, or could not be that of the live runs; otherwise None.
     """
-    before, number = torch.get_num_threads(), None
-    if isinstance(wanted, int):
-        number = wanted
-    elif wanted == "captured" and type(captured) is int and not os.environ.get("OMP_NUM_THREADS"):
+    before, number = torch.get_num_threads(), wanted
+    if wanted == "captured" and not os.environ.get("OMP_NUM_THREADS"):
         number = captured
-    if number is None or number == before or number < 1:
+    if type(number) is not int or number == before or number < 1:
         yield None
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -136,19 +134,17 @@ def run_context(context: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
-    """Return (getter, setter, captured value) of each captured setting that selects kernels."""
-    modes: list[tuple[Any, Any, Any]] = []
+def kernel_settings(context: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield (getter, setter, captured value) of each captured setting that selects kernels."""
     sdpa: Any = context.get("sdpa")
     for name in ("flash", "mem_efficient", "math", "cudnn") if isinstance(sdpa, list) else ():
         enabled = getattr(torch.backends.cuda, f"{name}_sdp_enabled", None)
         enable = getattr(torch.backends.cuda, f"enable_{name}_sdp", None)
         if enabled is not None and enable is not None:
-            modes.append((enabled, enable, name in sdpa))
+            yield enabled, enable, name in sdpa
     precision = context.get("matmul_precision")
     if precision in ("highest", "high", "medium"):
-        setter = torch.set_float32_matmul_precision
-        modes.append((torch.get_float32_matmul_precision, setter, precision))
+        yield torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, precision
     if isinstance(context.get("deterministic"), bool):
         is_on = torch.are_deterministic_algorithms_enabled
         # The capture shows that no operator raised an exception, so a warning is enough here.
@@ -157,5 +153,4 @@ def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
         def set_deterministic(on: bool) -> None:
             torch.use_deterministic_algorithms(on, warn_only=on and only_warns)
 
-        modes.append((is_on, set_deterministic, context["deterministic"]))
-    return modes
+        yield is_on, set_deterministic, context["deterministic"]
