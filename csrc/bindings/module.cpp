@@ -28,6 +28,7 @@
 #include "timed_iterator.h"
 #include "timed_run.h"
 #include "token_object.h"
+#include "trace_passes.h"
 #include "trace_scanner.h"
 #include "waiting.h"
 
@@ -189,6 +190,7 @@ PYBIND11_MODULE(_core_of_main, module) {
   sp::watch_thread_names();
   sp::define_device(module);
   sp::define_trace_scanner(module);
+  sp::define_trace_passes(module);
   module.def("c_api", [] {
     return py::reinterpret_steal<py::object>(
         PyCapsule_New(const_cast<stagespan::Api*>(&sp::api()), stagespan::kApiCapsule, nullptr));

@@ -1092,3 +1092,47 @@ class TraceScanner:
     @property
     def looks_like_a_trace(self) -> bool:
         """Whether any entry was an event."""
+
+# Passes over a trace's events. All arrays are contiguous arrays of int64; the last ones are filled.
+# Raises TypeError for other arrays, and ValueError if their lengths differ.
+def trace_nest(
+    begin: NDArray[np.int64],
+    end: NDArray[np.int64],
+    thread: NDArray[np.int64],
+    parent: NDArray[np.int64],
+    longer: NDArray[np.int64],
+    own: NDArray[np.int64],
+) -> None:
+    """Find what each interval is in. They are sorted by thread and begin, outer before inner.
+
+    ``parent`` is the index of the one that is open and began last, or -1; ``longer`` is the next
+    one around it that ends later, or -1. ``own`` is the time while no later one of the thread is
+    open. An interval ends after its begin.
+    """
+
+def trace_earliest(
+    source: NDArray[np.int64],
+    target: NDArray[np.int64],
+    lags: NDArray[np.int64],
+    cases: int,
+    times: NDArray[np.int64],
+) -> None:
+    """Compute when each point comes at the earliest, with a lag after each source.
+
+    ``times`` has a row for each point and a column for each case, with the times that no point can
+    be before, and ``lags`` a row for each edge. Edges into a point precede those out of it. Raises
+    ValueError if an edge has a point that does not exist.
+    """
+
+def trace_latest(
+    source: NDArray[np.int64],
+    target: NDArray[np.int64],
+    lags: NDArray[np.int64],
+    times: NDArray[np.int64],
+) -> None:
+    """Compute when each point must come at the latest, from the times that ``times`` contains."""
+
+def trace_topological_ranks(
+    source: NDArray[np.int64], target: NDArray[np.int64], ranks: NDArray[np.int64]
+) -> None:
+    """Compute the position of each point in a topological order of the graph."""

@@ -9,6 +9,7 @@ becomes the longest one.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -31,6 +32,7 @@ from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.threads import ThreadIndex
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.derived.windows import base_window, steps_of
+from stagespan.trace.read.groups import sums
 from stagespan.trace.read.intervals import Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -204,7 +206,8 @@ def analyze(trace: Trace) -> CriticalPath | Unavailable:
             if windows[at].step
         ],
         segments=[
-            Segment(begin, end, _NAMES[edges.kind[edge]], names[edge]) for edge, begin, end in path
+            Segment(begin, end, _NAMES[edges.kind[edge]], names.words[names.word[edge]])
+            for edge, begin, end in path
         ],
     )
 
@@ -242,7 +245,7 @@ def _segments(edges: Edges) -> list[tuple[int, int, int]]:
     An event that begins before the end of the one that it waited for gets the time of both.
     """
     path = edges.path
-    begin = np.array(edges.times)[edges.source[path]]
+    begin = edges.times[edges.source[path]]
     # Each ends where the first of those after it begins.
     until = np.minimum.accumulate(np.append(edges.end_ns, begin[::-1]))[-2::-1]
     shown = np.flatnonzero(begin < until)
@@ -257,31 +260,47 @@ def _by_kind(edges: Edges) -> dict[str, int]:
     return {kind: time for kind, time in found.items() if time}
 
 
-def _names(trace: Trace, edges: Edges) -> list[str]:
-    """Return the name of each edge: the device's event, the call, or the operator around it."""
-    events = trace.events
-    of_host = np.flatnonzero((edges.kind == _NAMES.index(HOST)) & (edges.row >= 0))
-    around = dict(zip(of_host.tolist(), _operators(trace, edges.row[of_host]), strict=True))
-    found = []
-    columns = (edges.row, edges.kind, events.name[edges.row])
-    for edge, (row, kind, name) in enumerate(
-        zip(*(each.tolist() for each in columns), strict=True)
-    ):
-        if row < 0:
-            found.append("after the last call or work")
-        elif around.get(edge, -1) >= 0:
-            found.append(trace.names[int(events.name[around[edge]])])
-        elif _NAMES[kind] == HOST:
-            found.append(f"before {trace.names[name]}")
-        else:
-            found.append(trace.names[name])
-    return found
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The name of each edge: the device's event, the call, or the operator around it."""
+
+    words: list[str]
+    word: Rows
+    """Index into `words` of each edge's name."""
 
 
-def _operators(trace: Trace, rows: Rows) -> list[int]:
+def _names(trace: Trace, edges: Edges) -> _Named:
+    events, count = trace.events, len(trace.names)
+    is_host = edges.kind == _NAMES.index(HOST)
+    code = events.name[edges.row].astype(np.int64)
+    # The time before a call is named after the operator around the call, if there is one.
+    of_host = np.flatnonzero(is_host & (edges.row >= 0))
+    around = _operators(trace, edges.row[of_host])
+    code[of_host] = np.where(around >= 0, events.name[around], code[of_host] + count)
+    code[edges.row < 0] = 2 * count
+    codes, word = np.unique(code, return_inverse=True)
+    words = [
+        trace.names[code]
+        if code < count
+        else f"before {trace.names[code - count]}"
+        if code < 2 * count
+        else "after the last call or work"
+        for code in codes.tolist()
+    ]
+    return _joined(words, word.reshape(-1))
+
+
+def _joined(words: list[str], word: Rows) -> _Named:
+    """Give equal names one index, such as a kernel called "before x" and the time before x."""
+    number = {each: at for at, each in enumerate(dict.fromkeys(words))}
+    return _Named(list(number), np.array([number[each] for each in words], dtype=np.intp)[word])
+
+
+def _operators(trace: Trace, rows: Rows) -> Rows:
     """Return the row of the innermost operator around each event of the host, or -1."""
+    none = np.full(len(rows), -1, dtype=np.intp)
     if len(rows) == 0:
-        return []
+        return none
     events = trace.events
     asked = events.begin_ns[rows]
     operators = np.flatnonzero(
@@ -292,64 +311,66 @@ def _operators(trace: Trace, rows: Rows) -> list[int]:
     )
     index = ThreadIndex(trace, operators, rows)
     if not index.fits:
-        return [-1] * len(rows)
+        return none
     forest = Nesting.of(trace, index.axis, operators, index.of[0])
     if len(forest) == 0:
-        return [-1] * len(rows)
+        return none
     at = forest.at(index.axis.place(index.of[1], asked))
-    result: list[int] = np.where(at >= 0, forest.rows[at], -1).tolist()
-    return result
+    return np.where(at >= 0, forest.rows[at], -1)
 
 
 def _parts(
-    edges: Edges, path: list[tuple[int, int, int]], names: list[str]
+    edges: Edges, path: list[tuple[int, int, int]], names: _Named
 ) -> tuple[list[PathPart], dict[str, int]]:
     """Return the parts of the path, and what half of the time of each kind would gain."""
-    times = Counter[tuple[str, str]]()
-    counts = Counter[tuple[str, str]]()
-    keys = [(_NAMES[kind], name) for kind, name in zip(edges.kind.tolist(), names, strict=True)]
-    for edge, begin, end in path:
-        times[keys[edge]] += end - begin
-        counts[keys[edge]] += 1
-    chosen = [key for key, _ in times.most_common() if key[0] in _CAN_BE_SHORTER]
-    chosen = chosen[:_MOST_PREDICTED]
-    number = {key: at for at, key in enumerate(chosen)}
-    of = np.array([number.get(key, -1) for key in keys])
-    halves = [of == at for at in range(len(chosen))]
-    halves += [edges.kind == _NAMES.index(kind) for kind in _CAN_BE_SHORTER]
+    of_edge = edges.kind.astype(np.int64) * len(names.words) + names.word
+    edge, begin, end = np.array(path, dtype=np.int64).reshape(-1, 3).T
+    keys, first, of = np.unique(of_edge[edge], return_index=True, return_inverse=True)
+    of = of.reshape(-1)
+    counts, times = np.bincount(of), sums(of, end - begin, len(keys))
+    # The most time first; of equal ones, the one that comes first on the path.
+    order = np.lexsort((first, -times))
+    keys, counts, times = (each[order] for each in (keys, counts, times))
+    kinds, words = np.divmod(keys, len(names.words))
+    shorter = [_NAMES.index(kind) for kind in _CAN_BE_SHORTER]
+    chosen = np.flatnonzero(np.isin(kinds, shorter))[:_MOST_PREDICTED]
+    halves = [of_edge == key for key in keys[chosen].tolist()]
+    halves += [edges.kind == kind for kind in shorter]
     half = np.stack(halves, axis=1) * (np.maximum(edges.lag_ns, 0) // 2)[:, None]
     gains = [edges.end_ns - end for end in edges.ends(edges.lag_ns[:, None] - half)]
+    gain = dict(zip(chosen.tolist(), gains, strict=False))
     whole = edges.end_ns - edges.begin_ns
+    columns = (kinds, words, counts, times)
     parts = [
         PathPart(
-            kind=kind,
-            name=name,
-            count=counts[kind, name],
+            kind=_NAMES[kind],
+            name=names.words[word],
+            count=count,
             time_ns=time,
             percent=share(time, whole),
-            gain_ns=gains[number[kind, name]] if (kind, name) in number else None,
+            gain_ns=gain.get(at),
         )
-        for (kind, name), time in times.most_common(_SHOWN)
+        for at, (kind, word, count, time) in enumerate(
+            zip(*(each[:_SHOWN].tolist() for each in columns), strict=True)
+        )
     ]
-    if len(times) > _SHOWN:
-        rest = [(counts[key], time) for key, time in times.most_common()[_SHOWN:]]
-        count, time = (sum(column) for column in zip(*rest, strict=True))
+    if len(keys) > _SHOWN:
+        count, time = int(counts[_SHOWN:].sum()), int(times[_SHOWN:].sum())
         parts.append(PathPart(None, "(other)", count, time, share(time, whole), None))
     return parts, dict(zip(_CAN_BE_SHORTER, gains[len(chosen) :], strict=True))
 
 
-def _off_path(edges: Edges, path: list[tuple[int, int, int]], names: list[str]) -> list[OffPath]:
-    on_path = {names[edge] for edge, _, _ in path}
-    work = np.flatnonzero(edges.kind == _NAMES.index(WORK))
-    times = np.array(edges.times)
-    columns = (work, (times[edges.target] - times[edges.source])[work], edges.slack_ns()[work])
-    found: dict[str, OffPath] = {}
-    for edge, time, slack in zip(*(each.tolist() for each in columns), strict=True):
-        name = names[edge]
-        if name in on_path:
-            continue
-        before = found.get(name, OffPath(name, 0, 0, slack))
-        found[name] = OffPath(
-            name, before.count + 1, before.time_ns + time, min(before.slack_ns, slack)
-        )
-    return sorted(found.values(), key=lambda each: -each.time_ns)[:_SHOWN]
+def _off_path(edges: Edges, path: list[tuple[int, int, int]], names: _Named) -> list[OffPath]:
+    on_path = np.zeros(len(names.words), dtype=np.bool_)
+    on_path[names.word[[edge for edge, _, _ in path]]] = True
+    work = np.flatnonzero((edges.kind == _NAMES.index(WORK)) & ~on_path[names.word])
+    time = edges.times[edges.target[work]] - edges.times[edges.source[work]]
+    slack = edges.slack_ns()[work]
+    words, first, of = np.unique(names.word[work], return_index=True, return_inverse=True)
+    of = of.reshape(-1)
+    counts, times = np.bincount(of, minlength=len(words)), sums(of, time, len(words))
+    least = np.full(len(words), np.iinfo(np.int64).max)
+    np.minimum.at(least, of, slack)
+    order = np.lexsort((first, -times))[:_SHOWN]
+    columns = (each[order].tolist() for each in (words, counts, times, least))
+    return [OffPath(names.words[word], *row) for word, *row in zip(*columns, strict=True)]

@@ -18,8 +18,6 @@ the times of the trace. With other lags, it is a prediction of the times of a ch
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -27,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan import _core
 from stagespan.trace.derived.device import launch_of, launches, streams
 from stagespan.trace.derived.gaps import QUIET_NS, gaps, program_calls, waiting_calls
 from stagespan.trace.derived.idle_causes import ALLOCATES
@@ -77,26 +76,23 @@ class Edges:
     points: int
 
     @cached_property
-    def times(self) -> list[int]:
+    def times(self) -> Numbers:
         """The time of each point."""
-        found = [self.begin_ns] * self.points
-        for source, target, lag in self._rows():
-            found[target] = max(found[target], found[source] + lag)
-        return found
+        return self._earliest(self.lag_ns[:, None])[:, 0]
 
     def ends(self, lag_ns: NDArray[np.int64]) -> list[int]:
         """Return the end of the window with other lags: one row for each edge, one column a case.
 
         No point can be earlier than the begin of the window.
         """
-        found = np.full((self.points, lag_ns.shape[1]), self.begin_ns)
-        for (source, target, _), lag in zip(self._rows(), lag_ns, strict=True):
-            np.maximum(found[target], found[source] + lag, out=found[target])
-        result: list[int] = found[-1].tolist()
+        result: list[int] = self._earliest(lag_ns)[-1].tolist()
         return result
 
-    def _rows(self) -> Iterable[tuple[int, int, int]]:
-        return zip(self.source.tolist(), self.target.tolist(), self.lag_ns.tolist(), strict=True)
+    def _earliest(self, lag_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        times = np.full((self.points, lag_ns.shape[1]), self.begin_ns)
+        lags = np.ascontiguousarray(lag_ns)
+        _core.trace_earliest(self.source, self.target, lags, lag_ns.shape[1], times)
+        return times
 
     @cached_property
     def path(self) -> Rows:
@@ -104,27 +100,24 @@ class Edges:
 
         If several edges determine the time of a point, work of the device is preferred.
         """
-        times = np.array(self.times)
+        times = self.times
         order = np.argsort(self.kind, kind="stable")[::-1]
         binds = times[self.source] + self.lag_ns == times[self.target]
         binding: Rows = np.full(self.points, -1, dtype=np.intp)
         # Of several edges into a point, the last one is kept.
         binding[self.target[order[binds[order]]]] = order[binds[order]]
         found = []
-        point = self.points - 1
-        while point != 0 and binding[point] >= 0:
-            found.append(int(binding[point]))
-            point = int(self.source[binding[point]])
+        point, edges, sources = self.points - 1, binding.tolist(), self.source.tolist()
+        while point != 0 and edges[point] >= 0:
+            found.append(edges[point])
+            point = sources[edges[point]]
         return np.array(found[::-1], dtype=np.intp)
 
     def slack_ns(self) -> Numbers:
         """Return how much longer each edge could take without a later end of the window."""
-        times = self.times
-        latest = [times[-1]] * self.points
-        for source, target, lag in reversed(list(self._rows())):
-            latest[source] = min(latest[source], latest[target] - lag)
-        early, late = np.array(times), np.array(latest)
-        result: Numbers = late[self.target] - early[self.source] - self.lag_ns
+        latest = np.full(self.points, self.times[-1])
+        _core.trace_latest(self.source, self.target, self.lag_ns, latest)
+        result: Numbers = latest[self.target] - self.times[self.source] - self.lag_ns
         return result
 
 
@@ -215,7 +208,9 @@ class _Builder:
         source, target, lag, kind, row = (
             np.array(column, dtype=np.int64) for column in zip(*self.edges, strict=True)
         )
-        order = np.argsort(_ranks(source, target, len(self.time))[source], kind="stable")
+        ranks = np.empty(len(self.time), dtype=np.int64)
+        _core.trace_topological_ranks(source, target, ranks)
+        order = np.argsort(ranks[source], kind="stable")
         return Edges(
             source[order],
             target[order],
@@ -444,23 +439,3 @@ def _waited(active: Numbers, since_ns: int, other_end_ns: int, until_ns: int) ->
     if quiet_since == since_ns:
         return True
     return other_end_ns - quiet_since > QUIET_NS and resumed - other_end_ns <= QUIET_NS
-
-
-def _ranks(source: Rows, target: Rows, count: int) -> Numbers:
-    """Return the position of each point in a topological order of the graph."""
-    incoming = np.bincount(target, minlength=count).tolist()
-    order = np.argsort(source, kind="stable")
-    targets = target[order].tolist()
-    firsts = np.searchsorted(source[order], np.arange(count + 1)).tolist()
-    ready = deque(point for point in range(count) if incoming[point] == 0)
-    rank = [0] * count
-    position = 0
-    while ready:
-        point = ready.popleft()
-        rank[point] = position
-        position += 1
-        for following in targets[firsts[point] : firsts[point + 1]]:
-            incoming[following] -= 1
-            if incoming[following] == 0:
-                ready.append(following)
-    return np.array(rank)

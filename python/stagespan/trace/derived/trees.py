@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stagespan.trace.derived.threads import Axis, threads
 from stagespan.trace.read.groups import sums
-from stagespan.trace.read.intervals import Endpoints, Numbers, Rows, exclusive, outermost_first
+from stagespan.trace.read.intervals import Endpoints, Numbers, Rows, nested, outermost_first
 from stagespan.trace.read.model import Trace
 
 DEEPEST_PATH = 100
@@ -108,8 +108,6 @@ class Tree:
         return levels(self.parent)
 
 
-# Processing by depth is faster than by event, unless there are too many depths.
-_DEEP = 1000
 _MOST_TURNS = 100
 
 
@@ -165,14 +163,7 @@ class Nesting:
 
     def own_ns(self) -> Numbers:
         """Each row's time without its children; the sum is the length of the union."""
-        if self.parent is not self._longer:
-            return exclusive(self.begin, self.end, np.zeros(len(self), dtype=np.int64))
-        time = self.end - self.begin
-        inner = self.parent >= 0
-        # Whole numbers below 2**53: doubles add them exactly.
-        within = np.bincount(self.parent[inner], weights=time[inner], minlength=len(self))
-        own: Numbers = time - within.astype(np.int64)
-        return own
+        return self._nested()[2]
 
     def first_around(self, chosen: NDArray[np.bool_]) -> Rows:
         """Return the innermost chosen event around each row, or the row itself, or -1."""
@@ -210,41 +201,12 @@ class Nesting:
 
     @cached_property
     def _links(self) -> tuple[Rows, Rows]:
-        """`parent` and `_longer`, which are equal if all events nest."""
-        ended = np.searchsorted(np.sort(self.end, kind="stable"), self.begin, side="right")
-        depth = np.subtract(np.arange(len(self)), ended, out=ended)
-        if len(self) == 0:
-            return depth, depth
-        if depth.max() > _DEEP:
-            return self._links_of_crossing()
-        # An event is contained in the last one that began at the depth above.
-        by_depth = np.argsort(depth.astype(np.int16), kind="stable")
-        counts = np.bincount(depth)
-        firsts = np.concatenate(([0], np.cumsum(counts)))
-        parent = np.full(len(self), -1, dtype=np.intp)
-        for level in range(1, len(counts)):
-            above = by_depth[firsts[level - 1] : firsts[level]]
-            here = by_depth[firsts[level] : firsts[level + 1]]
-            parent[here] = above[np.searchsorted(above, here) - 1]
-        inner = parent >= 0
-        if np.all(self.end[parent[inner]] >= self.end[inner]):
-            return parent, parent
-        return self._links_of_crossing()
+        """`parent` and `_longer`, which are one array if all events nest."""
+        parent, longer, _ = self._nested()
+        return parent, parent if np.array_equal(parent, longer) else longer
 
-    def _links_of_crossing(self) -> tuple[Rows, Rows]:
-        """Return both if events overlap without nesting: the parent is the latest open event."""
-        begins, ends = self.begin.tolist(), self.end.tolist()
-        parent, longer = [-1] * len(self), [-1] * len(self)
-        last = -1
-        for at, begin in enumerate(begins):
-            while last >= 0 and ends[last] <= begin:
-                last = longer[last]
-            parent[at] = above = last
-            while above >= 0 and ends[above] <= ends[at]:
-                above = longer[above]
-            longer[at] = above
-            last = at
-        return np.array(parent, dtype=np.intp), np.array(longer, dtype=np.intp)
+    def _nested(self) -> tuple[Rows, Rows, Numbers]:
+        return nested(self.begin, self.end, np.zeros(len(self), dtype=np.int64))
 
 
 class Paths:

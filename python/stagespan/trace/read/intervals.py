@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan import _core
+
 Codes = NDArray[np.int32]
 """Indices into a list of names."""
 Rows = NDArray[np.intp]
@@ -84,16 +86,22 @@ def exclusive(begin: Numbers, end: Numbers, thread: Numbers) -> Numbers:
     """
     own = np.zeros(len(begin), dtype=np.int64)
     rows = np.flatnonzero(end > begin)
-    if len(rows) == 0:
-        return own
-    edges = Endpoints(begin[rows], end[rows], thread[rows])
-    owner, nested = edges.innermost()
-    if nested:
-        own[rows] = edges.time_by(owner)
-        return own
-    # Intervals of some thread overlap without nesting: use a stack for these.
-    own[rows] = edges.time_by(edges.innermost_of_crossing())
+    rows = rows[np.lexsort((-end[rows], begin[rows], thread[rows]))]
+    own[rows] = nested(begin[rows], end[rows], thread[rows])[2]
     return own
+
+
+def nested(begin: Numbers, end: Numbers, thread: Numbers) -> tuple[Rows, Rows, Numbers]:
+    """Return the parent of each interval, the next one around it that ends later, and its own time.
+
+    Both are indices, or -1. The intervals end after their begins, and are sorted by thread and
+    begin, outer before inner. The parent is the one that is open and began last; each moment
+    belongs to the innermost one.
+    """
+    begin, end, thread = (np.ascontiguousarray(each, np.int64) for each in (begin, end, thread))
+    parent, longer, own = (np.empty(len(begin), dtype=np.int64) for _ in range(3))
+    _core.trace_nest(begin, end, thread, parent, longer, own)
+    return parent, longer, own
 
 
 class Cover:
@@ -237,12 +245,3 @@ class Endpoints:
             if stack:
                 owner[at] = stack[-1]
         return np.array(owner, dtype=np.int64)
-
-    def time_by(self, owner: Numbers) -> Numbers:
-        """Return the time from each edge to the next, summed by owner."""
-        gaps: NDArray[np.int64] = np.diff(self.time_ns, append=self.time_ns[-1])
-        owned = owner >= 0
-        # Whole numbers below 2**53: doubles add them exactly.
-        sums = np.bincount(owner[owned], weights=gaps[owned], minlength=self.count)
-        result: Numbers = sums.astype(np.int64)
-        return result

@@ -1,0 +1,92 @@
+// trace_passes.cpp: gives the passes of csrc/trace columns of numpy, to read and to fill, without copies.
+#include "trace_passes.h"
+
+#include <cstdint>
+#include <string>
+
+#include "trace/nesting.h"
+#include "trace/schedule.h"
+
+namespace py = pybind11;
+
+namespace stagespan::python {
+
+namespace {
+
+/// A contiguous array of int64 with any number of dimensions, which lives as long as this.
+class Numbers {
+ public:
+  Numbers(const py::buffer& array, bool writes) : info_(array.request(writes)) {
+    const bool whole = info_.itemsize == 8 && (info_.format == "l" || info_.format == "q");
+    if (!whole || PyBuffer_IsContiguous(info_.view(), 'C') == 0)
+      throw py::type_error("expected a contiguous array of int64");
+  }
+  std::size_t size() const noexcept { return static_cast<std::size_t>(info_.size); }
+  const std::int64_t* data() const noexcept { return static_cast<const std::int64_t*>(info_.ptr); }
+  std::int64_t* fill() noexcept { return static_cast<std::int64_t*>(info_.ptr); }
+
+ private:
+  py::buffer_info info_;
+};
+
+void check(bool holds, const char* what) {
+  if (!holds) throw py::value_error(what);
+}
+
+void nest(const py::buffer& begin, const py::buffer& end, const py::buffer& thread, const py::buffer& parent,
+          const py::buffer& longer, const py::buffer& own) {
+  const Numbers begins(begin, false), ends(end, false), threads(thread, false);
+  Numbers parents(parent, true), longers(longer, true), owns(own, true);
+  const std::size_t count = begins.size();
+  for (const std::size_t size : {ends.size(), threads.size(), parents.size(), longers.size(), owns.size()})
+    check(size == count, "the arrays differ in length");
+  const py::gil_scoped_release released;
+  trace::nest({begins.data(), ends.data(), threads.data(), count}, parents.fill(), longers.fill(), owns.fill());
+}
+
+/// The edges of two arrays, which are checked.
+trace::EdgeTable edges_of(const Numbers& source, const Numbers& target, std::size_t points) {
+  const trace::EdgeTable edges{source.data(), target.data(), source.size(), points};
+  check(target.size() == edges.count, "the arrays differ in length");
+  check(trace::in_range(edges), "an edge has a point that does not exist");
+  return edges;
+}
+
+void earliest(const py::buffer& source, const py::buffer& target, const py::buffer& lags, std::size_t cases,
+              const py::buffer& times) {
+  const Numbers sources(source, false), targets(target, false), lag(lags, false);
+  Numbers filled(times, true);
+  check(cases > 0 && filled.size() % cases == 0, "the times have no row for each point");
+  const trace::EdgeTable edges = edges_of(sources, targets, filled.size() / cases);
+  check(lag.size() == edges.count * cases, "the lags have no row for each edge");
+  const py::gil_scoped_release released;
+  trace::earliest(edges, lag.data(), cases, filled.fill());
+}
+
+void latest(const py::buffer& source, const py::buffer& target, const py::buffer& lags, const py::buffer& times) {
+  const Numbers sources(source, false), targets(target, false), lag(lags, false);
+  Numbers filled(times, true);
+  const trace::EdgeTable edges = edges_of(sources, targets, filled.size());
+  check(lag.size() == edges.count, "the lags have no element for each edge");
+  const py::gil_scoped_release released;
+  trace::latest(edges, lag.data(), filled.fill());
+}
+
+void topological_ranks(const py::buffer& source, const py::buffer& target, const py::buffer& ranks) {
+  const Numbers sources(source, false), targets(target, false);
+  Numbers filled(ranks, true);
+  const trace::EdgeTable edges = edges_of(sources, targets, filled.size());
+  const py::gil_scoped_release released;
+  trace::topological_ranks(edges, filled.fill());
+}
+
+}  // namespace
+
+void define_trace_passes(py::module_& module) {
+  module.def("trace_nest", &nest);
+  module.def("trace_earliest", &earliest);
+  module.def("trace_latest", &latest);
+  module.def("trace_topological_ranks", &topological_ranks);
+}
+
+}  // namespace stagespan::python

@@ -1,0 +1,23 @@
+// nesting.h: which interval of a thread is in which, and the time of each without those in it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace stagespan::trace {
+
+/// Intervals sorted by thread, then by begin, and outer before inner if they begin together.
+struct Intervals {
+  const std::int64_t* begin;
+  const std::int64_t* end;  // after the begin
+  const std::int64_t* thread;
+  std::size_t count;
+};
+
+/// For each interval, in one pass:
+/// `parent`, the one that was open last when it begins, or -1;
+/// `longer`, the next one around it that ends later (all in between have ended by then), or -1;
+/// `own`, its time while no later one of the thread is open: each moment belongs to the one that began last.
+void nest(const Intervals& intervals, std::int64_t* parent, std::int64_t* longer, std::int64_t* own) noexcept;
+
+}  // namespace stagespan::trace

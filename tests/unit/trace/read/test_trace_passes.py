@@ -1,0 +1,116 @@
+"""The passes of the extension over a trace's events, compared with a search at each moment."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stagespan import _core
+from stagespan.trace.read.intervals import nested
+
+
+def integers(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def test_each_moment_of_a_thread_belongs_to_the_interval_that_began_last() -> None:
+    # GIVEN many small sets of intervals of three threads that nest, touch, cross or coincide
+    source = random.Random(5)
+    for _ in range(300):
+        drawn = [
+            (source.randint(0, 2), begin := source.randint(0, 12), -begin - source.randint(1, 8))
+            for _ in range(source.randint(0, 12))
+        ]
+        thread, begin, end = np.array(sorted(drawn), dtype=np.int64).reshape(-1, 3).T
+        end = -end
+        parent, longer, own = nested(begin, end, thread)
+        expected = np.zeros(len(begin), dtype=np.int64)
+        for number in range(3):
+            for moment in range(21):
+                is_open = (thread == number) & (begin <= moment) & (moment < end)
+                if is_open.any():
+                    expected[np.flatnonzero(is_open)[-1]] += 1
+        assert own.tolist() == expected.tolist()
+        for at in range(len(begin)):
+            earlier = np.flatnonzero(thread[:at] == thread[at])
+            is_open = earlier[end[earlier] > begin[at]]
+            assert parent[at] == (is_open[-1] if len(is_open) else -1)
+            around = earlier[end[earlier] > end[at]]
+            assert longer[at] == (around[-1] if len(around) else -1)
+
+
+def test_the_times_of_points_against_all_paths() -> None:
+    source = random.Random(6)
+    for _ in range(200):
+        # GIVEN edges between points whose names are not in their order
+        count = source.randint(1, 8)
+        points = list(range(count))
+        source.shuffle(points)
+        edges = [
+            (points[low], points[high], source.randint(-3, 9))
+            for low in range(count)
+            for high in range(low + 1, count)
+            if source.random() < 0.4
+        ]
+        begin, end, lag = np.array(edges, dtype=np.int64).reshape(-1, 3).T.copy()
+        ranks = np.empty(count, dtype=np.int64)
+        _core.trace_topological_ranks(begin, end, ranks)
+        assert sorted(ranks.tolist()) == list(range(count))
+        assert (ranks[begin] < ranks[end]).all()
+        order = np.argsort(ranks[begin], kind="stable")
+        begin, end, lag = begin[order], end[order], lag[order]
+        # WHEN there are two cases, the second with other lags
+        lags = np.stack((lag, 2 * lag), axis=1)
+        times = np.full((count, 2), 100)
+        _core.trace_earliest(begin, end, lags, 2, times)
+        last = np.full(count, 1_000)
+        _core.trace_latest(begin, end, lag, last)
+        # THEN each is the longest of all paths
+        for factor in (1, 2):
+            for point in range(count):
+                longest = 100 + max(lengths_to(point, edges, factor))
+                assert times[point, factor - 1] == longest
+        reverse = [(target, begin_, lag_) for begin_, target, lag_ in edges]
+        assert last.tolist() == [1_000 - max(lengths_to(at, reverse, 1)) for at in range(count)]
+
+
+def lengths_to(point: int, edges: list[tuple[int, int, int]], factor: int) -> list[int]:
+    """The lengths of all paths that end at a point; from each point, time may be lost first."""
+    found = [0]
+    for begin, end, lag in edges:
+        if end == point:
+            found += [length + factor * lag for length in lengths_to(begin, edges, factor)]
+    return found
+
+
+ONE, TWO = integers(0), integers(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: _core.trace_nest(TWO, TWO, TWO, ONE, TWO, TWO), ValueError),
+        (lambda: _core.trace_nest(TWO, TWO, TWO, TWO.astype(np.int32), TWO, TWO), TypeError),
+        (lambda: _core.trace_nest(TWO, TWO, integers(0, 1, 2, 3)[::2], TWO, TWO, TWO), TypeError),
+        (lambda: _core.trace_earliest(ONE, integers(1), ONE, 1, integers(5)), ValueError),
+        (lambda: _core.trace_earliest(integers(-1), ONE, ONE, 1, integers(5)), ValueError),
+        (lambda: _core.trace_earliest(ONE, ONE, ONE, 0, integers(5)), ValueError),
+        (lambda: _core.trace_earliest(ONE, ONE, ONE, 2, integers(5, 5)), ValueError),
+        (lambda: _core.trace_latest(ONE, TWO, ONE, integers(5)), ValueError),
+        (lambda: _core.trace_topological_ranks(ONE, integers(7), integers(5)), ValueError),
+    ],
+)
+def test_other_arrays_are_refused(call: Callable[[], Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        call()
+
+
+def test_an_array_that_is_read_only_is_not_filled() -> None:
+    fixed = integers(1, 2)
+    fixed.setflags(write=False)
+    with pytest.raises((BufferError, ValueError)):
+        _core.trace_nest(TWO, TWO, TWO, fixed, TWO.copy(), TWO.copy())
