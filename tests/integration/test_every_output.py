@@ -25,7 +25,7 @@ from stagespan.pages.result import Result, Table, texts_of
 jsonschema = pytest.importorskip("jsonschema")
 
 # Commands that write what others read, or run something until it ends.
-WITHOUT_PAGES = {"dump", "export", "merge-spans", "run", "stages"}
+WITHOUT_PAGES = {"dump", "export", "merge-spans", "run"}
 
 
 def analyzed(folder: Path, _: Path) -> list[str]:
@@ -86,6 +86,7 @@ ARGUMENTS: dict[str, Callable[[Path, Path], list[str]]] = {
     "recover": lambda _, file: [str(file)],
     "report": lambda folder, _: compared(folder, _)[:1],
     "requests": lambda _, file: [str(file)],
+    "stages": lambda folder, _: benched(folder, _)[:1],
     "top": lambda _, file: [str(file), "--interval", "0.1"],
 }
 

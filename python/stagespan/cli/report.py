@@ -14,7 +14,7 @@ from stagespan.pages.result import Result
 from stagespan.recording import Recording, finding
 from stagespan.recording.process_page import ProcessPage, ProcessState
 from stagespan.report.reader import read_timing_report, reports_in
-from stagespan.report.side_by_side import ReportsFigures, SideBySide
+from stagespan.report.side_by_side import ReportsFigures, StagesByRank, read_reports
 from stagespan.report.stages import stage_entries, top_level_ns
 from stagespan.report.tables import ReportFigures, Timing
 
@@ -57,7 +57,7 @@ def command(ctx: click.Context, timing: Path, against: Path | None, output: Outp
     if _is_recording(timing):
         output.show(_RecordingPage(finding.open_recording(timing)))
     elif os.path.isdir(timing) and len(reports_in(timing)) > 1:
-        output.show(SideBySide(timing).page())
+        output.show(StagesByRank(read_reports(reports_in(timing))).page(timing))
     else:
         output.show(Timing(read_timing_report(timing)).page())
 

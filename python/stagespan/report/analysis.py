@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stagespan.errors import TraceError
-from stagespan.pages.figures import Count, Figures, Ns
-from stagespan.pages.result import Evidence, Finding, Result, Table
+from stagespan.pages.result import Evidence
 from stagespan.report.reader import count_of, looks_like_report, number, read_timing_report
-from stagespan.report.side_by_side import stage_runs, whole_ns
+from stagespan.report.side_by_side import StagesByRank, read_reports, whole_ns
 from stagespan.trace.analyses.host_verdict import verdict_on_stages
 from stagespan.trace.analyses.stages import Stage, Stages
 from stagespan.trace.analyses.verdict import Verdict, verdict_of_host
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.ascend import find_ascend_folder
 from stagespan.trace.ranks.find import is_no_trace, traces_in
-from stagespan.trace.ranks.stages import StageRuns, stage_findings, stage_table
 from stagespan.trace.read.columns import without_events
 
 _NS = 1e6
@@ -51,15 +48,13 @@ def analyze_reports(folder: Path, paths: Sequence[Path]) -> Analysis:
     """
     if len(paths) == 1:
         return analyze_report(paths[0])
-    reports = [read_timing_report(path) for path in paths]
-    stages_of_each = [_stages(report) for report in reports]
-    if not any(stages.stages for stages in stages_of_each):
+    reports = read_reports(paths)
+    if not any(process.report["stages"] for process in reports):
         raise TraceError(
             f"The timing reports in {folder} contain no stages: run the program again."
         )
-    names = _names(reports, paths)
-    whole = [whole_ns(report) for report in reports]
-    together = StagesByRank(tuple(names), tuple(map(stage_runs, reports)), tuple(whole))
+    whole = [whole_ns(process.report) for process in reports]
+    together = StagesByRank(reports)
     everything: dict[str, int] = {}
     for times in together.times:
         for stage, time in times.items():
@@ -69,56 +64,14 @@ def analyze_reports(folder: Path, paths: Sequence[Path]) -> Analysis:
         for e, w in zip(together.times, whole, strict=True)
     )
     verdict = verdict_on_stages(
-        everything, (0, sum(whole)), covered, f" of {len(names):,} processes"
+        everything, (0, sum(whole)), covered, f" of {len(reports):,} processes"
     )
     results: dict[str, Any] = {
         "verdict": verdict_of_host(verdict),
         "stages_by_rank": together,
     }
-    return Analysis(without_events(str(folder), sum(map(_runs, stages_of_each))), results)
-
-
-class RankOfStage(Figures, frozen=True):
-    """The runs of a stage in one process."""
-
-    process: str
-    runs: Count
-    own_ns: Ns
-    """Without the stages inside it."""
-
-
-class StagesByRankFigures(Figures, frozen=True):
-    """The runs of each stage by process."""
-
-    stages: dict[str, list[RankOfStage]]
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class StagesByRank(Result):
-    """The times of stages in several processes."""
-
-    names: tuple[str, ...]
-    """The processes, such as "rank 1"."""
-    times: tuple[dict[str, StageRuns], ...]
-    whole_ns: tuple[int, ...]
-    """The length of each process's report."""
-
-    def figures(self) -> StagesByRankFigures:
-        """The runs of each stage by process."""
-        stages: dict[str, list[RankOfStage]] = {}
-        for name, each in zip(self.names, self.times, strict=True):
-            for stage, time in each.items():
-                stages.setdefault(stage, []).append(RankOfStage(name, time.runs, time.own_ns))
-        return StagesByRankFigures(stages)
-
-    def findings(self) -> list[Finding]:
-        """Findings about stages in which one process is slower than the others."""
-        return stage_findings(self.times, self.names, self.whole_ns)
-
-    def tables(self) -> list[Table]:
-        """The time in each stage by process."""
-        table = stage_table(self.times, self.names)
-        return [] if table is None else [table]
+    runs = sum(time.runs for times in together.times for time in times.values())
+    return Analysis(without_events(str(folder), runs), results)
 
 
 def _stages(report: dict[str, Any]) -> Stages:
@@ -170,11 +123,3 @@ def _verdict(stages: Stages, report: dict[str, Any]) -> Verdict:
 
 def _runs(found: Stages) -> int:
     return sum(stage.calls for stage in found.stages)
-
-
-def _names(reports: Sequence[dict[str, Any]], paths: Sequence[Path]) -> list[str]:
-    """Return the ranks of the reports if they are different, and otherwise their files' names."""
-    ranks = [report.get("rank") for report in reports]
-    if len(set(map(str, ranks))) == len(ranks) and all(isinstance(rank, int) for rank in ranks):
-        return [f"rank {rank}" for rank in ranks]
-    return [path.stem for path in paths]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stagespan.pages.amounts import duration
-from stagespan.pages.figures import Count, RecordedFigures
+from stagespan.pages.figures import Count, Figures, Ns
 from stagespan.pages.page import ResultPage, Words
-from stagespan.pages.result import Block, Cell, Finding, Result, Table
-from stagespan.report.reader import count_of, number, read_timing_report, reports_in
-from stagespan.trace.ranks.stages import MANY_RUNS, StageRuns, stage_findings
+from stagespan.pages.result import Block, Finding, Result, Table
+from stagespan.report.reader import count_of, number, read_timing_report
+from stagespan.trace.ranks.stages import MANY_RUNS, StageRuns, stage_findings, stage_table
 
 _NS = 1e6
 
@@ -23,13 +23,13 @@ class RankReport(NamedTuple):
     report: dict[str, Any]
 
 
-def read_reports(folder: Path) -> list[RankReport]:
-    """Read the timing reports in a folder, ranks first. Raises ReportError if one cannot be read.
+def read_reports(paths: Sequence[Path]) -> list[RankReport]:
+    """Read timing reports, ranks first. Raises ReportError if one cannot be read.
 
     Reports are called by their rank if they come from several ranks, and otherwise, or if several
     processes of one rank wrote reports, by the process id in their environment.
     """
-    read = [(path, read_timing_report(path)) for path in reports_in(folder)]
+    read = [(path, read_timing_report(path)) for path in paths]
     ranks = [_rank(report) for _, report in read]
     pids = [_pid(report) for _, report in read]
     several = len(set(ranks) - {None}) > 1
@@ -50,103 +50,104 @@ def _pid(report: dict[str, Any]) -> int | None:
 
 def _rank(report: dict[str, Any]) -> int | None:
     rank = report.get("rank")
-    return rank if type(rank) is int and (number(report.get("world_size")) or 0) > 1 else None
+    return rank if type(rank) is int else None
 
 
-class StageOfReport(RecordedFigures, frozen=True):
+class RunsInProcess(Figures, frozen=True):
     """The runs of a stage in one process."""
 
-    count: Count | None
-    duration_ms: float
+    process: str
+    runs: Count
+    own_ns: Ns
+    """Without the stages inside it."""
 
 
-class ReportOfProcess(RecordedFigures, frozen=True):
-    """The report of one process."""
+class ReportOfProcess(Figures, frozen=True):
+    """The times of the report of one process."""
 
     process: str
-    wall_clock_ms: float | None
-    total_stages_ms: float | None
-    stages: dict[str, StageOfReport]
+    wall_clock_ns: Ns | None
+    total_stages_ns: Ns | None
 
 
-class ReportsFigures(RecordedFigures, frozen=True):
+class ReportsFigures(Figures, frozen=True):
     """The timing reports of several processes."""
 
-    reports: list[ReportOfProcess]
+    processes: list[ReportOfProcess]
+    stages: dict[str, list[RunsInProcess]]
 
 
-class SideBySide(Result):
-    """The timing reports in a folder. Raises ReportError if a report cannot be read."""
+class StagesByRank(Result):
+    """The timing reports of ranks or workers, side by side."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.reports = folder, read_reports(folder)
+    def __init__(self, reports: Sequence[RankReport]) -> None:
+        self.reports = reports
+        self.times = [stage_runs(process.report) for process in reports]
 
     def figures(self) -> ReportsFigures:
         """Return the runs of each stage in each process."""
-        return ReportsFigures(
-            [
-                ReportOfProcess(
-                    label,
-                    number(report.get("wall_clock_ms")),
-                    number(report.get("total_stages_ms")),
-                    {
-                        name: StageOfReport(count_of(stage), float(stage["duration_ms"]))
-                        for name, stage in report["stages"].items()
-                    },
-                )
-                for label, report in self.reports
-            ]
-        )
+        stages: dict[str, list[RunsInProcess]] = {}
+        for (label, _), times in zip(self.reports, self.times, strict=True):
+            for name, time in times.items():
+                row = RunsInProcess(label, time.runs, time.own_ns)
+                stages.setdefault(name, []).append(row)
+        processes = [
+            ReportOfProcess(label, *(_ns(report.get(f"{key}_ms")) for key in _TIMES))
+            for label, report in self.reports
+        ]
+        return ReportsFigures(processes, stages)
 
     def findings(self) -> list[Finding]:
-        """Return the stages in which one rank is slower than the others."""
-        if any(_rank(process.report) is None for process in self.reports):
+        """Return the stages in which one rank is slower than the others.
+
+        Workers that are not ranks do not run in step, so they are not compared. TeleFuser's reports
+        do not say what their processes are.
+        """
+        ranks = [_rank(process.report) for process in self.reports]
+        if len(set(ranks)) < len(ranks) and set(ranks) != {None}:
             return []
-        return stage_findings(
-            [stage_runs(process.report) for process in self.reports],
-            [process.label for process in self.reports],
-            [whole_ns(process.report) for process in self.reports],
-        )
+        whole = [whole_ns(process.report) for process in self.reports]
+        return stage_findings(self.times, [process.label for process in self.reports], whole)
 
     def head(self) -> list[Block]:
-        """Return the table."""
-        return [*self.tables()]
+        """Return the table of the processes."""
+        return [*self.tables()[:1]]
 
     def tables(self) -> list[Table]:
-        """Return a row for each process, with the longest stages first."""
+        """Return a row for each process, with the longest stages first, and one for each stage."""
         totals: dict[str, float] = {}
         for process in self.reports:
             for name, stage in process.report["stages"].items():
                 totals[name] = max(totals.get(name, 0.0), float(stage["duration_ms"]))
-        table = Table.of(
-            "",
+        processes = Table.of(
+            "Processes",
             self.reports,
             ("label", "process", ""),
-            *((_time(f"{key}_ms"), title, "ns") for key, title in _TIMES.items()),
+            *(
+                (lambda process, key=key: _ns(process.report.get(f"{key}_ms")), title, "ns")
+                for key, title in _TIMES.items()
+            ),
             *(
                 (lambda process, name=name: _runs(process.report["stages"].get(name)), name, "")
                 for name in sorted(totals, key=lambda name: (-totals[name], name))
             ),
             note="Behind the times, how often each stage ran, and its mean time.",
         )
-        return [table]
+        by_stage = stage_table(self.times, [process.label for process in self.reports])
+        return [processes, *([] if by_stage is None else [by_stage])]
 
-    def page(self) -> ResultPage:
+    def page(self, folder: Path) -> ResultPage:
         """Return the page of `stagespan report FOLDER`."""
         words = Words(page="Timing reports", as_text="stagespan report FOLDER")
-        amount = f"{len(self.reports)} timing reports"
-        return ResultPage(words, self, str(self.folder), amount)
+        return ResultPage(words, self, str(folder), f"{len(self.reports)} timing reports")
 
 
 _TIMES = {"wall_clock": "wall clock", "total_stages": "in stages"}
 
 
-def _time(key: str) -> Callable[[RankReport], Cell]:
-    def cell(process: RankReport) -> Cell:
-        ms = number(process.report.get(key))
-        return None if ms is None else _NS * ms
-
-    return cell
+def _ns(ms: Any) -> int | None:
+    known_ms = number(ms)
+    return None if known_ms is None else round(known_ms * _NS)
 
 
 def stage_runs(report: dict[str, Any]) -> dict[str, StageRuns]:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from stagespan import _core
 from stagespan.contexts import requests
@@ -22,6 +22,9 @@ from stagespan.process import files, forks, imports, run
 from stagespan.report.entries import RequestEntry, RequestStageEntry, TimingReport
 from stagespan.report.merged import Stages, merged
 from stagespan.report.stages import stage_entries, top_level_ns
+
+if TYPE_CHECKING:
+    from stagespan.report.tables import Timing
 
 SCHEMA_VERSION = 1
 _DEEPEST_METADATA = 8
@@ -113,7 +116,8 @@ def timing_report() -> TimingReport:
     """Return the report of this process since it started, or since `reset_timing_registry`.
 
     It is a dict with the keys of ``timing.json``. Times are in the unit of their name, and None
-    means unknown. It covers the spans that have ended, and waits up to 10 s for their device times.
+    means unknown. A notebook shows it as a table, which ``to_pandas()`` and ``to_polars()`` return.
+    It covers the spans that have ended, and waits up to 10 s for their device times.
 
     Example:
         ```python
@@ -163,7 +167,27 @@ def report_with(others: Sequence[Stages]) -> TimingReport:
     }
     for source in _sources:
         source.complete(cast(dict[str, Any], made))
-    return made
+    return cast(TimingReport, _ShownReport(made))
+
+
+class _ShownReport(dict[str, Any]):
+    """A report, which a notebook shows as the page of `stagespan report`."""
+
+    def _result(self) -> Timing:
+        result: Timing = imports.load("stagespan.report.tables").Timing(self)
+        return result
+
+    def _repr_html_(self) -> str:
+        """Return the headline and the tree of stages for a notebook."""
+        return self._result()._repr_html_()
+
+    def to_pandas(self) -> Any:
+        """Return the stages as a pandas.DataFrame. Raises StagespanError without pandas."""
+        return self._result().to_pandas()
+
+    def to_polars(self) -> Any:
+        """Return the stages as a polars.DataFrame. Raises StagespanError without polars."""
+        return self._result().to_polars()
 
 
 def dump_timing_report(path: str | os.PathLike[str]) -> Path:

@@ -95,6 +95,18 @@ def test_memory_of_a_cpu_is_its_peak_rss_or_null() -> None:
     assert stages["encode"]["memory"] is None
 
 
+def test_a_notebook_shows_the_report_as_a_table() -> None:
+    with stagespan.span("shown"):
+        pass
+    report = stagespan.timing_report()
+    assert isinstance(report, dict)
+    assert json.loads(json.dumps(report))["stages"].keys() >= {"shown"}
+    html = report._repr_html_()  # type: ignore[attr-defined]
+    assert "Timing report, " in html
+    assert "<td" in html
+    assert ">shown<" in html
+
+
 def test_captured_and_named_snapshots_are_included() -> None:
     with stagespan.ProfilingContext("load", capture_memory=True):
         block = mmap.mmap(-1, 32 << 20)  # new pages, as a bytearray may reuse resident ones
