@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stagespan.live.statistics import DEVICE_FIGURES, StageStats, work_text
+from stagespan.live.statistics import (
+    DEVICE_FIGURES,
+    QUANTILES,
+    Durations,
+    StageStats,
+    work_text,
+)
 from stagespan.pages.figures import Count, RecordedFigures
 from stagespan.pages.result import Table
 
@@ -22,6 +28,15 @@ class DurationFigures(RecordedFigures, frozen=True):
     p95_ns: float
     p99_ns: float
 
+    @classmethod
+    def of(cls, durations: Durations) -> DurationFigures:
+        """Return the figures of durations."""
+        return cls.taken(durations, **_quantiles_of(durations))
+
+
+def _quantiles_of(durations: Durations) -> dict[str, float]:
+    return {f"{name}_ns": durations.quantile_ns(q) for name, q in QUANTILES.items()}
+
 
 class StageRunFigures(DurationFigures, frozen=True):
     """The runs of a stage: their durations on the host, and what else is known of them."""
@@ -34,14 +49,15 @@ class StageRunFigures(DurationFigures, frozen=True):
     device_tail_ns: DurationFigures | None
 
     @classmethod
-    def of(cls, stage: StageStats) -> StageRunFigures:
+    def of_stage(cls, stage: StageStats) -> StageRunFigures:
         """Return the figures of a stage."""
         device = {name: getattr(stage, name) for name in DEVICE_FIGURES}
         return cls.taken(
             stage,
             work=dict(stage.work),
+            **_quantiles_of(stage),
             **{
-                name: durations and DurationFigures.taken(durations)
+                name: durations and DurationFigures.of(durations)
                 for name, durations in device.items()
             },
         )
@@ -49,7 +65,7 @@ class StageRunFigures(DurationFigures, frozen=True):
 
 def stage_figures(stats: Mapping[str, StageStats]) -> dict[str, StageRunFigures]:
     """Return the figures of each stage."""
-    return {name: StageRunFigures.of(stage) for name, stage in stats.items()}
+    return {name: StageRunFigures.of_stage(stage) for name, stage in stats.items()}
 
 
 def stages_table(title: str, stats: Mapping[str, StageStats], note: str = "") -> Table:
@@ -62,7 +78,7 @@ def stages_table(title: str, stats: Mapping[str, StageStats], note: str = "") ->
         title,
         stats.values(),
         *(("name", "stage", ""), ("count", "count", "")),
-        *((f"{name}_ns", name, "ns") for name in ("p50", "p95", "p99", "total")),
+        *((f"{name}_ns", name, "ns") for name in (*QUANTILES, "total")),
         ("errors", "errors", ""),
         *((f"{name}_ns", name, "ns") for name in ("mean", "max")),
         (device("device_elapsed_ns"), "device mean", "ns"),

@@ -21,8 +21,10 @@ from stagespan.pages.tables import Column, plain_table
 from stagespan.process import imports, run
 
 _SECOND = 10**9
+QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+"""Those that all figures of durations have, by their names."""
 _TITLES = (
-    *("count", "total ms", "mean ms", "p50 ms", "p95 ms", "p99 ms", "max ms", "errors"),
+    *("count", "total ms", "mean ms", *(f"{name} ms" for name in QUANTILES), "max ms", "errors"),
     *("suspended ms", "device mean ms", "queue mean ms", "tail mean ms", "work"),
 )
 _OPTIONAL = {
@@ -43,9 +45,6 @@ _FIGURES = {
     "mean_ns": "The mean duration in ns.",
     "min_ns": "The shortest duration in ns.",
     "max_ns": "The longest duration in ns.",
-    "p50_ns": "The median duration in ns.",
-    "p95_ns": "The 95th percentile of the duration in ns.",
-    "p99_ns": "The 99th percentile of the duration in ns.",
 }
 DEVICE_FIGURES = ("device_elapsed_ns", "device_queue_ns", "device_tail_ns")
 
@@ -94,13 +93,22 @@ class StageStats(Durations):
         return self.host.buckets_ns()
 
     def __repr__(self) -> str:
-        names = (*_FIGURES, "errors", "suspended_ns", "work", *DEVICE_FIGURES)
+        quantiles = (f"{name}_ns" for name in QUANTILES)
+        names = (*_FIGURES, *quantiles, "errors", "suspended_ns", "work", *DEVICE_FIGURES)
         figures = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return f"StageStats(name={self.name!r}, {figures})"
 
 
 for _name, _meaning in _FIGURES.items():
     setattr(StageStats, _name, property(attrgetter(f"host.{_name}"), doc=_meaning))
+
+
+def _quantile(q: float) -> property:
+    return property(lambda stage: stage.quantile_ns(q), doc=f"The {q} quantile of durations in ns.")
+
+
+for _name, _q in QUANTILES.items():
+    setattr(StageStats, f"{_name}_ns", _quantile(_q))
 
 
 class UnknownStageError(KeyError):
@@ -171,7 +179,7 @@ class Stats(Mapping[str, StageStats]):
                 Column(title, cells, is_number=True, optional=_OPTIONAL.get(title, 0))
                 for title, *cells in zip(_TITLES, *map(_cells, self.values()), strict=True)
                 # The last columns are shown only if a stage has a value there.
-                if title not in _TITLES[8:] or any(cells)
+                if title not in _TITLES[_TITLES.index("errors") + 1 :] or any(cells)
             ),
         ]
         table = plain_table(columns, width)
@@ -207,7 +215,7 @@ class Stats(Mapping[str, StageStats]):
 
 def _cells(stage: StageStats) -> list[str]:
     """Return the figures of a stage as text, for `_TITLES`."""
-    figures = (stage.mean_ns, stage.p50_ns, stage.p95_ns, stage.p99_ns, stage.max_ns)
+    figures = (stage.mean_ns, *map(stage.quantile_ns, QUANTILES.values()), stage.max_ns)
     device = (stage.device_elapsed_ns, stage.device_queue_ns, stage.device_tail_ns)
     return [
         f"{stage.count:,}",

@@ -274,7 +274,7 @@ class Observer:
             sorted(hand_offs, key=lambda queue: (-queue.per_s, queue.name)),
             _threads(recordings),
             summary.load(recordings),
-            None if ended is None else StageRunFigures.of(ended),
+            None if ended is None else StageRunFigures.of_stage(ended),
             _open_requests(recordings),
             self._requests.of(recordings),
             {cause: count for cause, count in losses.items() if count},
