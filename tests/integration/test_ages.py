@@ -175,4 +175,6 @@ def test_the_metrics_tell_how_long_nothing_has_happened(folder: Any) -> None:
         is_old = {key: (of(samples, name) or 0) >= 1 for key, name in ages.items()}
         assert is_old == {"stage": False, "batch": False, "queue": True, "request": True}
         end(process)
-        until(lambda: of(scraped(port), ages["stage"], stage="outer") == 0)
+        # THEN it is open no more, and has no age
+        until(lambda: of(scraped(port), "stagespan_stage_running", stage="outer") == 0)
+        assert of(scraped(port), ages["stage"], stage="outer") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import time
 from collections import Counter
@@ -18,7 +19,9 @@ from recorded_process import end, ready, started, tell
 from stagespan import _core, recording
 from stagespan.export.figures import (
     BOUNDS_NS,
+    BUCKETS,
     OTHER,
+    AnyBuckets,
     Counts,
     Histogram,
     Names,
@@ -82,6 +85,23 @@ def test_bounds_are_those_of_buckets_of_a_clock_in_nanoseconds() -> None:
         after = edges.index(bound)
         assert (groups[after - 1], groups[after]) == (i, i + 1)
     assert edges[edges.index(1024) : edges.index(1 << 40) + 1 : 6] == list(BOUNDS_NS)
+
+
+@given(st.lists(st.integers(-10, 1 << 50), max_size=40), st.sampled_from(["coarse", "fine"]))
+def test_buckets_count_the_durations_below_each_bound(
+    durations_ns: list[int], name: AnyBuckets
+) -> None:
+    buckets = BUCKETS[name]
+    figures = Counts({}, {})
+    for duration_ns in [0, *durations_ns]:
+        figures.observe("stage", "s", duration_ns)
+    below = buckets.below(figures.durations["stage"]["s"])
+    expected = [sum(one < bound for one in durations_ns) for bound in buckets.bounds_ns]
+    assert below == [1 + number for number in (*expected, len(durations_ns))]
+    for duration_ns in durations_ns:
+        counted = bisect.bisect_right(BOUNDS_NS, duration_ns)
+        expected_bucket = bisect.bisect_right(buckets.bounds_ns, duration_ns)
+        assert buckets.containing(counted) == expected_bucket
 
 
 histograms = st.lists(

@@ -322,8 +322,14 @@ def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
         pytest.skip("no Prometheus on PATH: install the Debian package prometheus")
     busy = started(
         """
-        import stagespan, time
+        import stagespan, threading, time
         from itertools import count
+
+        def hold():
+            with stagespan.batch("held", [stagespan.extract({})]):
+                time.sleep(3600)
+
+        threading.Thread(target=hold, daemon=True).start()
         stagespan.begin("replica", kind="queue")
         stagespan.begin("step")
         print("ready", flush=True)
@@ -409,18 +415,25 @@ def test_the_files_are_what_grafana_and_prometheus_read(tmp_path: Path) -> None:
 ALERTS: dict[str, tuple[dict[str, str], str, dict[str, str], str]] = {
     "StagespanP99Doubled": (
         {
-            f'stagespan_stage_duration_seconds_bucket{{service="svc",stage="{stage}",le="{le}"}}': n
-            for stage, fast in (("bad", "0+100x480 48000x20"), ("steady", "0+100x500"))
-            for le, n in (("0.1", fast), ("1", "0+100x500"), ("+Inf", "0+100x500"))
+            "stagespan_stage_duration_quantile_seconds"
+            f'{{service="svc",stage="{stage}",rank="{rank}",quantile="0.99"}}': values
+            for stage, rank, values in (
+                ("bad", "0", "0.1x500"),
+                ("bad", "1", "0.1x480 1x20"),
+                # One that varies, one of which a single run was slow, and one with few runs.
+                ("steady", "0", "0.1+0.001x90 0.1x300 0.15x110"),
+                ("steady", "1", "0.1x485 60 0.1x15"),
+                ("rare", "0", "0.1x480 1x20"),
+            )
         }
         | {
             f'stagespan_stage_duration_seconds_count{{service="svc",stage="{stage}"}}': "0+100x500"
             for stage in ("bad", "steady")
-        },
+        }
+        | {'stagespan_stage_duration_seconds_count{service="svc",stage="rare"}': "0+1x500"},
         "500m",
         {"service": "svc", "stage": "bad"},
-        # 0.991 s and 0.099 s, by the bounds of the buckets
-        "The p99 of bad of svc is 10.01 times that of the 6 hours until an hour ago.",
+        "The p99 of bad of svc is 10 times that of the 6 hours until an hour ago.",
     ),
     "StagespanLosses": (
         {
@@ -434,15 +447,18 @@ ALERTS: dict[str, tuple[dict[str, str], str, dict[str, str], str]] = {
     ),
     "StagespanStageStalled": (
         {
-            # A stage that takes two hours each time, which is more than the last bound.
+            # Stages that take two hours each time.
             **{
-                f'stagespan_stage_duration_seconds_{of}{{service="svc",stage="{stage}"{le}}}': n
+                f'stagespan_stage_duration_{of}{{service="svc",stage="{stage}"{more}}}': n
                 for stage in ("long", "bad")
-                for of, le, n in (
-                    ("bucket", ',le="550"', "0x600"),
-                    ("bucket", ',le="+Inf"', "0x60 1x120 2x120 3x300"),
-                    ("count", "", "0x60 1x120 2x120 3x300"),
-                    ("sum", "", "0x60 7200x120 14400x120 21600x300"),
+                for of, more, n in (
+                    (
+                        "quantile_seconds",
+                        ',quantile="0.99"',
+                        "_x60 7200 _x119 7200 _x119 7200 _x300",
+                    ),
+                    ("seconds_count", "", "0x60 1x120 2x120 3x300"),
+                    ("seconds_sum", "", "0x60 7200x120 14400x120 21600x300"),
                 )
             },
             'stagespan_stage_oldest_running_age_seconds{service="svc",stage="long"}': "0+60x100",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -315,7 +316,7 @@ def test_a_prometheus_agrees_over_restarts(folder: Path, tmp_path: Path, workers
     assert ends.count("kill") == 10
     prometheus = None
     try:
-        with exporter() as (process, port):
+        with exporter("--buckets", "fine") as (process, port):
             prometheus = Prometheus(program, tmp_path, port, free_port())
             selected = f'{DURATION}_count{{stage="decode",service="svc"}}'
             # WHEN 50 workers come and go, 10 of them killed, and the exporter is restarted once
@@ -326,7 +327,7 @@ def test_a_prometheus_agrees_over_restarts(folder: Path, tmp_path: Path, workers
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        with exporter(port=port) as (process, port):
+        with exporter("--buckets", "fine", port=port) as (process, port):
             for seed, how in enumerate(ends[25:], 25):
                 workers(seed, 200, how)
                 values += durations_ns(seed, 200)
@@ -361,7 +362,7 @@ def test_a_prometheus_agrees_with_a_process_that_serves_itself(
         from prometheus_client import CollectorRegistry, start_http_server
         from stagespan.export import prometheus
         registry = CollectorRegistry()
-        prometheus.register(registry)
+        prometheus.register(registry, buckets="fine")
         server, _ = start_http_server(0, "127.0.0.1", registry)
         drawn, now = random.Random(5), time.time_ns()
         for _ in range(5000):
@@ -379,6 +380,52 @@ def test_a_prometheus_agrees_with_a_process_that_serves_itself(
             ((_, found),) = prometheus.query(f"histogram_quantile({q}, {DURATION}_bucket)")
             assert exact_ns is not None
             assert exact_ns / 1.19 < found * 1e9 < exact_ns * 1.19
+
+
+STAGES = """
+    import stagespan
+    for number in range(50):
+        with stagespan.span(f"stage{number}"):
+            pass
+    print("ready", flush=True)
+    input()
+"""
+
+
+def test_a_scrape_of_many_stages_and_ranks_is_small(folder: Path) -> None:
+    for rank in range(8):
+        started(STAGES, STAGESPAN_JOB="svc", RANK=str(rank), WORLD_SIZE="8")
+    sizes, bounds = {}, {}
+    for buckets in ("coarse", "fine"):
+        with exporter("--buckets", buckets) as (_, port):
+            text = get(f"http://127.0.0.1:{port}/metrics")
+            found = scraped(port)
+        assert of(found, f"{DURATION}_count", service="svc") == 400
+        sizes[buckets] = len(text)
+        bounds[buckets] = sorted({float(dict(k)["le"]) for k in found[f"{DURATION}_bucket"]})
+    # THEN coarse bounds are an octave apart, are some of the fine ones, and take little space
+    assert bounds["coarse"] == [*(2**n / 1e9 for n in range(14, 40)), math.inf]
+    assert set(bounds["coarse"]) < set(bounds["fine"])
+    assert sizes["coarse"] <= 1_600_000 < sizes["fine"]
+
+
+def test_quantiles_of_the_last_minute_are_exact_for_all_that_ask(
+    folder: Path, workers: Any
+) -> None:
+    gauge = "stagespan_stage_duration_quantile_seconds"
+    with exporter() as (_, port):
+        values: list[int] = []
+        # WHEN several processes have recorded, which have ended since
+        for seed, how in enumerate(("return", "kill", "return"), 1):
+            workers(seed, 500, how)
+            values += durations_ns(seed, 500)
+        until(lambda: counts(port)[0] == len(values))
+        # THEN each scrape has the quantiles of all their runs
+        with ThreadPoolExecutor(3) as threads:
+            for found in threads.map(scraped, [port] * 3):
+                for q in (0.5, 0.95, 0.99):
+                    value_s = of(found, gauge, stage="decode", service="svc", quantile=str(q))
+                    assert value_s == pytest.approx(quantile(values, q) / 1e9, rel=0.03)
 
 
 def test_a_process_serves_its_own_figures(folder: Path) -> None:

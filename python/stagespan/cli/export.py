@@ -15,6 +15,7 @@ from stagespan.cli.output import print_json
 
 if TYPE_CHECKING:
     from stagespan.export.ending import Ending
+    from stagespan.export.figures import AnyBuckets
     from stagespan.export.kept import Keeper
     from stagespan.export.node import Node
     from stagespan.export.otlp import Otlp
@@ -113,6 +114,14 @@ class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     help="Add what OpenTelemetry's conventions for generative AI name to what --otlp sends. "
     "OPERATION is chat, text_completion or another one.  [default: generate_content]",
 )
+@click.option(
+    "--buckets",
+    type=click.Choice(["coarse", "fine"]),
+    default="coarse",
+    show_default=True,
+    help="How many buckets the histograms have: one an octave, from 16 us to 550 s, or four an "
+    "octave from 1 us to 1,100 s.",
+)
 @click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana, and end.")
 @click.option("--alerts", is_flag=True, help="Print alert rules for Prometheus, and end.")
 @click.option(
@@ -131,6 +140,7 @@ def command(
     slowest: int,
     failed: bool,
     genai: str | None,
+    buckets: AnyBuckets,
     state: str | None,
     dashboard: bool,
     alerts: bool,
@@ -173,7 +183,7 @@ def command(
 
             limit_logging()
             url = None if otlp == _FROM_ENVIRONMENT else otlp
-            sender = None if is_disabled() else Otlp(url, genai)
+            sender = None if is_disabled() else Otlp(url, genai, buckets)
             collector = url or endpoint("TRACES") or "the collector of this machine"
         if keep is not None:
             from stagespan.export.kept import Keeper
@@ -199,7 +209,7 @@ def command(
         if prometheus is not None:
             from stagespan.export.prometheus import Server
 
-            server = Server(node, *prometheus)
+            server = Server(node, *prometheus, buckets)
             closing.callback(server.close)
             click.echo(f"Metrics of {node.folder}: {_url(prometheus[0], server.port)}/metrics")
         if page is not None:

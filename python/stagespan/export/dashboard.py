@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from stagespan.export.families import AGES, FAMILIES, Family
+from stagespan.export.families import AGES, FAMILIES, OF_QUANTILES, Family
 from stagespan.live.span_kinds import TITLES
 
 _MACHINE = 'instance=~"$instance"'
@@ -40,8 +40,10 @@ class _Panel(NamedTuple):
 
 def _quantile(q: float, family: str, suffix: str = "", *, exemplar: bool = False) -> _Query:
     metric, label = FAMILIES[family].prometheus, FAMILIES[family].labels[-1]
+    exact = f'max by ({label}) ({OF_QUANTILES[family].prometheus}{{quantile="{q}", {_WHERE}}})'
+    machines = f"count(count by (instance) ({FAMILIES['up'].prometheus}{{{_OF_SERVICE}}}))"
     expression = (
-        f"histogram_quantile({q}, sum by ({label}, le) "
+        f"({exact} and on() ({machines} == 1)) or histogram_quantile({q}, sum by ({label}, le) "
         f"(rate({metric}_bucket{{{_WHERE}}}[$__rate_interval])))"
     )
     return _Query(expression, f"{{{{{label}}}}}{suffix}", exemplar)
@@ -85,13 +87,18 @@ _WORK, _LOST, _WAITING, _UP, _ENDED = (
 )
 _BATCHES, _QUEUES, _HAND_OFFS = (f" ({TITLES[kind]})" for kind in ("batch", "queue", "handoff"))
 _NO_REQUESTS = "No request has ended"
+_EXACT = (
+    " On one machine, each is the quantile of the last minute within 3 %, that of the service, "
+    "pipeline and rank with the longest. On several, it is estimated from the buckets of the "
+    "histograms, which may be an octave wide."
+)
 _PANELS = (
     _Panel(
         "Time of requests",
         "s",
         _quantiles("request", exemplars=True),
         "By status. The points are single requests. They have links to traces if the data source "
-        "says for its exemplars where the traces are.",
+        "says for its exemplars where the traces are." + _EXACT,
         if_empty=_NO_REQUESTS,
     ),
     _Panel(
@@ -110,7 +117,7 @@ _PANELS = (
                 _quantile(q, "stage", exemplar=name == "p99"),
                 _quantile(q, "batch", _BATCHES),
             ),
-            "Host time of the runs of each stage; a batch serves several requests.",
+            "Host time of the runs of each stage; a batch serves several requests." + _EXACT,
             width=_COLUMNS // 3,
         )
         for q, name in _QUANTILES
@@ -138,14 +145,14 @@ _PANELS = (
         "Time in queues",
         "s",
         _quantiles("queue"),
-        "Waits inside a process.",
+        "Waits inside a process." + _EXACT,
         if_empty="No wait has ended",
     ),
     _Panel(
         "Hand-offs between processes",
         "s",
         _quantiles("handoff"),
-        "From sent to received, by queue. It includes the time in the queue.",
+        "From sent to received, by queue. It includes the time in the queue." + _EXACT,
         if_empty="No request was handed to another process",
     ),
     _Panel(
@@ -168,7 +175,7 @@ _PANELS = (
         "s",
         _quantiles("first_chunk"),
         "Since the request began, where that is known on the clock of the process that made the "
-        "chunk.",
+        "chunk." + _EXACT,
         if_empty="No request has chunks",
     ),
     _Panel(
@@ -176,14 +183,14 @@ _PANELS = (
         "s",
         _quantiles("part_first_chunk"),
         "Since the part of the request was entered in the process that made the chunk, so it lacks "
-        "the time before, such as that in the queue.",
+        "the time before, such as that in the queue." + _EXACT,
         if_empty="No request has chunks",
     ),
     _Panel(
         "Time per token",
         "s",
         _quantiles("per_token"),
-        "From one chunk to the next, divided by the tokens of the second one.",
+        "From one chunk to the next, divided by the tokens of the second one." + _EXACT,
         if_empty="No request has chunks",
     ),
     _Panel(
@@ -371,9 +378,10 @@ def _named(family: Family) -> str:
     return "{{ $labels.service }}"
 
 
-def _p99(family: Family, window: str) -> str:
-    by = ", ".join((*_by(family), "le"))
-    return f"histogram_quantile(0.99, sum by ({by}) (rate({family.prometheus}_bucket[{window}])))"
+def _p99(family: Family) -> str:
+    # Those that are known exactly: two that the buckets of a histogram show can be the same, or
+    # twice each other, by the width of an octave.
+    return f'{OF_QUANTILES[family.key].prometheus}{{quantile="0.99"}}'
 
 
 def _stalled(family: Family) -> Rule:
@@ -381,11 +389,11 @@ def _stalled(family: Family) -> Rule:
     durations = FAMILIES[family.age_of or ""]
     by = ", ".join(_by(family))
     age = f"max by ({by}) ({family.prometheus})"
-    # The p99 is at most the last bound, which the mean may exceed.
+    # Durations that came while no exporter was scraped are in the sums only.
     sums = (f"sum by ({by}) (rate({durations.prometheus}_{of}[1d]))" for of in ("sum", "count"))
-    usual = _p99(durations, "1d"), " / ".join(sums)
+    p99 = f"max by ({by}) (quantile_over_time(0.99, {_p99(durations)}[1d]))"
     expression = f"({age} > {_LEAST_AGE_S})"
-    for value in usual:  # NaN, or no value, if none has ended in the last day
+    for value in (p99, " / ".join(sums)):  # NaN, or no value, if none has ended in the last day
         expression += f" unless ({age} <= 3 * ({value}))"
     what = {
         "stage": "has stood still for {{ $value | humanizeDuration }}",
@@ -399,10 +407,12 @@ def _stalled(family: Family) -> Rule:
 
 def _doubled(family: Family) -> Rule:
     by = ", ".join(_by(family))
-    # Not the latest hours: the slow runs of a few minutes are the slowest hundredth of them.
-    before = f"{_p99(family, '6h')[:-3]} offset 1h)))"
+    # The middle of the minutes' p99, so that a single run does not count. Not the latest hours: a
+    # stage that became slow in them would be compared with itself.
+    now = f"quantile_over_time(0.5, {_p99(family)}[10m])"
+    before = f"quantile_over_time(0.5, {_p99(family)}[6h] offset 1h)"
     expression = (
-        f"({_p99(family, '10m')} / {before} > 2) and "
+        f"(max by ({by}) ({now} / {before}) > 2) and "
         f"sum by ({by}) (increase({family.prometheus}_count[10m])) >= {_LEAST_RUNS}"
     )
     return Rule(

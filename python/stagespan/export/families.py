@@ -32,6 +32,8 @@ class Family(NamedTuple):
     """The family of the durations of what it is the age of; None if it is no age."""
     genai: str | None = None
     """Its name in OpenTelemetry's conventions for generative AI."""
+    quantiles_of: str | None = None
+    """The family of the durations of which it has quantiles; None if it has none."""
     exception: str | None = None
     """Its name in Prometheus, if that does not follow from the one in OTLP."""
 
@@ -56,8 +58,10 @@ class Family(NamedTuple):
         return LABEL_SEPARATOR.join(one.replace(LABEL_SEPARATOR, "\\0") for one in values)
 
 
+QUANTILES = {"0.5": 0.5, "0.95": 0.95, "0.99": 0.99}
+"""The quantiles that are exported, by label."""
 _WAITS: tuple[Kind, ...] = tuple(kind for kind, state in OPEN.items() if state == "waiting")
-_TABLE = (
+_DURATIONS = (
     Family(
         "stage", "stagespan.stage.duration", "Host time of the runs of a stage.", kind="execution"
     ),
@@ -111,6 +115,9 @@ _TABLE = (
         ("to",),
         kind="handoff",
     ),
+)
+_TABLE = (
+    *_DURATIONS,
     Family(
         "errors",
         "stagespan.stage.errors",
@@ -184,6 +191,17 @@ _TABLE = (
         age_of="request",
         exception="stagespan_oldest_request_age_seconds",
     ),
+    *(
+        Family(
+            f"{family.key}_quantile",
+            f"{family.otlp}_quantile",
+            f"Quantiles of {family.prometheus} in the last minute.",
+            (*family.labels, "quantile"),
+            "gauge",
+            quantiles_of=family.key,
+        )
+        for family in _DURATIONS
+    ),
     Family(
         "gauge",
         "stagespan.gauge",
@@ -211,7 +229,7 @@ _TABLE = (
 )
 FAMILIES = {family.key: family for family in _TABLE}
 """All families by key."""
-HISTOGRAMS = tuple(family for family in _TABLE if family.type == "histogram")
+HISTOGRAMS = _DURATIONS
 """The families of durations."""
 COUNTERS = tuple(family for family in _TABLE if family.type == "counter")
 """The families of amounts, which only rise."""
@@ -219,3 +237,5 @@ GAUGES = tuple(family for family in _TABLE if family.type == "gauge")
 """The families of what is going on."""
 AGES = tuple(family for family in _TABLE if family.age_of is not None)
 """Those gauges that are ages: each is compared with the durations that were usual."""
+OF_QUANTILES = {family.quantiles_of: family for family in _TABLE if family.quantiles_of is not None}
+"""Those gauges that are quantiles, by the family of the durations."""

@@ -8,12 +8,12 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from stagespan import _core
-from stagespan.export.families import HISTOGRAMS, Family
+from stagespan.export.families import FAMILIES, HISTOGRAMS, Family
 from stagespan.live.span_kinds import REQUESTS, RUNS, Kind, number_of
 from stagespan.recording.reading import began_here
 from stagespan.recording.source import latest_ns
@@ -60,6 +60,41 @@ class Histogram(msgspec.Struct, array_like=True):
 
 
 NOTHING = Histogram([0] * (len(BOUNDS_NS) + 1), 0)
+
+
+class Buckets:
+    """The buckets that histograms are exported with: their bounds are some of `BOUNDS_NS`.
+
+    They do not depend on the family or the process, since sums over different bounds are wrong.
+    """
+
+    def __init__(self, chosen: slice) -> None:
+        self.bounds_ns = BOUNDS_NS[chosen]
+        """The upper bounds."""
+        self._chosen = slice(*chosen.indices(len(BOUNDS_NS)))
+
+    def below(self, histogram: Histogram) -> list[int]:
+        """Return how many durations are below each bound, and how many there are."""
+        return [*histogram.below[self._chosen], histogram.below[-1]]
+
+    def containing(self, bucket: int) -> int:
+        """Return the bucket that contains one of those between `BOUNDS_NS`."""
+        return bisect.bisect_right(self.bounds_ns, BOUNDS_NS[bucket - 1]) if bucket else 0
+
+
+AnyBuckets = Literal["coarse", "fine"]
+BUCKETS: dict[AnyBuckets, Buckets] = {
+    "coarse": Buckets(slice(BOUNDS_NS.index(1 << 14), BOUNDS_NS.index(1 << 39) + 1, 4)),
+    "fine": Buckets(slice(None)),
+}
+"""By name: one bound an octave from 16 us to 550 s, or all that are counted."""
+
+
+def buckets_named(name: AnyBuckets) -> Buckets:
+    """Return the buckets with a name. Raises ValueError if there are none."""
+    if name not in BUCKETS:
+        raise ValueError(f"buckets is {name!r}: pass 'coarse' or 'fine'.")
+    return BUCKETS[name]
 
 
 class Counts(msgspec.Struct):
@@ -175,6 +210,37 @@ class ShownNames(NamedTuple):
     pipelines: Names
 
 
+class Durations(NamedTuple):
+    """Durations in a recording."""
+
+    family: str
+    label: str
+    """As in `Counts`."""
+    summary: _core.Summary | _core.StageSummary
+    stage: _core.StageSummary | None
+    """The stage whose host time it is, with its errors and work; None for other durations."""
+
+
+def durations_in(snapshot: _core.Snapshot, names: ShownNames) -> Iterator[Durations]:
+    """Yield what has durations. Several can have the same label, if there are too many names."""
+    for family in HISTOGRAMS:
+        if family.kind is None or family.kind == "request":
+            continue
+        shown_names = names.pipelines if "pipeline" in family.labels else names.stages
+        for name, stage in snapshot.stages(number_of(family.kind)).items():
+            shown = shown_names.shown(name)
+            if family.kind not in RUNS:
+                yield Durations(family.key, shown, stage, None)
+                continue
+            yield Durations(family.key, shown, stage, stage)
+            if stage.device_elapsed_ns is not None:
+                yield Durations("device", shown, stage.device_elapsed_ns, None)
+    for status, kind in REQUESTS.items():
+        for name, stage in snapshot.stages(number_of(kind)).items():
+            label = Family.text(names.pipelines.shown(name), status)
+            yield Durations("request", label, stage, None)
+
+
 def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> Counts:
     """Return the figures of a recording.
 
@@ -219,25 +285,16 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
             begin("queue", segment["queue"] or "")
         elif began_here(segment):
             begin_request(segment["pipeline"])
-    for family in HISTOGRAMS:
-        if family.kind is None or family.kind == "request":
-            continue
-        shown_names = names.pipelines if "pipeline" in family.labels else names.stages
-        for name, stage in snapshot.stages(number_of(family.kind)).items():
-            shown = shown_names.shown(name)
-            add(family.key, shown, stage, groups_of(ns_per_tick))
-            if family.kind not in RUNS:
-                continue
-            if stage.device_elapsed_ns is not None:  # already in nanoseconds
-                add("device", shown, stage.device_elapsed_ns, groups_of(1.0))
-            count("errors", shown, "", stage.errors)
-            for unit, amount in stage.work.items():
-                count("work", shown, names.units.shown(unit), amount)
-    for status, kind in REQUESTS.items():
-        for name, stage in snapshot.stages(number_of(kind)).items():
-            begin_request(name)
-            label = Family.text(names.pipelines.shown(name), status)
-            add("request", label, stage, groups_of(ns_per_tick))
+    for of in durations_in(snapshot, names):
+        if of.family == "request":
+            begin_request(FAMILIES["request"].values(of.label)[0])
+        # Device times are already in nanoseconds.
+        groups = groups_of(1.0 if of.family == "device" else ns_per_tick)
+        add(of.family, of.label, of.summary, groups)
+        if of.stage is not None:
+            count("errors", of.label, "", of.stage.errors)
+            for unit, amount in of.stage.work.items():
+                count("work", of.label, names.units.shown(unit), amount)
     left_open = recording.left_open
     until_ns = latest_ns(recording) if left_open else 0
     for request in left_open:

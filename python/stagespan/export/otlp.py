@@ -18,7 +18,14 @@ from stagespan.device.environment import version
 from stagespan.errors import StagespanError
 from stagespan.export import genai, otlp_deltas
 from stagespan.export.families import FAMILIES, Family
-from stagespan.export.figures import BOUNDS_NS, Counts, Histogram
+from stagespan.export.figures import (
+    BUCKETS,
+    AnyBuckets,
+    Buckets,
+    Counts,
+    Histogram,
+    buckets_named,
+)
 from stagespan.export.otlp_sending import (
     CAUSES,
     LONGEST_END_S,
@@ -264,7 +271,6 @@ def _batch(batch: Batch, part: Part, resource: OtelResource) -> Iterator[Readabl
 _LABELS = {"cause": "cause", "unit": "unit", "service": "service.name"}
 """The names of labels in OTLP, if they do not follow from those in Prometheus."""
 _CUMULATIVE = points.AggregationTemporality.CUMULATIVE
-_BOUNDS_S = tuple(bound / 1e9 for bound in BOUNDS_NS)
 
 
 def metrics_of(
@@ -274,6 +280,7 @@ def metrics_of(
     begin_ns: int,
     operation: str | None = None,
     instance: str | None = None,
+    buckets: Buckets = BUCKETS["coarse"],
 ) -> points.MetricsData:
     """Return all figures, with the same counts as the recordings. They count from ``begin_ns``.
 
@@ -282,6 +289,7 @@ def metrics_of(
     """
     of_instance = {} if instance is None else {"service.instance.id": instance}
     now_ns, host = time.time_ns(), os.uname().nodename
+    distribution = partial(_distribution, begin_ns, now_ns, buckets)
     series = gauges.series
     messages = []
     for group in dict.fromkeys((*totals, *sorted(gauges.groups()))):
@@ -294,11 +302,11 @@ def metrics_of(
         }
         if group.rank:
             attributes["stagespan.rank"] = int(group.rank)
-        made = _metrics_of_group(figures, series, group, begin_ns, now_ns)
+        made = _metrics_of_group(figures, series, group, begin_ns, now_ns, distribution)
         if operation is not None:
             of_genai: dict[str, list[points.HistogramDataPoint]] = {}
             for one in genai.durations(figures, group, operation):
-                point = _distribution(one.attributes, one.histogram, begin_ns, now_ns)
+                point = distribution(one.attributes, one.histogram)
                 of_genai.setdefault(one.name, []).append(point)
             made += [
                 points.Metric(name, None, "s", points.Histogram(rows, _CUMULATIVE))
@@ -322,12 +330,17 @@ def _resource_metrics(
 
 
 def _metrics_of_group(
-    figures: Counts, gauges: dict[str, Series], group: Group, begin_ns: int, now_ns: int
+    figures: Counts,
+    gauges: dict[str, Series],
+    group: Group,
+    begin_ns: int,
+    now_ns: int,
+    distribution: Callable[[dict[str, str], Histogram], points.HistogramDataPoint],
 ) -> list[points.Metric]:
     rows: dict[str, list[Any]] = {key: [] for key in FAMILIES}
     for key, label, histogram in figures.histograms():
         attributes = _attributes(key, FAMILIES[key].values(label))
-        rows[key].append(_distribution(attributes, histogram, begin_ns, now_ns))
+        rows[key].append(distribution(attributes, histogram))
     for key, name, unit, amount in figures.numbers():
         rows[key] += _numbers(key, {(name, unit): amount}, begin_ns, now_ns)
     for key, series in gauges.items():
@@ -361,9 +374,9 @@ def _attributes(key: str, values: Iterable[str]) -> dict[str, str]:
 
 
 def _distribution(
-    attributes: dict[str, str], histogram: Histogram, begin_ns: int, now_ns: int
+    begin_ns: int, now_ns: int, buckets: Buckets, attributes: dict[str, str], histogram: Histogram
 ) -> points.HistogramDataPoint:
-    below = histogram.below
+    below = buckets.below(histogram)
     return points.HistogramDataPoint(
         attributes,
         begin_ns,
@@ -371,7 +384,7 @@ def _distribution(
         below[-1],
         histogram.sum_ns / 1e9,
         [now - before for before, now in zip([0, *below], below, strict=False)],
-        _BOUNDS_S,
+        [bound / 1e9 for bound in buckets.bounds_ns],
         math.nan,
         math.nan,
     )
@@ -391,7 +404,9 @@ def _interval_s() -> float:
 class Otlp:
     """Sends requests and figures to a collector."""
 
-    def __init__(self, url: str | None, operation: str | None = None) -> None:
+    def __init__(
+        self, url: str | None, operation: str | None = None, buckets: AnyBuckets = "coarse"
+    ) -> None:
         """With an operation, add what the conventions for generative AI name.
 
         Raises StagespanError if the URL is not one, or if an exporter is not installed.
@@ -399,6 +414,7 @@ class Otlp:
         self._begin_ns = time.time_ns()
         self._figures_at, self._interval_s = -math.inf, _interval_s()
         self._operation = operation
+        self._buckets = buckets_named(buckets)
         self._lost_spans = 0
         self._deltas = otlp_deltas.Deltas() if otlp_deltas.are_wanted() else None
         told: set[str] = set()
@@ -422,7 +438,8 @@ class Otlp:
         """
         if self._deltas is not None:
             figures = source.totals(), source.lost(), Gauges()
-            self._deltas.accept(metrics_of(*figures, self._begin_ns, self._operation))
+            data = metrics_of(*figures, self._begin_ns, self._operation, buckets=self._buckets)
+            self._deltas.accept(data)
 
     def _export_figures(self, exporter: Any, batch: list[points.MetricsData]) -> int:
         """Export the latest figures. If that fails, all of ``batch`` count as not delivered."""
@@ -451,6 +468,7 @@ class Otlp:
                 self._begin_ns,
                 self._operation,
                 source.identity if isinstance(source, Own) else None,
+                self._buckets,
             )
             self._metrics.put([data])
             self._figures_at = now
@@ -502,12 +520,17 @@ class Running:
     """
 
     def __init__(
-        self, url: str | None, rules: Rules, operation: str | None, before: Running | None = None
+        self,
+        url: str | None,
+        rules: Rules,
+        operation: str | None,
+        buckets: AnyBuckets,
+        before: Running | None = None,
     ) -> None:
         """``before`` was closed and had the same options; what it has sent is not sent again."""
-        self.options = (rules, operation)
+        self.options = (rules, operation, buckets)
         """What `start` was given besides the address."""
-        self._make = partial(Otlp, url, operation)
+        self._make = partial(Otlp, url, operation, buckets)
         self._of_parents: list[object] = []
         self._is_closed = self._is_told = False
         self._source: Own = Own(rules) if before is None else before._source
@@ -623,6 +646,7 @@ def start(
     slowest: int = 0,
     failed: bool = True,
     genai: str | None = None,
+    buckets: AnyBuckets = "coarse",
 ) -> Running:
     """Send the requests and figures of this process to a collector, from a thread of its own.
 
@@ -642,6 +666,7 @@ def start(
         failed: Send all requests that do not end as ok.
         genai: Add what OpenTelemetry's conventions for generative AI name. The operation, such as
             "chat" or "generate_content".
+        buckets: "coarse" for histograms with one bucket an octave, "fine" for four.
 
     Returns:
         An object whose ``close()`` delivers what is left and stops; it is called at exit, and when
@@ -649,6 +674,7 @@ def start(
 
     Raises:
         StagespanError: If this process has no recording, or the URL is not an address.
+        ValueError: If ``buckets`` is neither "coarse" nor "fine".
 
     Example:
         ```python
@@ -657,7 +683,8 @@ def start(
         running = otlp.start("http://127.0.0.1:4318", one_in=10)
         ```
     """
-    options = (Rules(one_in, slowest, failed), genai)
+    buckets_named(buckets)
+    options = (Rules(one_in, slowest, failed), genai, buckets)
     if is_disabled():
         return Disabled()
     addresses = (address("traces", url), address("metrics", url))

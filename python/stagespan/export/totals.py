@@ -14,7 +14,7 @@ from typing import NamedTuple
 from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.export.exit_status import ENDS, End, Watch, how
-from stagespan.export.families import GAUGES, HISTOGRAMS, Family
+from stagespan.export.families import FAMILIES, GAUGES, HISTOGRAMS, OF_QUANTILES, Family
 from stagespan.export.figures import (
     BOUNDS_NS,
     OTHER,
@@ -23,6 +23,7 @@ from stagespan.export.figures import (
     ShownNames,
     figures_of,
 )
+from stagespan.export.recent import WINDOW_S, Recent
 from stagespan.export.requests import (
     QUIET_NS,
     UNREAD,
@@ -95,10 +96,12 @@ class Gauges:
 
 
 def _idle(family: Family, figures: Counts) -> set[tuple[str, ...]]:
-    """Return the labels of the series of a gauge for which there are figures."""
-    if family.labels == ():
-        has_any = family.age_of is not None and bool(figures.durations.get(family.age_of))
-        return {()} if has_any else set()
+    """Return the labels of the series of a gauge for which there are figures.
+
+    What is not open has no age.
+    """
+    if family.age_of is not None:
+        return set()
     return {
         (of.values(label)[-1],)
         for of in HISTOGRAMS
@@ -135,6 +138,8 @@ class ReadProcess:
         self.latest = first
         self.used: Recording | None = None
         """The latest copy that `Totals.update` has taken."""
+        self.counted: _core.Snapshot | None = None
+        """The snapshot up to which its durations are among the recent ones."""
         self.taker = Taker()
         self.is_partial = False
         """Whether a part of its figures is not in its file."""
@@ -235,6 +240,7 @@ class Totals:
         self.groups: dict[Group, None] = {}
         self.exemplars: Exemplars = {}
         """The latest ones."""
+        self._recent = Recent()
 
     def update(self, process: ReadProcess, copy: Recording, *, at_end: bool = False) -> None:
         """Take a new copy of a process's recording; with ``at_end`` the last one."""
@@ -267,9 +273,21 @@ class Totals:
             process.given.add(process.figures)
             process.group = group
         self._take_requests(process, copy, at_end)
+        self._count_recent(process, copy)
         process.figures.raise_to(figures_of(copy, process.ns_per_tick, self.names))
         process.figures.raise_to(process.observed)
         process.figures.raise_to(_NONE_ENDED)
+
+    def _count_recent(self, process: ReadProcess, copy: Recording) -> None:
+        before, now = process.counted, copy.snapshot()
+        process.counted = now
+        if before is not None:
+            new = now.since(before)
+        elif copy.read_ns is not None and copy.read_ns - copy.begin_ns < WINDOW_S * 1e9:
+            new = now
+        else:  # it is not known when it has recorded what it has by now
+            return
+        self._recent.add(time.monotonic(), process.group, new, self.names)
 
     def _take_requests(self, process: ReadProcess, copy: Recording, at_end: bool) -> None:
         ended = process.taker.ended(copy, at_end=at_end)
@@ -346,6 +364,10 @@ class Totals:
         """Return what is going on in live processes, as they were last read."""
         found = Gauges()
         found.add("unnamed", (), self.names.stages.others)
+        for of, quantile, value_s in self._recent.quantiles(time.monotonic()):
+            family = OF_QUANTILES[of.family]
+            labels = *FAMILIES[of.family].values(of.label), quantile, *of.group
+            found.add(family.key, labels, value_s)
         for group, figures in self.retained.items():
             found.add("up", (group.service,), 0)
             found.add_idle(group, figures)
