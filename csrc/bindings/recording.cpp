@@ -12,12 +12,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 
 #include "object.h"
 #include "reading.h"
 #include "stagespan/cut_off.h"
+#include "stagespan/histogram.h"
 #include "stagespan/process_info.h"
 #include "stagespan/process_life.h"
 #include "stagespan/reader.h"
@@ -310,6 +312,28 @@ py::list segment_keys(const Recording& recording, bool only_open) {
   return result;
 }
 
+// The keys of requests that began here and have ended since a time: the latest one of each pipeline, status and sixth
+// of the buckets, which are those that exporters count in. They are few, however many requests there were.
+py::list latest_requests(const Recording& recording, std::int64_t since_ns) {
+  const ClockFit& fit = recording.copy.fit;
+  std::map<std::tuple<std::uint32_t, std::uint8_t, std::uint32_t>, const SegmentCopy*> latest;
+  for (const SegmentCopy& copy : recording.copy.segments) {
+    const bool began_here = copy.parent_segment == 0 && (copy.origin == kOriginRoot || copy.origin == kOriginRemote);
+    if (!began_here || copy.end_ticks == 0) continue;
+    const std::int64_t end_ns = fit.unix_ns(copy.end_ticks);
+    if (end_ns < since_ns) continue;
+    const std::uint64_t begin_ticks = copy.received_ticks != 0 ? copy.received_ticks : copy.begin_ticks;
+    const std::int64_t lasted_ns = std::max<std::int64_t>(end_ns - fit.unix_ns(begin_ticks), 0);
+    const std::uint32_t bucket = (bucket_of(static_cast<std::uint64_t>(lasted_ns)) + 4) / 6;
+    const SegmentCopy*& one = latest[{copy.pipeline, copy.status, bucket}];
+    if (one == nullptr || one->end_ticks < copy.end_ticks) one = &copy;
+  }
+  const NoCollection by_allocations;
+  py::list result;
+  for (const auto& [of, copy] : latest) result.append(key_of(*copy));
+  return result;
+}
+
 // {name: int, float or text}
 py::dict fields_of(const Recording& recording, std::uint64_t number) {
   py::dict result;
@@ -506,6 +530,7 @@ void define_recording(py::module_& module) {
       .def("spans", spans_of)
       .def("open_spans", open_of)
       .def("segment_keys", segment_keys, py::arg("only_open") = false)
+      .def("latest_requests", latest_requests, py::arg("since_ns"))
       .def("segments", segments_of, py::arg("keys") = py::none())
       .def("links", links_of)
       .def("failures", failures_of)

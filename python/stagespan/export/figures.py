@@ -43,10 +43,6 @@ def within_range(amount: float) -> float:
     return min(max(amount, -sys.float_info.max), sys.float_info.max)
 
 
-def _sum(a: int, b: int) -> int:
-    return min(a + b, MOST_COUNTED)
-
-
 class Histogram(msgspec.Struct, array_like=True):
     """Durations that were counted. ``below[i]`` is the number of those below ``BOUNDS_NS[i]``."""
 
@@ -54,9 +50,24 @@ class Histogram(msgspec.Struct, array_like=True):
     """One more than `BOUNDS_NS`; the last one is the count."""
     sum_ns: int
 
-    def combined(self, other: Histogram, how: Callable[[int, int], int]) -> Histogram:
-        """Return what ``how`` makes of each pair of numbers."""
-        return Histogram(list(map(how, self.below, other.below)), how(self.sum_ns, other.sum_ns))
+    def plus(self, other: Histogram) -> Histogram:
+        """Return both together."""
+        below = list(map(operator.add, self.below, other.below))
+        if below[-1] > MOST_COUNTED:
+            below = [min(number, MOST_COUNTED) for number in below]
+        return Histogram(below, min(self.sum_ns + other.sum_ns, MOST_COUNTED))
+
+    def minus(self, earlier: Histogram) -> Histogram:
+        """Return what was added since an earlier state of the same histogram."""
+        below = list(map(operator.sub, self.below, earlier.below))
+        return Histogram(below, self.sum_ns - earlier.sum_ns)
+
+    def raised(self, later: Histogram) -> Histogram:
+        """Return the higher one of each pair of numbers."""
+        below = later.below
+        if not all(map(operator.le, self.below, below)):
+            below = list(map(max, self.below, below))
+        return Histogram(below, max(self.sum_ns, later.sum_ns))
 
 
 NOTHING = Histogram([0] * (len(BOUNDS_NS) + 1), 0)
@@ -107,25 +118,25 @@ class Counts(msgspec.Struct):
 
     def add(self, other: Counts) -> None:
         """Add the figures of another process."""
-        self._combine(other, _sum, lambda a, b: within_range(a + b))
+        self._combine(other, Histogram.plus, lambda a, b: within_range(a + b))
 
     def raise_to(self, later: Counts) -> None:
         """Take the higher one of each pair of numbers.
 
         A reading of a process that runs may lack its latest spans, which an earlier one had.
         """
-        self._combine(later, max, max)
+        self._combine(later, Histogram.raised, max)
 
     def _combine(
         self,
         other: Counts,
-        of_counts: Callable[[int, int], int],
+        of_histograms: Callable[[Histogram, Histogram], Histogram],
         of_amounts: Callable[[float, float], float],
     ) -> None:
         for family, stage, histogram in other.histograms():
             mine = self.durations.setdefault(family, {})
             before = mine.get(stage)
-            mine[stage] = histogram.combined(before, of_counts) if before else histogram
+            mine[stage] = of_histograms(before, histogram) if before else histogram
         for family, stage, unit, amount in other.numbers():
             units = self.amounts.setdefault(family, {}).setdefault(stage, {})
             units[unit] = of_amounts(units.get(unit, 0), amount)
@@ -136,14 +147,14 @@ class Counts(msgspec.Struct):
         known = mine.get(label) or NOTHING
         first = bisect.bisect_right(BOUNDS_NS, duration_ns)
         below = known.below[:first] + [number + 1 for number in known.below[first:]]
-        mine[label] = Histogram(below, _sum(known.sum_ns, max(duration_ns, 0)))
+        mine[label] = Histogram(below, min(known.sum_ns + max(duration_ns, 0), MOST_COUNTED))
 
     def without(self, earlier: Counts) -> Counts:
         """Return what was added since an earlier state of the same figures."""
         rest = Counts({}, {})
         for family, stage, histogram in self.histograms():
             before = earlier.durations.get(family, {}).get(stage)
-            now = histogram.combined(before, operator.sub) if before else histogram
+            now = histogram.minus(before) if before else histogram
             rest.durations.setdefault(family, {})[stage] = now
         for family, stage, unit, amount in self.numbers():
             before_amount = earlier.amounts.get(family, {}).get(stage, {}).get(unit, 0)
@@ -259,7 +270,7 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
             below = [min(number, MOST_COUNTED) for number in below]
         one = Histogram(below, min(of.total_ns, MOST_COUNTED))
         mine = found.durations.setdefault(family, {})
-        mine[name] = mine[name].combined(one, _sum) if name in mine else one
+        mine[name] = mine[name].plus(one) if name in mine else one
 
     def count(family: str, name: str, unit: str, amount: float) -> None:
         mine = found.amounts.setdefault(family, {}).setdefault(name, {})

@@ -6,7 +6,6 @@ still change them (their status is "Development").
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -69,7 +68,7 @@ def durations(figures: Counts, group: Group, operation: str) -> Iterator[Duratio
             of = group._replace(pipeline=values.get("pipeline", group.pipeline))
             key = of, "" if status == "ok" else status
             known = by_attributes.get(key)
-            by_attributes[key] = histogram.combined(known, operator.add) if known else histogram
+            by_attributes[key] = histogram.plus(known) if known else histogram
         for (of, error), histogram in by_attributes.items():
             more = {"error.type": error} if error else {}
             yield Durations(name, {**_common(of, operation), **more}, histogram)

@@ -7,7 +7,6 @@ import errno
 import json
 import logging
 import math
-import operator
 import os
 import re
 import stat
@@ -319,9 +318,7 @@ class _Reader:
             else:
                 of_family = restored.durations.setdefault(saved.family, {})
                 known = of_family.get(saved.stage)
-                of_family[saved.stage] = (
-                    histogram if known is None else histogram.combined(known, operator.add)
-                )
+                of_family[saved.stage] = histogram if known is None else histogram.plus(known)
         for family, stages in self._items(page.get("amounts"), "amounts"):
             for stage, units in self._items(stages, family):
                 for unit, amount in self._items(units, stage):

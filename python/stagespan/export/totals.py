@@ -147,6 +147,8 @@ class ReadProcess:
         """Whether it was read for the last time. It stays until its requests are sent."""
         self.observed = Counts({}, {})
         """The part of the figures that was counted here: what was lost before it was read."""
+        self.noted_ns = 0
+        """The Unix time until which its requests are among the exemplars."""
         self.open_traces: set[str] = set()
         """The traces of requests that have not ended, or were not taken yet."""
         self.longest_pause_s = math.inf
@@ -165,7 +167,8 @@ class ReadProcess:
             if self.handle < 0 and (status.st_dev, status.st_ino) != self.inode:
                 raise StagespanError(f"{self.path} was removed before it was read to its end.")
             marks = _core.recording_marks(handle)
-            if marks and marks == self._marks and self.used is not None and self.taker.is_settled:
+            is_settled = not spans or self.taker.is_settled
+            if marks and marks == self._marks and self.used is not None and is_settled:
                 reused = self.used.reuse(handle)
                 if reused is not None and reused.is_exact:
                     return reused
@@ -193,7 +196,8 @@ class ReadProcess:
 
     def rest(self) -> Counts:
         """Return the figures that belong to the present group."""
-        return self.figures.without(self.given)
+        is_all = not (self.given.durations or self.given.amounts)
+        return self.figures if is_all else self.figures.without(self.given)
 
 
 def group_of(recording: Recording) -> Group:
@@ -253,11 +257,12 @@ class Totals:
             self._take(process, copy, at_end)
             if self.requests is not None:
                 process.longest_pause_s = _pause_s(before, copy, process.taker.new)
-        process.open_traces = {
-            one["trace_id"]
-            for one in copy.segments(copy.segment_keys - process.taker.taken)
-            if one["trace_id"] is not None and one["origin"] != "return"
-        }
+        if self.requests is not None:
+            process.open_traces = {
+                one["trace_id"]
+                for one in copy.segments(copy.segment_keys - process.taker.taken)
+                if one["trace_id"] is not None and one["origin"] != "return"
+            }
 
     def _take(self, process: ReadProcess, copy: Recording, at_end: bool) -> None:
         resets = copy.snapshot().resets
@@ -290,11 +295,13 @@ class Totals:
         self._recent.add(time.monotonic(), process.group, new, self.names)
 
     def _take_requests(self, process: ReadProcess, copy: Recording, at_end: bool) -> None:
-        ended = process.taker.ended(copy, at_end=at_end)
         if self.requests is None:
-            for one in ended:
+            for one in copy.latest_requests(process.noted_ns):
                 self._note_request(process.group, one)
+            # Some may have ended while the copy was made.
+            process.noted_ns = (copy.read_ns or QUIET_NS) - QUIET_NS
             return
+        ended = process.taker.ended(copy, at_end=at_end)
         process.taker.count_spans(copy)
         self.requests.add(process.taker.parts(copy, resource_of(copy), ended))
         missed = process.taker.missed

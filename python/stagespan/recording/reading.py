@@ -374,6 +374,13 @@ class Recording:
         """
         return self._segments if keys is None else [one for _, one in self._segments_of(keys)]
 
+    def latest_requests(self, since_ns: int) -> list[Segment]:
+        """Return some of the requests that began here and have ended since a Unix time.
+
+        They are the latest one of each pipeline, status and bucket of exported histograms.
+        """
+        return self.segments(self._copy.latest_requests(since_ns))
+
     @cached_property
     def open_segments(self) -> list[Segment]:
         """The segments that had not ended."""
