@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
 import time
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from typing import Any
 
+from stagespan import _core
 from stagespan.contexts.remotes import Remote
 from stagespan.contexts.requests import request
+from stagespan.errors import StagespanError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -23,6 +28,9 @@ _USUAL_CLOSES = (1000, 1001)
 _UNMATCHED = "(unmatched)"
 _ENTRY = "http"
 """What the wait until an application is called counts as, if the client does not name a queue."""
+_POOL = "thread pool"
+_timed_pools: set[Any] = set()
+"""Functions that `_time_thread_pool` has made."""
 
 
 class RequestMiddleware:
@@ -47,7 +55,12 @@ class RequestMiddleware:
     """
 
     def __init__(
-        self, app: Application, *, trusted: bool = False, id_header: str | None = None
+        self,
+        app: Application,
+        *,
+        trusted: bool = False,
+        id_header: str | None = None,
+        thread_pool: bool = False,
     ) -> None:
         """Wrap an application.
 
@@ -55,7 +68,15 @@ class RequestMiddleware:
             app: The application.
             trusted: Whether the clients are part of the same system, and their own key is read.
             id_header: The name of a header with the id of the request, such as ``x-request-id``.
+            thread_pool: Whether waits for a thread of AnyIO's pool, in which frameworks run what
+                is not async, are recorded in the queue ``thread pool``. For this,
+                ``anyio.to_thread.run_sync`` is replaced, in the whole process.
+
+        Raises:
+            StagespanError: If the pool is to be timed, and AnyIO is not installed.
         """
+        if thread_pool:
+            _time_thread_pool()
         self.app = app
         self._trusted = trusted
         self._id_header = None if id_header is None else id_header.lower().encode("latin-1")
@@ -76,6 +97,41 @@ class RequestMiddleware:
             if name.lower() == self._id_header:
                 return str(value.decode("latin-1"))[:_MOST_ID_CHARACTERS]
         return ""
+
+
+def _time_thread_pool() -> None:
+    """Record how long calls in requests wait for a thread of AnyIO's pool."""
+    try:
+        to_thread: Any = importlib.import_module("anyio.to_thread")
+    except ImportError:
+        raise StagespanError(
+            "There is no pool of AnyIO to time: install anyio, or leave thread_pool out."
+        ) from None
+    run_sync = to_thread.run_sync
+    if run_sync in _timed_pools:
+        return
+
+    @functools.wraps(run_sync)
+    async def timed(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if _core.current_request() is None:
+            return await run_sync(function, *args, **options)
+        waits = [_core.begin(_POOL, kind="queue")]
+
+        def end() -> None:
+            with contextlib.suppress(IndexError):  # an abandoned call may begin after its end
+                _core.end(waits.pop())
+
+        def run(*args: Any) -> Any:
+            end()
+            return function(*args)
+
+        try:
+            return await run_sync(run, *args, **options)
+        finally:
+            end()
+
+    _timed_pools.add(timed)
+    to_thread.run_sync = timed
 
 
 class _After(request):

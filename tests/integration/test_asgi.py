@@ -135,12 +135,12 @@ async def _next(receive: Receive) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def served(application: Any) -> Iterator[int]:
+def served(application: Any, **options: Any) -> Iterator[int]:
     """Serve an application; yields the port."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(16)
-    app: Any = RequestMiddleware(application, id_header="X-Request-Id")
+    app: Any = RequestMiddleware(application, id_header="X-Request-Id", **options)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
@@ -179,6 +179,61 @@ def finished(path: str) -> FinishedRequest:
                 return one
         time.sleep(0.01)
     pytest.fail(f"no request of {path} has ended")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[Any]:
+    """Give a function that lets AnyIO's pool have one thread, and end the timing of the pool."""
+    to_thread = pytest.importorskip("anyio.to_thread")
+    run_sync = to_thread.run_sync
+
+    async def limit() -> None:
+        to_thread.current_default_thread_limiter().total_tokens = 1
+
+    yield limit
+    to_thread.run_sync = run_sync
+
+
+def test_waits_for_a_thread_of_a_full_pool_are_a_queue(one_thread: Any) -> None:
+    # GIVEN an endpoint that is not async, and a pool with one thread
+    app, leave, runs = fastapi.FastAPI(), threading.Event(), []
+    app.get("/limits")(one_thread)
+
+    @app.get("/blocks")
+    def blocks() -> None:
+        with span("work"):
+            runs.append(time.time_ns())
+            leave.wait(30)
+
+    def waiting() -> int:
+        return sum(one["stage"] == "thread pool" for one in stagespan.open_spans())
+
+    with served(app, thread_pool=True) as port:
+        get(port, "/limits")
+        clients = [threading.Thread(target=get, args=(port, "/blocks")) for _ in range(3)]
+        for client in clients:
+            client.start()
+        # WHEN one of three calls has the thread
+        for _ in range(3000):
+            if runs and waiting() == 2:
+                break
+            time.sleep(0.01)
+        released_ns = time.time_ns()
+        assert (len(runs), waiting()) == (1, 2)
+        leave.set()
+        for client in clients:
+            client.join()
+    # THEN the others wait for it until their endpoints begin
+    waits = stagespan.stats(kind="queue")["thread pool"]
+    assert (waits.count, waiting()) == (3, 0)
+    spans = stagespan.spans()
+    of_pool = spans[spans["stage"] == stagespan.stage_names().index("thread pool")]
+    assert len(set(of_pool["request"].tolist()) - {0}) == 3
+    ends_ns = sorted(of_pool["end_ns"].tolist())
+    assert runs == sorted(runs)
+    for end_ns, run_ns in zip(ends_ns, runs, strict=True):
+        assert end_ns < run_ns + 1_000_000  # two clocks
+    assert ends_ns[0] < released_ns < ends_ns[1] + 1_000_000
 
 
 def test_a_call_is_a_request_of_the_client_s_trace(port: int) -> None:
