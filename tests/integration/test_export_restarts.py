@@ -180,6 +180,33 @@ def test_kept_requests_are_read_once_after_a_kill(folder: Path, tmp_path: Path) 
     assert (stage["stage"], stage["count"]) == ("decode", 30)
 
 
+def test_requests_in_parquet_are_written_at_the_end_or_by_the_next_exporter(
+    folder: Path, tmp_path: Path
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    target = tmp_path / "kept"
+    options = ("--keep", str(target), "--keep-format", "parquet")
+
+    def traces() -> set[str]:
+        tables = map(parquet.read_table, target.glob("*.parquet"))
+        return {trace for table in tables for trace in table["trace_id"].to_pylist()}
+
+    # GIVEN a process that has ended, and one that lives
+    with exporter(*options) as (first, port):
+        started(REQUESTS, "30", STAGESPAN_JOB="svc")
+        end(started(REQUESTS, "20", STAGESPAN_JOB="svc"))
+        count = "stagespan_request_duration_seconds_count"
+        until(lambda: of(scraped(port), count, status="ok", service="svc") == 50)
+        # WHEN the exporter is stopped before it writes its first file
+        first.terminate()
+        first.wait(30)
+    # THEN what it has not written in its last second is left to the next one
+    with exporter(*options) as (_, port):
+        until(lambda: len(traces()) == 50)
+        assert of(scraped(port), "stagespan_lost_total", cause="keep") == 0
+        assert not of(scraped(port), "stagespan_lost_total", cause="requests_unread")
+
+
 def test_requests_that_are_displaced_before_they_are_read_are_counted(folder: Path) -> None:
     # GIVEN an exporter, and a process that displaces requests sooner than they are read: some
     # before they were ever seen, others when they had been seen and could still be entered again

@@ -243,6 +243,8 @@ def command(
             pause_s = max(_LEAST_PAUSE_S, 20 * (time.process_time() - began_s))
             pause_s = min(pause_s, longest_s, node.longest_pause_s())
         ending.allow_work()
+        if keeper is not None:  # before a last reading, which can take all of the time
+            keeper.write()
         step(at_end=True)
         if sender is not None:
             sender.close(ending.left_s())
