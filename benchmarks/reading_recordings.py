@@ -3,8 +3,10 @@
     python -m benchmarks.reading_recordings [--against PYTHON] [--turns N] [--quick]
 
 With ``--against``, the interpreter of another checkout reads the same recordings, in turns with
-this one. A scrape is one reading of an exporter. The processes have as many requests as a recording
-has room for, and each has had 20 more since the reading before.
+this one. A scrape of processes is one reading of an exporter. The processes have as many requests
+as a recording has room for, and each has had 20 more since the reading before. A scrape of stages
+is what Prometheus gets of one process, each of whose stages has run since the scrape before; a line
+of it is compared with one that prometheus_client writes of its own histograms.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-SPANS, REQUESTS, PROCESSES = 180_000, 20_000, 200
+SPANS, REQUESTS, PROCESSES, STAGES = 180_000, 20_000, 200, 1_000
 _READINGS = 5
 _KEPT = 4_096
 """How many requests a recording has room for."""
@@ -86,6 +89,38 @@ def scrape(count: int) -> float:
     return statistics.median(taken_s[1:])
 
 
+def scrape_stages(count: int) -> tuple[float, float]:
+    """Return the medians of the CPU seconds of a scrape, and of a line in lines of the client."""
+    from prometheus_client import CollectorRegistry, Histogram, generate_latest
+
+    import stagespan
+    from stagespan.export.node import Node
+    from stagespan.export.prometheus import Server
+
+    registry = CollectorRegistry()
+    bounds = [number / 100 for number in range(20)]
+    histogram = Histogram("stage", "A stage.", ["stage"], registry=registry, buckets=bounds)
+    taken_s, ratios = [], []
+    with ExitStack() as stack:
+        node = stack.enter_context(closing(Node()))
+        server = stack.enter_context(closing(Server(node, "127.0.0.1", 0)))
+        for _ in range(_READINGS + 1):
+            for number in range(count):
+                with stagespan.span(f"stage {number}"):
+                    pass
+                histogram.labels(f"stage {number}").observe(0.1)
+            begin_s = time.process_time()
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
+                text = answer.read()
+            between_s = time.process_time()
+            alone = generate_latest(registry)
+            end_s = time.process_time()
+            taken_s.append(between_s - begin_s)
+            line_s = (end_s - between_s) / alone.count(b"\n")
+            ratios.append((between_s - begin_s) / text.count(b"\n") / line_s)
+    return statistics.median(taken_s[1:]), statistics.median(ratios[1:])
+
+
 def recording_of(what: str, count: int, folder: str) -> Path:
     """Return the recording of a process that has recorded and was killed."""
     here = Path(folder, what)
@@ -107,16 +142,16 @@ def cpu_s(python: str, *command: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def scrape_s(python: str, count: int) -> float:
-    """Return what `scrape` measures with an interpreter."""
+def scraped(python: str, what: str, count: int) -> list[float]:
+    """Return what `scrape` or `scrape_stages` measures with an interpreter."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         done = subprocess.run(
-            [python, __file__, "--make", "scrape", str(count)],
+            [python, __file__, "--make", what, str(count)],
             env=os.environ | {"STAGESPAN_RECORDING_DIR": folder},
             capture_output=True,
             check=True,
         )
-    return float(done.stdout)
+    return [float(number) for number in done.stdout.split()]
 
 
 def main() -> int:
@@ -132,16 +167,22 @@ def main() -> int:
         if what == "scrape":
             print(scrape(count))
             return 0
+        if what == "stages":
+            print(*scrape_stages(count))
+            return 0
         (record_spans if what == "spans" else record_requests)(count)
         os.kill(os.getpid(), signal.SIGKILL)
     part = 100 if options.quick else 1
     pythons = [sys.executable] + ([options.against] if options.against else [])
     taken_s: dict[tuple[str, str], list[float]] = {}
+    lines: dict[str, list[float]] = {python: [] for python in pythons}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         spans = str(recording_of("spans", SPANS // part, folder))
         requests = str(recording_of("requests", REQUESTS // part, folder))
         for _ in range(options.turns):
             for python in pythons:
+                of_stages_s, line = scraped(python, "stages", STAGES // part)
+                lines[python].append(line)
                 for what, measured_s in (
                     (f"analyze, {SPANS // part:,} spans", cpu_s(python, "analyze", spans)),
                     (
@@ -150,16 +191,19 @@ def main() -> int:
                     ),
                     (
                         f"scrape, {PROCESSES // part:,} processes",
-                        scrape_s(python, PROCESSES // part),
+                        scraped(python, "scrape", PROCESSES // part)[0],
                     ),
+                    (f"scrape, {STAGES // part:,} stages", of_stages_s),
                 ):
                     taken_s.setdefault((what, python), []).append(measured_s)
     for what in dict.fromkeys(what for what, _ in taken_s):
         medians_s = [statistics.median(taken_s[what, python]) for python in pythons]
-        line = f"{what:>28}: {medians_s[0]:6.2f} s of CPU"
+        row = f"{what:>28}: {medians_s[0]:6.2f} s of CPU"
         if options.against:
-            line += f", {medians_s[0] / medians_s[1]:.2f} x the {medians_s[1]:.2f} s of the other"
-        print(line, flush=True)
+            row += f", {medians_s[0] / medians_s[1]:.2f} x the {medians_s[1]:.2f} s of the other"
+        print(row, flush=True)
+    ratios = ", ".join(f"{statistics.median(of):.2f} x" for of in lines.values())
+    print(f"a line of the last scrape, in lines of prometheus_client: {ratios}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -164,8 +165,10 @@ def test_the_benchmark_of_reading_recordings_compares_two_interpreters() -> None
         timeout_s=280,
         status=0,
     )
-    analyze, requests, scrape = done.stdout.splitlines()
+    analyze, requests, scrape, stages, line = done.stdout.splitlines()
     assert "analyze, 1,800 spans" in analyze
     assert "requests, 200 requests" in requests
     assert "scrape, 2 processes" in scrape
-    assert all(" s of the other" in line for line in (analyze, requests, scrape))
+    assert "scrape, 10 stages" in stages
+    assert all(" s of the other" in row for row in (analyze, requests, scrape, stages))
+    assert re.search(r"in lines of prometheus_client: \d+\.\d\d x$", line)
