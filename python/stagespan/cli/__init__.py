@@ -121,9 +121,9 @@ class _Commands(click.Group):
 
 def _refuse_repeated(command: click.Command, ctx: click.Context, args: list[str]) -> None:
     """Refuse an option with one value that is given twice, of which click would use the last."""
-    own = click.Context(command, ctx, command.name, **command.context_settings)
+    subcontext = click.Context(command, ctx, command.name, **command.context_settings)
     try:
-        _, _, given = command.make_parser(own).parse_args(list(args))
+        _, _, given = command.make_parser(subcontext).parse_args(list(args))
     except click.UsageError:
         return  # click reports it when it parses the arguments for the command
     for option, count in Counter(given).items():
@@ -132,7 +132,8 @@ def _refuse_repeated(command: click.Command, ctx: click.Context, args: list[str]
         if not (option.multiple or option.is_flag or option.count):
             times = "twice" if count == 2 else f"{count} times"
             raise click.UsageError(
-                f"{option.opts[-1]} is given {times}, but takes one value: give it once.", own
+                f"{option.opts[-1]} is given {times}, but takes one value: give it once.",
+                subcontext,
             )
 
 

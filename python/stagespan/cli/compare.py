@@ -75,12 +75,12 @@ def command(
     Exit status: 0 if nothing is known to be slower or worse, 1 if something is, 2 if the files
     cannot be compared, or not precisely enough for --noise-limit.
     """
-    found = compare_files(before, after, Tolerance(tolerance, tolerance_ms))
-    output.show(changes_pages.ComparisonPage(found))
-    if found.is_worse or (fail_on_missing and found.is_missing):
+    comparison = compare_files(before, after, Tolerance(tolerance, tolerance_ms))
+    output.show(changes_pages.ComparisonPage(comparison))
+    if comparison.is_worse or (fail_on_missing and comparison.is_missing):
         ctx.exit(1)
     if noise_limit is not None:
-        _check_noise(found, noise_limit)
+        _check_noise(comparison, noise_limit)
 
 
 def _check_noise(found: TimingComparison, limit: float) -> None:

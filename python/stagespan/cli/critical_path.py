@@ -19,14 +19,18 @@ def mark_critical_path(analysis: Analysis, target: Path) -> None:
 
     Raises StagespanError if the trace has no critical path, or if a file cannot be read or written.
     """
-    found = analysis.results.get("critical_path")
-    if not isinstance(found, CriticalPath):
-        reason = found.reason if isinstance(found, Unavailable) else "The path names no trace."
+    path_result = analysis.results.get("critical_path")
+    if not isinstance(path_result, CriticalPath):
+        reason = (
+            path_result.reason
+            if isinstance(path_result, Unavailable)
+            else "The path names no trace."
+        )
         raise StagespanError(f"{analysis.trace.path} has no critical path to mark. {reason}")
 
     def events(base_ns: int) -> Iterator[bytes]:
         place = b'"pid": "critical path", "tid": 0'
-        for segment in found.segments:
+        for segment in path_result.segments:
             yield (
                 b'{"ph": "X", "cat": "critical_path", "name": %s, %s, "ts": %s, "dur": %s}'
                 % (
@@ -36,7 +40,7 @@ def mark_critical_path(analysis: Analysis, target: Path) -> None:
                     microseconds(segment.end_ns - segment.begin_ns),
                 )
             )
-        name = json_bytes({"name": f"critical path of {found.step or 'the trace'}"})
+        name = json_bytes({"name": f"critical path of {path_result.step or 'the trace'}"})
         yield b'{"ph": "M", "name": "process_name", %s, "ts": 0, "args": %s}' % (place, name)
 
     try:

@@ -96,7 +96,7 @@ class Checks(Result):
 
 def examine(*, use_device: bool = True) -> list[Check]:
     """Return all findings; with ``use_device``, test the device that torch finds."""
-    found: list[Check] = []
+    checks: list[Check] = []
     for area, look in (
         ("recorder", _recorder),
         ("torch", _torch),
@@ -105,10 +105,10 @@ def examine(*, use_device: bool = True) -> list[Check]:
         ("tools", _tools),
     ):
         try:
-            found.extend(Check(area, *rest) for rest in look())
+            checks.extend(Check(area, *rest) for rest in look())
         except Exception as error:
-            found.append(Check(area, "-", "fails", f"{type(error).__name__}: {error}"))
-    return found
+            checks.append(Check(area, "-", "fails", f"{type(error).__name__}: {error}"))
+    return checks
 
 
 _Rows = Iterator[tuple[str, State, str]]
@@ -186,12 +186,12 @@ def _recording() -> tuple[str, State, str]:
 def _room(place: dict[str, Any]) -> str:
     """Return how many more processes have room for a recording like that of this one."""
     try:
-        found = os.statvfs(os.path.dirname(place["path"]))
+        space = os.statvfs(os.path.dirname(place["path"]))
     except OSError:
         return ""
-    number = found.f_bavail * found.f_frsize // place["reserved_bytes"]
-    if found.f_files:
-        number = min(number, found.f_favail)
+    number = space.f_bavail * space.f_frsize // place["reserved_bytes"]
+    if space.f_files:
+        number = min(number, space.f_favail)
     return f"; room for {number:,} more"
 
 
@@ -308,13 +308,13 @@ def _device(use_device: bool) -> _Rows:
     if every > 1:
         yield "sample", "note", f"every {every:,}th span of a stage in a thread is measured"
     if here.name == "cuda":
-        one = times.max_connections() == 1
+        has_one_queue = times.max_connections() == 1
         yield (
             "CUDA_DEVICE_MAX_CONNECTIONS",
-            "note" if one else "works",
+            "note" if has_one_queue else "works",
             "1: timing events can keep communication and kernels from overlapping; sample with "
             "STAGESPAN_DEVICE_EVERY"
-            if one
+            if has_one_queue
             else f"{times.max_connections() or 'not set'}",
         )
 

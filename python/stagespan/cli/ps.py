@@ -59,13 +59,13 @@ def command(
     if job is not None and stalled is None:
         output.show(JobState(job).page())
         return
-    found = finding.recordings(spans=stalled is not None) if job is None else ranks.of_job(job)
+    recordings = finding.recordings(spans=stalled is not None) if job is None else ranks.of_job(job)
     if stalled is not None:
-        result = Stalled.of(found, stalled, stage)
+        result = Stalled.of(recordings, stalled, stage)
         output.show(result.page())
         ctx.exit(1 if result.stalled else 0)
     if not show_all:
-        found = [one for one in found if one.state in ("alive", "unknown")]
+        recordings = [one for one in recordings if one.state in ("alive", "unknown")]
     # The latest span of a process that has ended is the last time that is known of it.
-    found = [one if one.state == "alive" else jobs.with_spans(one) for one in found]
-    output.show(Processes.of(found, with_ended=show_all).page())
+    recordings = [one if one.state == "alive" else jobs.with_spans(one) for one in recordings]
+    output.show(Processes.of(recordings, with_ended=show_all).page())

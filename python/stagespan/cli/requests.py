@@ -83,24 +83,24 @@ def command(
     read, count = _read(recordings, most, pattern, status)
     # With other recordings than those that are named, a message may have been received.
     are_all = not any(isinstance(one, Recording) for one in read) or not recordings
-    found = timelines(read, None if is_pattern else id_, are_all=are_all)
+    requests = timelines(read, None if is_pattern else id_, are_all=are_all)
     if job is not None:
         local = [one for one in read if isinstance(one, Recording)]
         members = {id(one) for one in jobs.processes(job, spans=False, among=local)}
-        found = [one for one in found if id(one.segments[0].recording) in members]
+        requests = [one for one in requests if id(one.segments[0].recording) in members]
     if pattern is not None and is_pattern:
         matches = re.compile(pattern, re.DOTALL).fullmatch
-        found = [one for one in found if matches(one.id)]
+        requests = [one for one in requests if matches(one.id)]
     if status is not None:
-        found = [one for one in found if one.status == status]
+        requests = [one for one in requests if one.status == status]
     if not wanted.is_all:
-        found, count = list(filter(wanted.matches, found)), None
-    ran_in = {id(part.recording): part.recording for one in found for part in one.segments}
+        requests, count = list(filter(wanted.matches, requests)), None
+    ran_in = {id(part.recording): part.recording for one in requests for part in one.segments}
     lost = {
         cause: sum(one.lost()[cause] for one in ran_in.values())
         for cause in ("requests", "links", "overwritten")
     }
-    if not found and output.form != "json":
+    if not requests and output.form != "json":
         click.echo(wrapped(_why_none(len(read), job, id_, status, wanted)))
         return
     if perfetto is not None:
@@ -108,10 +108,10 @@ def command(
 
         write_to(perfetto, dump.as_perfetto(*ran_in.values()))
         return
-    shown = sorted(found, key=lambda one: -one.total_ns)[:slowest]
+    shown = sorted(requests, key=lambda one: -one.total_ns)[:slowest]
     in_detail = id_ is not None and not is_pattern
-    total = len(found) if count is None else count
-    output.show(RequestsPage(Requests(found, shown, lost, total, in_detail)))
+    total = len(requests) if count is None else count
+    output.show(RequestsPage(Requests(requests, shown, lost, total, in_detail)))
 
 
 class _Wanted:
@@ -181,15 +181,15 @@ def _read(
 
         paths = {one: local_path(one) for one in named}
         places = {one: path for one, path in paths.items() if kept.is_kept(path)}
-        found = [
+        opened = [
             finding.open_recording(os.fspath(path))
             for one, path in paths.items()
             if one not in places
         ]
         if not places:
-            return found, None
+            return opened, None
         of_places = kept.read(places, slowest, pattern, status)
-        if found and of_places.total is not None:
+        if opened and of_places.total is not None:
             raise click.UsageError("Name either recordings or kept Parquet, but not both.")
-        return [*found, *of_places.recordings], of_places.total
+        return [*opened, *of_places.recordings], of_places.total
     return finding.recordings(spans=True), None

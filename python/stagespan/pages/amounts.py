@@ -96,11 +96,11 @@ def signed_percent(fraction: float) -> str:
 
 def share(text: str | float) -> float:
     """Return a fraction: ``"5%"`` and ``0.05`` give 0.05. Raises ValueError."""
-    found = _number(str(text).strip().removesuffix("%"))
+    value = _number(str(text).strip().removesuffix("%"))
     is_percent = str(text).strip().endswith("%")
-    if found is None or found < 0 or (not is_percent and found >= 1):
+    if value is None or value < 0 or (not is_percent and value >= 1):
         raise ValueError(f"{text!r} is not a percentage or a fraction: write 5% or 0.05.")
-    return found / 100 if is_percent else found
+    return value / 100 if is_percent else value
 
 
 def milliseconds(text: str | float) -> float:

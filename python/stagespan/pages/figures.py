@@ -126,11 +126,11 @@ def schema_of(types: Sequence[type[Figures]]) -> tuple[list[dict[str, Any]], dic
     schemas, definitions = msgspec.json.schema_components(
         types, schema_hook=lambda _: {"type": "string"}, ref_template="#/$defs/{name}"
     )
-    for each in definitions.values():
-        if "properties" in each:
-            each["properties"] = _written(each["properties"], definitions)
+    for definition in definitions.values():
+        if "properties" in definition:
+            definition["properties"] = _written(definition["properties"], definitions)
             # A field with a default is also written.
-            each["required"] = list(each["properties"])
+            definition["required"] = list(definition["properties"])
     return list(schemas), definitions
 
 
@@ -169,16 +169,16 @@ _Write = Callable[[Any], Any]
 @cache
 def _writer_of(struct: type[Figures]) -> _Write:
     """Return the function that converts a struct of this type to a dict for JSON."""
-    found = inspect.type_info(struct)
-    assert isinstance(found, inspect.StructType)
+    info = inspect.type_info(struct)
+    assert isinstance(info, inspect.StructType)
     # Trees are too deep for recursion: structs of the same type are written one after another.
-    nested = [(each.name, each.encode_name) for each in found.fields if _is_list_of(struct, each)]
+    nested = [(each.name, each.encode_name) for each in info.fields if _is_list_of(struct, each)]
     fields = [
         (each.name, each.encode_name, _writer(each.type))
-        for each in found.fields
+        for each in info.fields
         if not _is_list_of(struct, each) and not _is_marked(each, _INTERNAL, _FLAT)
     ]
-    flat = [each.name for each in found.fields if _is_marked(each, _FLAT)]
+    flat = [each.name for each in info.fields if _is_marked(each, _FLAT)]
 
     def write(figures: Any) -> dict[str, Any]:
         root: dict[str, Any] = {}

@@ -81,16 +81,16 @@ def _same_labels(shown_as: dict[str, str]) -> list[list[str]]:
 
 def _cut(shown_as: dict[str, str], most: int) -> dict[str, str]:
     """Return labels that fit. If several begin and end alike, they show the difference."""
-    shown = {name: _ends(label, most) for name, label in shown_as.items()}
-    for group in _same_labels(shown):
+    texts = {name: _ends(label, most) for name, label in shown_as.items()}
+    for group in _same_labels(texts):
         at = _first_difference([shown_as[name] for name in group])
         for name in group:
-            shown[name] = _around(shown_as[name], at, most)
-    for group in _same_labels(shown):
+            texts[name] = _around(shown_as[name], at, most)
+    for group in _same_labels(texts):
         for number, name in enumerate(group[1:], 2):
             ending = f" ({number})"
-            shown[name] = shown[name][: most - len(ending)] + ending
-    return shown
+            texts[name] = texts[name][: most - len(ending)] + ending
+    return texts
 
 
 def _ends(label: str, most: int) -> str:
@@ -139,13 +139,13 @@ def _label(name: str, detail: int) -> str:
 
 def _unmangled(name: str) -> str:
     """Return the innermost name in a mangled name, with its templates."""
-    at, found = (3 if name[2] == "N" else 2), ""
+    at, longest = (3 if name[2] == "N" else 2), ""
     while (length := re.match(r"\d{1,3}", name[at:])) is not None:
         at += length.end()
         word = name[at : at + int(length[0])]
         at += int(length[0])
-        found = found if word.startswith("_GLOBAL__N") else word
-    return found or name
+        longest = longest if word.startswith("_GLOBAL__N") else word
+    return longest or name
 
 
 def _parsed(text: str) -> list[list[_Part]] | None:
@@ -196,8 +196,8 @@ def _written(parts: list[_Part], detail: int, top: bool = False) -> str:
     last = parts[-1]
     name = last.name.strip()
     inner = last.group("<")
-    within = _FUNCTOR if detail == _OWN_ARGUMENTS else detail
-    arguments = [text for each in inner or [] if (text := _written(each, within))]
+    inner_detail = _FUNCTOR if detail == _OWN_ARGUMENTS else detail
+    arguments = [text for each in inner or [] if (text := _written(each, inner_detail))]
     if detail == _FUNCTOR:
         passed = [each for each in arguments if _HOW.match(each) is None] or arguments[:1]
         if _FORWARDING.match(name) and passed:
@@ -206,7 +206,9 @@ def _written(parts: list[_Part], detail: int, top: bool = False) -> str:
         name = _SUFFIX.sub("", name) if arguments else name
     text = f"{name}<{', '.join(arguments)}>" if arguments else name
     if detail > _FUNCTOR:
-        around = [_written([each], within) for each in parts[:-1] if each.group("<") is not None]
+        around = [
+            _written([each], inner_detail) for each in parts[:-1] if each.group("<") is not None
+        ]
         text = "::".join([*around, text])
         if not top:
             text += "".join(of[0][0].name for opened, of in last.groups if not opened)
@@ -226,15 +228,15 @@ def _functor(parts: list[_Part], lambdas: list[_Part], detail: int) -> str:
     taken = lambdas[-1].group("{") or []
     inside = taken[0][0].group("(") if taken and taken[0] else None
     types = [_written(each, detail) for each in inside or []]
-    within = [_written(each, detail) for each in owner.group("<") or []]
+    arguments = [_written(each, detail) for each in owner.group("<") or []]
     if detail == _FUNCTOR:
-        if _FORWARDING.match(name) and within:
-            return within[0]
+        if _FORWARDING.match(name) and arguments:
+            return arguments[0]
         name = _SUFFIX.sub("", name)
-        types, within = list(dict.fromkeys(types)), list(dict.fromkeys(within))
-        return f"{name}({', '.join(types or within)})"
+        types, arguments = list(dict.fromkeys(types)), list(dict.fromkeys(arguments))
+        return f"{name}({', '.join(types or arguments)})"
     numbers = "".join(_number(each) for each in lambdas)
-    template = f"<{', '.join(within)}>" if within else ""
+    template = f"<{', '.join(arguments)}>" if arguments else ""
     return f"{name}{template}{numbers}({', '.join(types)})"
 
 

@@ -53,13 +53,13 @@ def markdown_of(result: Titled) -> str:
 
 def _full_names(page: Page) -> dict[str, str]:
     """Return the full names of all shortened names in tables."""
-    found: dict[str, str] = {}
+    full_names: dict[str, str] = {}
     for table in chain.from_iterable(page.tables.values()):
         for at in range(len(table.columns)):
             names = [row[at] for row in table.rows if isinstance(row[at], str)]
             shown = labels((name for name in names if isinstance(name, str)), MOST_LETTERS)
-            found |= {label: name for name, label in shown.items() if label != one_line(name)}
-    return found
+            full_names |= {label: name for name, label in shown.items() if label != one_line(name)}
+    return full_names
 
 
 def listed_findings(findings: list[Finding]) -> list[str]:

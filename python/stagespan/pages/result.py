@@ -690,11 +690,12 @@ def _block_html(block: Block) -> str:
     if isinstance(block, Changes):
         columns = ((block.heading, ""), ("before", "ns"), ("after", "ns"))
         block = Table("", columns, block.rows)
-    shown = block.selected(_NOTEBOOK_ROWS)
-    heads, rows = texts_of(shown)
+    first_rows = block.selected(_NOTEBOOK_ROWS)
+    heads, rows = texts_of(first_rows)
     title = f"<caption>{escape(one_line(block.title))}</caption>" if block.title else ""
     is_text = [
-        any(isinstance(cell, str) for cell in column) for column in zip(*shown.rows, strict=True)
+        any(isinstance(cell, str) for cell in column)
+        for column in zip(*first_rows.rows, strict=True)
     ]
     styles = [_OF_TEXT if each else _OF_NUMBERS for each in is_text] or [_OF_TEXT] * len(heads)
 

@@ -53,45 +53,45 @@ def _fitted(
     than half of the table, and then the columns that can be cut are. ``gap`` is the number of
     blanks after each column.
     """
-    shown = [column for column in columns if any(column.cells) or not column.cells]
+    filled = [column for column in columns if any(column.cells) or not column.cells]
 
     def size(column: Column, title: Sequence[str]) -> int:
         return max(map(length, (*title, *column.cells)))
 
-    found = [_Fitted(column, [one := column.title], size(column, [one])) for column in shown]
+    fitted = [_Fitted(column, [one := column.title], size(column, [one])) for column in filled]
     if width is None:
-        return found
+        return fitted
 
     def least_width(most_name: int) -> int:
-        first = next((one for one in found if one.column.is_flexible), None)
+        first = next((one for one in fitted if one.column.is_flexible), None)
         return sum(
             gap + min(one.width, most_name if one is first else _READABLE_COLUMN)
             if one.column.is_flexible
             else gap + one.width
-            for one in found
+            for one in fitted
         )
 
     most_name = max(width // 2, _READABLE_COLUMN)
     if least_width(most_name) > width:
-        found = [_with_folded_title(one, length) for one in found]
+        fitted = [_with_folded_title(one, length) for one in fitted]
     while least_width(most_name) > width:
-        at = max(range(len(found)), key=lambda i: (found[i].column.optional, i))
-        if not found[at].column.optional:
+        at = max(range(len(fitted)), key=lambda i: (fitted[i].column.optional, i))
+        if not fitted[at].column.optional:
             break
-        del found[at]
+        del fitted[at]
     while least_width(_READABLE_COLUMN) > width:
-        numbers = [i for i, one in enumerate(found) if one.column.is_number]
+        numbers = [i for i, one in enumerate(fitted) if one.column.is_number]
         if len(numbers) < 2:
             break
-        del found[numbers[-1]]
+        del fitted[numbers[-1]]
     # The widest columns are cut first.
-    while sum(one.width + gap for one in found) > width:
-        flexible = [i for i, one in enumerate(found) if one.column.is_flexible]
-        at = max(flexible, key=lambda i: found[i].width, default=-1)
-        if at < 0 or found[at].width <= _LEAST_COLUMN:
+    while sum(one.width + gap for one in fitted) > width:
+        flexible = [i for i, one in enumerate(fitted) if one.column.is_flexible]
+        at = max(flexible, key=lambda i: fitted[i].width, default=-1)
+        if at < 0 or fitted[at].width <= _LEAST_COLUMN:
             break
-        found[at] = found[at]._replace(width=found[at].width - 1)
-    return found
+        fitted[at] = fitted[at]._replace(width=fitted[at].width - 1)
+    return fitted
 
 
 def _with_folded_title(one: _Fitted, length: Callable[[str], int]) -> _Fitted:

@@ -208,25 +208,25 @@ def print_blocks(
     kept = max(_FOR_FINDINGS, first)
     blocks = _that_fit(blocks, limit - kept, console)
     left = limit - _height(blocks, console)
-    shown = 0
+    printed = 0
     for finding in findings:
         # One line is reserved for the number of findings that do not fit.
-        most = left - (shown + 1 < len(findings))
+        most = left - (printed + 1 < len(findings))
         block = finding_block(finding, 2, console.width)
-        if not shown:
+        if not printed:
             fitting = (finding_block(finding, count, console.width) for count in (2, 1, 0))
             block = next(
                 (b for b in fitting if _height([b], console) <= most),
                 finding_block(finding, 0, console.width),
             )
         height = _height([block], console)
-        if shown and height > most:
+        if printed and height > most:
             break
         blocks.append(block)
         left -= height
-        shown += 1
-    if shown < len(findings):
-        more = f"and {counted(len(findings) - shown, 'more finding')}: see --markdown"
+        printed += 1
+    if printed < len(findings):
+        more = f"and {counted(len(findings) - printed, 'more finding')}: see --markdown"
         blocks.append(text_block(more, "dim"))
         left -= 1
     if not findings:

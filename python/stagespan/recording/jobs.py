@@ -151,22 +151,23 @@ def processes(name: str, *, spans: bool, among: list[Recording] | None = None) -
     the job, and are left out. Raises StagespanError if there is no recording of the job.
     """
     among = recordings() if among is None else among
-    in_job = [one for one in among if one.job == name]
+    in_job = [recording for recording in among if recording.job == name]
     if not in_job:
-        jobs = sorted({one.job for one in among if one.job})
+        jobs = sorted({recording.job for recording in among if recording.job})
         known = f"the jobs are {', '.join(jobs)}" if jobs else "no recording belongs to a job"
         raise StagespanError(f"There is no recording of the job {name!r}: {known}. {REMOVED}")
-    begins = [one.begin_ns for one in in_job if one.state in ("alive", "unknown")]
+    begins = [recording.begin_ns for recording in in_job if recording.state in ("alive", "unknown")]
     if begins:
         in_job = [
-            one
-            for one in in_job
-            if one.state in ("alive", "unknown")
-            or one.rank is not None
-            or (one.end_ns or with_spans(one).last_ns or one.begin_ns) >= min(begins)
+            recording
+            for recording in in_job
+            if recording.state in ("alive", "unknown")
+            or recording.rank is not None
+            or (recording.end_ns or with_spans(recording).last_ns or recording.begin_ns)
+            >= min(begins)
         ]
     if spans:
-        in_job = [with_spans(one) for one in in_job]
+        in_job = [with_spans(recording) for recording in in_job]
     return sorted(in_job, key=lambda one: (one.rank is None, one.rank or 0, one.begin_ns, one.pid))
 
 

@@ -166,8 +166,8 @@ def _with_short_names(table: Table, width: int) -> Table:
 
 
 def _cut(text: str, width: int) -> str:
-    shown = Text(text)
-    while shown.cell_len > width and " > " in shown.plain.removeprefix("… > "):
-        shown = Text(f"… > {shown.plain.removeprefix('… > ').partition(' > ')[2]}")
-    shown.truncate(width, overflow="ellipsis")
-    return shown.plain
+    line = Text(text)
+    while line.cell_len > width and " > " in line.plain.removeprefix("… > "):
+        line = Text(f"… > {line.plain.removeprefix('… > ').partition(' > ')[2]}")
+    line.truncate(width, overflow="ellipsis")
+    return line.plain

@@ -64,11 +64,11 @@ class Members:
         return stages
 
     def _recordings(self) -> list[Recording]:
-        found = []
+        recordings = []
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             if not path.name.startswith(f"{os.getpid()}-"):
                 try:
-                    found.append(Recording(str(path), everything=False))
+                    recordings.append(Recording(str(path), everything=False))
                 except StagespanError:  # it was cut off, or is damaged
                     continue
-        return found
+        return recordings

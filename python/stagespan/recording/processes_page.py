@@ -134,14 +134,14 @@ class Processes(Result):
         """Return what is missing in the figures of a process."""
         notes = []
         for row in self.processes:
-            own, load = row.identity, row.load
+            identity, load = row.identity, row.load
             if load.unshown_requests:
                 most = load.open_requests + load.unshown_requests
                 notes.append(
-                    f"{own.pid}: {load.open_requests:,} of up to {most:,} open requests are shown: "
-                    "set STAGESPAN_REQUESTS to a larger number when you start the process."
+                    f"{identity.pid}: {load.open_requests:,} of up to {most:,} open requests are "
+                    "shown: set STAGESPAN_REQUESTS to a larger number when you start the process."
                 )
-            notes += [f"{own.pid}: {warning}" for warning in row.warnings]
+            notes += [f"{identity.pid}: {warning}" for warning in row.warnings]
         return notes
 
     def page(self) -> ResultPage:
@@ -197,27 +197,27 @@ class Stalled(Result):
         """Return a sentence for each span."""
         return [
             Line(
-                f"process {one.identity.pid}"
-                f"{'' if one.identity.rank is None else f', rank {one.identity.rank}'}: thread "
-                f"{span['thread']} has been in `{span['stage']}` for "
+                f"process {process.identity.pid}"
+                f"{'' if process.identity.rank is None else f', rank {process.identity.rank}'}: "
+                f"thread {span['thread']} has been in `{span['stage']}` for "
                 f"{duration(span['elapsed_ns'] or 0)}"
             )
-            for one in self.stalled
-            for span in one.open_spans
+            for process in self.stalled
+            for span in process.open_spans
         ]
 
     def tables(self) -> list[Table]:
         """Return the spans that have lasted too long."""
         rows = [
             (
-                str(one.identity.pid),
-                _text(one.identity.rank),
+                str(process.identity.pid),
+                _text(process.identity.rank),
                 str(span["thread"]),
                 span["stage"],
                 span["elapsed_ns"],
             )
-            for one in self.stalled
-            for span in one.open_spans
+            for process in self.stalled
+            for span in process.open_spans
         ]
         columns = ("pid", ""), ("rank", ""), ("thread", ""), ("in", ""), ("for", "rounded ns")
         return [Table("Stalled threads", columns, rows).filled()] if rows else []

@@ -77,20 +77,22 @@ def _preference(recording: Recording) -> tuple[bool, int, int]:
 
 def ranks(job_recordings: list[Recording]) -> list[Rank]:
     """Return one `Rank` for each recording."""
-    found: list[Rank] = []
+    all_ranks: list[Rank] = []
     for recording in job_recordings:
         label = f"rank {recording.rank}" if recording.rank is not None else f"pid {recording.pid}"
         if recording.rank is None and recording.worker is not None:
             label = f"{recording.worker} ({label})"
-        if label in {one.label for one in found}:  # in another container
+        if label in {one.label for one in all_ranks}:  # in another container
             label += f" in pid namespace {recording.pid_namespace}"
         counts = {name: stage.count for name, stage in runs([recording]).items()}
-        own: Counter[str] = Counter()
+        self_ns: Counter[str] = Counter()
         for kind in RUNS:
             for name, stage in recording.snapshot().stages(number_of(kind)).items():
-                own[name] += max(stage.total_ns - stage.children_ns, 0)
-        found.append(Rank(label, recording, counts, next(iter(positions(recording)), None), own))
-    return found
+                self_ns[name] += max(stage.total_ns - stage.children_ns, 0)
+        all_ranks.append(
+            Rank(label, recording, counts, next(iter(positions(recording)), None), self_ns)
+        )
+    return all_ranks
 
 
 def stages(all_ranks: list[Rank]) -> list[str]:
@@ -120,24 +122,24 @@ def findings(all_ranks: list[Rank]) -> list[str]:
     """
     if len(all_ranks) < 2:
         return []
-    found = [
+    sentences = [
         f"{rank.label} has {_ENDED[rank.recording.state]}{_where(rank, since=False)}."
         for rank in all_ranks
         if rank.recording.state in _ENDED
     ]
     all_ranks = [rank for rank in all_ranks if rank.recording.rank is not None]
     if len(all_ranks) < 2:
-        return found
+        return sentences
     behind, stage, usual = _behind(all_ranks)
     for rank in behind[:_MOST_NAMED]:
         count = rank.counts.get(stage, 0)
-        found.append(
+        sentences.append(
             f"{rank.label}{_where(rank, since=True)}; it finished `{stage}` {count:,} "
             f"{'time' if count == 1 else 'times'}, the others {usual:,}."
         )
     if not behind:
-        found += _elsewhere(all_ranks)
-    return found + _slower_ranks(all_ranks)
+        sentences += _elsewhere(all_ranks)
+    return sentences + _slower_ranks(all_ranks)
 
 
 _ENDED = {"died": "died", "stopped": "ended", "exited": "ended"}
@@ -149,7 +151,7 @@ def _behind(all_ranks: list[Rank]) -> tuple[list[Rank], str, int]:
     Also returns that stage, and how often most others have finished it.
     """
     best: tuple[int, int, str] | None = None
-    found: list[Rank] = []
+    laggards: list[Rank] = []
     for stage in {name for rank in all_ranks for name in rank.counts}:
         counts = Counter(rank.counts.get(stage, 0) for rank in all_ranks)
         usual, ranks_there = max(counts.items(), key=lambda item: (item[1], item[0]))
@@ -160,8 +162,8 @@ def _behind(all_ranks: list[Rank]) -> tuple[list[Rank], str, int]:
         # a step rather than a call inside it.
         candidate = (len(behind), usual, stage)
         if best is None or candidate < best:
-            best, found = candidate, behind
-    return ([], "", 0) if best is None else (found, best[2], best[1])
+            best, laggards = candidate, behind
+    return ([], "", 0) if best is None else (laggards, best[2], best[1])
 
 
 def _elsewhere(all_ranks: list[Rank]) -> list[str]:
@@ -212,22 +214,23 @@ def _waits(all_ranks: Sequence[Rank], at: int, stage: str) -> bool | None:
     It does if its runs begin before those of another rank and end together with them. None if the
     ranks are on different hosts, or if too few runs of both are in the recordings.
     """
-    own = _latest_runs(all_ranks[at], stage)
+    runs_here = _latest_runs(all_ranks[at], stage)
     answers = []
     for other in all_ranks:
         if other is all_ranks[at] or other.recording.host != all_ranks[at].recording.host:
             continue
         theirs = _latest_runs(other, stage)
-        if min(len(own), len(theirs)) < _LEAST_MATCHED:
+        if min(len(runs_here), len(theirs)) < _LEAST_MATCHED:
             continue
         # A row each: begin and end. Each own run is compared with the one that ends nearest to it.
-        after = np.clip(np.searchsorted(theirs[:, 1], own[:, 1]), 1, len(theirs) - 1)
+        after = np.clip(np.searchsorted(theirs[:, 1], runs_here[:, 1]), 1, len(theirs) - 1)
         nearest = np.where(
-            np.abs(theirs[after - 1, 1] - own[:, 1]) < np.abs(theirs[after, 1] - own[:, 1]),
+            np.abs(theirs[after - 1, 1] - runs_here[:, 1])
+            < np.abs(theirs[after, 1] - runs_here[:, 1]),
             after - 1,
             after,
         )
-        begins_later, ends_later = np.median(theirs[nearest] - own, axis=0).tolist()
+        begins_later, ends_later = np.median(theirs[nearest] - runs_here, axis=0).tolist()
         longer = begins_later - ends_later
         answers.append(longer > 0 and begins_later > longer / 2 and abs(ends_later) < longer / 4)
     return any(answers) if answers else None

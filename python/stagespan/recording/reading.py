@@ -272,11 +272,11 @@ class Recording:
 
     def stats(self, *, kind: AnyKind = "execution") -> Stats:
         """Return the statistics of all stages since the process began, as `stagespan.stats`."""
-        found = self._stats.get(kind)
-        if found is None:
-            found = statistics.of_recording(self._snapshot, self.lost(), self.begin_ns, kind)
-            self._stats[kind] = found
-        return found
+        stats = self._stats.get(kind)
+        if stats is None:
+            stats = statistics.of_recording(self._snapshot, self.lost(), self.begin_ns, kind)
+            self._stats[kind] = stats
+        return stats
 
     @cached_property
     def _spans(self) -> NDArray[np.void]:
@@ -296,10 +296,10 @@ class Recording:
 
     def open_spans(self) -> list[RecordedOpenSpan]:
         """Return the open spans of each thread, outermost first, as `stagespan.open_spans` does."""
-        found = self._copy.open_spans()
-        numbers = self.segment_keys.intersection(span["request"] for span in found)
+        spans = self._copy.open_spans()
+        numbers = self.segment_keys.intersection(span["request"] for span in spans)
         requests = {one["number"]: one for one in self.segments(numbers)}
-        for span in found:
+        for span in spans:
             span["kind"] = KINDS[span["kind"]]
             number = span["request"]
             request = requests.get(number)
@@ -308,7 +308,7 @@ class Recording:
             span["trace_id"] = None if request is None else request["trace_id"]
             if self.state not in ("alive", "unknown"):
                 span["elapsed_ns"] = None
-        return cast("list[RecordedOpenSpan]", found)
+        return cast("list[RecordedOpenSpan]", spans)
 
     def requests(self) -> list[Request]:
         """Return the latest requests, ordered by number. ``end_ns`` of open requests is None."""
@@ -345,17 +345,19 @@ class Recording:
 
     def _segments_of(self, keys: Collection[int] | None) -> list[tuple[int, Segment]]:
         has_ended = self.state not in ("alive", "unknown")
-        found = self._copy.segments(None if keys is None else frozenset(keys))
-        links = self._ids_of({one["linked"] for _, one in found} - {0})
-        for _, one in found:
-            one["origin"] = _ORIGINS[one["origin"]]
-            one["status"] = STATUSES[one["status"]]
-            if has_ended and one["end_ns"] is None:
-                one["status"] = "abandoned"
-            one["link"] = links.get(one.pop("linked"))
-            failure = self._failures[1].get(one["number"]) if one["status"] == "error" else None
-            one["exception"], one["exception_message"] = failure or (None, None)
-        return cast("list[tuple[int, Segment]]", found)
+        rows = self._copy.segments(None if keys is None else frozenset(keys))
+        links = self._ids_of({one["linked"] for _, one in rows} - {0})
+        for _, segment in rows:
+            segment["origin"] = _ORIGINS[segment["origin"]]
+            segment["status"] = STATUSES[segment["status"]]
+            if has_ended and segment["end_ns"] is None:
+                segment["status"] = "abandoned"
+            segment["link"] = links.get(segment.pop("linked"))
+            failure = (
+                self._failures[1].get(segment["number"]) if segment["status"] == "error" else None
+            )
+            segment["exception"], segment["exception_message"] = failure or (None, None)
+        return cast("list[tuple[int, Segment]]", rows)
 
     def _ids_of(self, numbers: Set[int]) -> dict[int, tuple[str, str]]:
         """Return the trace and the segment of the segments with these numbers, by number."""
@@ -509,31 +511,33 @@ class Recording:
 
     def warnings(self) -> list[str]:
         """Return a sentence for each problem of this copy or its file."""
-        found = []
+        sentences = []
         missing, damaged = self._info["missing_bytes"], self._info["damaged"]
         if self._is_deleted:
-            found.append("The file has been deleted: the recording is lost when the process ends.")
+            sentences.append(
+                "The file has been deleted: the recording is lost when the process ends."
+            )
         if missing:
-            found.append(f"The file is cut off: {missing:,} bytes are missing.")
+            sentences.append(f"The file is cut off: {missing:,} bytes are missing.")
         if damaged:
-            found.append(
+            sentences.append(
                 f"The file is damaged: {damaged:,} of its numbers are impossible and were left "
                 "out, so figures may be wrong."
             )
         if self.is_partly_in_file:
             bits = self._info["refusals"]
             causes = [cause for bit, cause in enumerate(_REFUSALS) if bits >> bit & 1]
-            found.append(
+            sentences.append(
                 f"Spans of {self._info['threads_not_in_file']:,} threads and figures of "
                 f"{self._info['blocks_not_in_file']:,} stages of threads are not in the file"
                 + (f", because {' and '.join(causes)}." if causes else ".")
             )
         if self._info["is_moving"]:
-            found.append(
+            sentences.append(
                 "Figures were being moved when the file was read: those of one thread may be "
                 "missing or counted twice."
             )
-        return found
+        return sentences
 
     @property
     def last_ns(self) -> int | None:
@@ -581,11 +585,11 @@ class Recording:
         """
         if self.state != "alive" or not self._info["is_locked"] or not is_locked(handle):
             return None
-        found = copy(self)
-        found._made_ns = time.monotonic_ns()
+        reused = copy(self)
+        reused._made_ns = time.monotonic_ns()
         if self.read_ns is not None:
-            found.read_ns = self.read_ns + found._made_ns - self._made_ns
-        return found
+            reused.read_ns = self.read_ns + reused._made_ns - self._made_ns
+        return reused
 
     def shares_copy_with(self, other: Recording) -> bool:
         """Whether the copy of one of them was reused for the other (`reuse`)."""

@@ -220,11 +220,11 @@ def _open_meanwhile(timeline: Timeline) -> int | None:
         is_open = (begins_ns < end_ns) & (ends_ns > timeline.begin_ns)
         return int(is_open.sum()) - (began_here(root.segment) and timeline.total_ns > 0)
     return sum(
-        one["number"] != number
-        and began_here(one)
-        and (one["received_ns"] or one["begin_ns"] or end_ns) < end_ns
-        and (one["end_ns"] or end_ns) > timeline.begin_ns
-        for one in recording.segments()
+        segment["number"] != number
+        and began_here(segment)
+        and (segment["received_ns"] or segment["begin_ns"] or end_ns) < end_ns
+        and (segment["end_ns"] or end_ns) > timeline.begin_ns
+        for segment in recording.segments()
     )
 
 

@@ -183,18 +183,22 @@ class Requests(Result):
         return [*head, *(table.filled() for table in tables if table.rows)]
 
     def _requests(self) -> Table:
-        shown, columns = self.shown, [(kind, name) for kind, (name, _) in _KINDS.items()]
+        listed, columns = self.shown, [(kind, name) for kind, (name, _) in _KINDS.items()]
         return Table.of(
             "Requests"
-            if len(shown) == self.count
-            else f"The {len(shown):,} slowest of {self.count:,} requests",
-            shown,
+            if len(listed) == self.count
+            else f"The {len(listed):,} slowest of {self.count:,} requests",
+            listed,
             ("id", "request", ""),
             ("status", "status", ""),
-            *([("pipeline", "pipeline", "")] if any(map(_has_pipeline, shown)) else []),
+            *([("pipeline", "pipeline", "")] if any(map(_has_pipeline, listed)) else []),
             ("total_ns", "total", "ns"),
             *((lambda one, kind=kind: one.where_sum(kind), name, "ns") for kind, name in columns),
-            *([(_processes, "processes", "")] if any(_processes(one) > 1 for one in shown) else []),
+            *(
+                [(_processes, "processes", "")]
+                if any(_processes(one) > 1 for one in listed)
+                else []
+            ),
             (lambda one: _fields(one.fields), "fields", ""),
             ("first_chunk_ns", "first chunk", "ns"),
             ("part_first_chunk_ns", "first chunk since its part was entered", "ns"),

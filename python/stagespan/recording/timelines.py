@@ -181,12 +181,12 @@ def _joined_requests(
                 all_segments.by_id[segment["segment"]] = stretch
             if segment["parent_segment"] is not None:
                 all_segments.by_parent[segment["parent_segment"]].append(stretch)
-        for one in process.returns:
-            if one["segment"] is not None:
-                all_segments.returns[one["segment"]].append((process, one))
-        for one in process.dropped:
-            if one["parent_segment"] is not None:
-                all_segments.dropped[one["parent_segment"]].append((process, one))
+        for hop in process.returns:
+            if hop["segment"] is not None:
+                all_segments.returns[hop["segment"]].append((process, hop))
+        for hop in process.dropped:
+            if hop["parent_segment"] is not None:
+                all_segments.dropped[hop["parent_segment"]].append((process, hop))
     adopted = _adopted(processes, all_segments)
     return [
         _joined(stretch, all_segments)
@@ -238,13 +238,13 @@ def _adopted(processes: Iterable[_Process], all_segments: _Segments) -> set[int]
     adopted = set()
     for clock, stretch in strays:
         outer = [
-            one
-            for one in roots[clock, stretch.segment["trace_id"]]
-            if one is not stretch
-            and id(one) not in adopted
-            and one.begin_ns <= stretch.begin_ns
-            and one.end_ns >= stretch.end_ns
-            and one.segment["segment"] is not None
+            outer_stretch
+            for outer_stretch in roots[clock, stretch.segment["trace_id"]]
+            if outer_stretch is not stretch
+            and id(outer_stretch) not in adopted
+            and outer_stretch.begin_ns <= stretch.begin_ns
+            and outer_stretch.end_ns >= stretch.end_ns
+            and outer_stretch.segment["segment"] is not None
         ]
         if outer:
             root = min(outer, key=lambda one: one.begin_ns)
@@ -333,11 +333,11 @@ class _Process:
         self._batches = {one.id: one for one in batches}
         self._entries: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
         """The waits from received to entered of each request."""
-        for one in recording.segments():
-            received_ns, begin_ns = one["received_ns"], one["begin_ns"]
+        for segment in recording.segments():
+            received_ns, begin_ns = segment["received_ns"], segment["begin_ns"]
             if received_ns is not None and begin_ns is not None:
                 wait = received_ns - self._offset_ns, begin_ns - self._offset_ns
-                self._entries[one["number"]].add(wait)
+                self._entries[segment["number"]].add(wait)
 
     @cached_property
     def _batches_by_request(self) -> dict[int, list[Span]]:
@@ -543,8 +543,8 @@ def _place(root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns) -> 
     clocks = {id(one): _clock(one.recording) for one in segments}
     root_clock = clocks[id(root)]
     if len(set(clocks.values())) == 1:
-        for one in segments:
-            one.offset_ns, one.error_ns = 0, 0
+        for stretch in segments:
+            stretch.offset_ns, stretch.error_ns = 0, 0
         return
     bounds: dict[object, tuple[float, float]] = {root_clock: (0, 0)}
     hops = [(one.segment, one.recording) for one in segments]
@@ -563,13 +563,13 @@ def _place(root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns) -> 
                 bounds[receiver] = max(low, lowest - delay_ns), high
             if sender != root_clock:
                 bounds[sender] = lowest, min(highest, high + delay_ns)
-    for one in segments:
-        low, high = bounds.get(clocks[id(one)], (-math.inf, math.inf))
+    for stretch in segments:
+        low, high = bounds.get(clocks[id(stretch)], (-math.inf, math.inf))
         if math.isfinite(low) and math.isfinite(high) and low <= high:
-            one.offset_ns = (int(low) + int(high)) // 2
-            one.error_ns = int(high) - one.offset_ns
+            stretch.offset_ns = (int(low) + int(high)) // 2
+            stretch.error_ns = int(high) - stretch.offset_ns
         else:
-            one.offset_ns = None
+            stretch.offset_ns = None
 
 
 def _clock(recording: RequestSource) -> object:
@@ -662,12 +662,12 @@ def _missing_hops(
     # A segment that has replied has received a hop, even if its recording is gone; and one that has
     # sent the first hop may have got a reply.
     removed = set() if _begins(root) else {root.segment["parent_segment"]}
-    for _, _, one in returns:
-        parent = one["parent_segment"]
+    for _, _, hop in returns:
+        parent = hop["parent_segment"]
         if parent is not None and parent not in all_segments.by_id:
             removed.add(parent)
         elif parent is not None:
-            arrived[parent].add(one["parent_hop"])
+            arrived[parent].add(hop["parent_hop"])
     explained = len(removed)
     hops = []
     causes: Counter[str] = Counter()
@@ -679,11 +679,11 @@ def _missing_hops(
             for child in all_segments.by_parent[own_id]
             if child.segment["received_ns"] is not None
         }
-        for process, one in all_segments.dropped[own_id]:
-            if one["parent_hop"] not in received:
-                received.add(one["parent_hop"])
+        for process, hop in all_segments.dropped[own_id]:
+            if hop["parent_hop"] not in received:
+                received.add(hop["parent_hop"])
                 causes[_MISSING["not_entered"]] += 1
-                hops.append(_hop_without_entry("not_entered", pid, process.recording.pid, one))
+                hops.append(_hop_without_entry("not_entered", pid, process.recording.pid, hop))
         count = max(segment["hops_sent"] - len(received), 0)
         explained, count = max(explained - count, 0), max(count - explained, 0)
         is_open = "open" in (root.segment["status"], segment["status"])

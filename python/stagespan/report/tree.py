@@ -82,16 +82,16 @@ def rows(report: Mapping[str, Any]) -> list[TreeRow]:
                 levels.append(children_of(*inner))
         return below_rows
 
-    found = below(None, total, "")
+    tree_rows = below(None, total, "")
     for is_sum in (True, False):
         for name, entry in stages.items():
             # Other stages without a row are below these, or only inside each other.
             if name not in opened and (place_counts[name] != 1) is is_sum:
                 opened.add(name)
                 ms = entry["duration_ms"]
-                found.append(TreeRow(name, "", ms, None, count_of(entry), entry, is_sum=True))
-                found.extend(below(name, ms, ""))
-    return found
+                tree_rows.append(TreeRow(name, "", ms, None, count_of(entry), entry, is_sum=True))
+                tree_rows.extend(below(name, ms, ""))
+    return tree_rows
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ def page_data(page: Page) -> dict[str, Any]:
     caveat = page.caveat()
     notes = [one_line(caveat)] if caveat is not None else []
     notes += map(one_line, page.notes())
-    shown = drawn(page.timeline())
-    own = [isinstance(result, Titled) for result in page.results.values()]
+    timeline = drawn(page.timeline())
+    is_titled = [isinstance(result, Titled) for result in page.results.values()]
     return {
         "words": page.words._asdict(),
         "title": shortened(page.name(), 120),
@@ -38,11 +38,11 @@ def page_data(page: Page) -> dict[str, Any]:
         "notes": notes,
         "verdict": _title(page),
         "bar": _bar(page),
-        "compared": any(own) and not all(own),
+        "compared": any(is_titled) and not all(is_titled),
         "findings": [written_finding(each) for each in page.findings()],
         "window_ns": page.window_ns(),
-        "rows": [row["name"] for row in shown["rows"]],
-        "timeline": packed(shown),
+        "rows": [row["name"] for row in timeline["rows"]],
+        "timeline": packed(timeline),
         "pictures": charts(page),
         "sections": [_section(page, name) for name in page.results],
     }
@@ -143,12 +143,12 @@ def written_table(table: Table) -> dict[str, Any]:
 
 def _labels(table: Table, rows: list[list[Cell]]) -> dict[str, str]:
     """Return the labels of all shortened names; they are distinct in each column."""
-    found: dict[str, str] = {}
+    shortened_names: dict[str, str] = {}
     for at, (_, unit) in enumerate(table.columns):
         names = [str(row[at]) for row in rows if isinstance(row[at], str) and unit != "words"]
         short = labels(names, LONGEST_SHOWN)
-        found |= {name: label for name, label in short.items() if label != name}
-    return found
+        shortened_names |= {name: label for name, label in short.items() if label != name}
+    return shortened_names
 
 
 def _text(text: str) -> str:
