@@ -116,6 +116,10 @@ class Spared:
         self.rows, self.time_ns = rows, time_ns
 
 
+# A gain now that is at least this part of the whole gain is not named separately.
+_NEARLY = 0.9
+
+
 class Gain(Figures, frozen=True):
     """What a change would win of the time of the steps, or of the trace if it has no steps."""
 
@@ -127,10 +131,24 @@ class Gain(Figures, frozen=True):
     spared: Internal[Spared | None] = None
     """The device events that it makes shorter; None if it spares time in which none of them runs.
     Gains that make the same events shorter are not added."""
+    now_ns: Ns | None = None
+    """What the change would win while all else takes as long as it does, by the critical path; None
+    if that is unknown."""
+    other: Internal[str] = ""
+    """What else limits the step, so that less than `time_ns` can be won now."""
+
+    @property
+    def sure_ns(self) -> int:
+        """What it would win now or, if that is unknown, at most."""
+        return self.time_ns if self.now_ns is None else self.now_ns
 
     def __str__(self) -> str:
         bound = "at most " if self.at_most else ""
-        return f"Gain: {bound}{in_words(self.time_ns, 'ns')}, if {self.how}."
+        time = in_words(self.time_ns, "ns")
+        if self.now_ns is None or self.now_ns > _NEARLY * self.time_ns:
+            return f"Gain: {bound}{time}, if {self.how}."
+        now = f"{bound}{in_words(self.now_ns, 'ns')}" if self.now_ns else "nothing"
+        return f"Gain: {now} now, up to {time} once {self.other} is faster, if {self.how}."
 
 
 class Finding(Figures, frozen=True):
@@ -219,7 +237,7 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     """
 
     def place(finding: Finding) -> tuple[int, float]:
-        gain = 0 if finding.gain is None else finding.gain.time_ns
+        gain = 0 if finding.gain is None else finding.gain.sure_ns
         return SEVERITIES.index(finding.severity), -gain
 
     return sorted(findings, key=place)

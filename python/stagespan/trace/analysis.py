@@ -13,15 +13,19 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import msgspec
+from msgspec import structs
 
 from stagespan.pages.amounts import in_words
 from stagespan.pages.figures import Count, Figures, Ns
 from stagespan.pages.page import Page, Words
 from stagespan.pages.result import (
+    SEVERITIES,
     Finding,
     Result,
+    Severity,
     Unavailable,
     by_severity,
+    share,
     together_ns,
     without_repeats,
     without_restatements,
@@ -179,6 +183,37 @@ def _won_together(findings: Sequence[Finding]) -> int:
     )
 
 
+# Percent of the base: a finding that wins less is less severe.
+_LEAST_WON: tuple[tuple[float, Severity], ...] = ((1.0, "low"), (5.0, "medium"))
+
+
+def _as_far_as_they_win(trace: Trace, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with what they win now, and no more severe than that allows."""
+    base = base_window(trace)
+    if base is None:
+        return list(findings)
+    changes = {
+        at: finding.gain.spared
+        for at, finding in enumerate(findings)
+        if finding.gain is not None and finding.gain.spared is not None
+    }
+    parts, other = critical_path.parts_won_now(trace, list(changes.values()))
+    part_of = dict(zip(changes, parts, strict=True))
+    bounded = []
+    for at, finding in enumerate(findings):
+        gain, part = finding.gain, part_of.get(at)
+        if gain is not None and part is not None:
+            now = round(gain.time_ns * min(max(part, 0.0), 1.0))
+            gain = structs.replace(gain, now_ns=now, other=other)
+        severity = finding.severity
+        if gain is not None:
+            percent = share(gain.sure_ns, base.whole_ns)
+            most = next((name for least, name in _LEAST_WON if percent < least), severity)
+            severity = max(severity, most, key=SEVERITIES.index)
+        bounded.append(structs.replace(finding, gain=gain, severity=severity))
+    return bounded
+
+
 @dataclass(frozen=True, repr=False)
 class Analysis(Page, Results):
     """The results of one trace, which are also attributes: ``analysis.idle``."""
@@ -255,7 +290,8 @@ class Analysis(Page, Results):
     def _findings(self) -> list[Finding]:
         found = [finding for result in self.results.values() for finding in result.findings()]
         joined = without_repeats(with_doubt(self.trace, found))
-        return by_severity(map(without_restatements, joined))
+        bounded = _as_far_as_they_win(self.trace, joined)
+        return by_severity(map(without_restatements, bounded))
 
     def together(self) -> str | None:
         """Return a sentence about what all findings win together; None for fewer than two gains."""

@@ -9,6 +9,7 @@ becomes the longest one.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from stagespan.pages.amounts import in_words
 from stagespan.pages.figures import Count, Figures, Internal, Ns, one_of
-from stagespan.pages.result import StructResult, Table, Unavailable, share, shortened
+from stagespan.pages.result import Spared, StructResult, Table, Unavailable, share, shortened
 from stagespan.trace.derived.dependencies import (
     CALL,
     HOST,
@@ -43,6 +44,8 @@ _MOST_EVENTS = 60_000
 _MOST_OF_OTHERS = 10_000
 _MOST_STEPS = 100
 _MOST_PREDICTED = 12
+# A change that spares more than this part of an event removes it.
+_REMOVED = 0.95
 _SHOWN = 50
 _NAMES = tuple(KINDS)
 # Kinds whose time a program can change.
@@ -171,19 +174,10 @@ def analyze(trace: Trace) -> CriticalPath | Unavailable:
     """Find the critical path of each step; Unavailable without device events or launches."""
     if not device_work(trace).kind.any():
         return Unavailable("The trace has no device events.", "no_device")
-    windows = _windows(trace)
-    lengths = [window.end_ns - window.begin_ns for window in windows]
-    middle = sorted(range(len(windows)), key=lambda at: lengths[at])[(len(windows) - 1) // 2]
-    edges = _edges(trace, windows[middle], _MOST_EVENTS)
-    if isinstance(edges, int):
-        what = "step" if windows[middle].step else "trace"
-        return Unavailable(
-            f"The {what} has {edges:,} calls and device events, but a critical path can be computed"
-            f" for at most {_MOST_EVENTS:,}: mark shorter steps."
-            if edges
-            else f"The {what} has no device events.",
-            "too_many_events" if edges else "no_device",
-        )
+    described = _described(trace)
+    if isinstance(described, Unavailable):
+        return described
+    windows, middle, edges = described
     found = {middle: edges}
     left = _MOST_OF_OTHERS
     for at, window in enumerate(windows[:_MOST_STEPS]):
@@ -209,6 +203,60 @@ def analyze(trace: Trace) -> CriticalPath | Unavailable:
             Segment(begin, end, _NAMES[edges.kind[edge]], names.words[names.word[edge]])
             for edge, begin, end in path
         ],
+    )
+
+
+def parts_won_now(trace: Trace, changes: Sequence[Spared]) -> tuple[list[float | None], str]:
+    """Return which part of the time that each change spares of the device's events would be won if
+    nothing else changed, and what else limits the step.
+
+    The times of the described step are computed again with the shorter events. A part is None if
+    none of the events is in this step, if there is no critical path, and if the change removes an
+    event, because the host then has less to launch, too.
+    """
+    described = _described(trace) if device_work(trace).kind.any() else None
+    if not changes or not isinstance(described, tuple):
+        return [None] * len(changes), ""
+    _, _, edges = described
+    work = np.flatnonzero(edges.kind == _NAMES.index(WORK))
+    work = work[np.argsort(edges.row[work], kind="stable")]
+    rows = edges.row[work]
+    lags = np.repeat(edges.lag_ns[:, None], len(changes), axis=1)
+    removes = []
+    for case, change in enumerate(changes):
+        at = np.minimum(np.searchsorted(rows, change.rows), len(rows) - 1)
+        inside = rows[at] == change.rows
+        edge = work[at[inside]]
+        spared = change.time_ns[inside].astype(np.int64)
+        lags[edge, case] -= np.minimum(spared, edges.lag_ns[edge])
+        removes.append(bool((spared > _REMOVED * edges.lag_ns[edge]).any()))
+    spared_ns = (edges.lag_ns[:, None] - lags).sum(axis=0).tolist()
+    won_ns = [edges.end_ns - end for end in edges.ends(lags)]
+    times = _by_kind(edges)
+    of_host = sum(times.get(kind, 0) for kind in (HOST, CALL))
+    limit = "the host" if 2 * of_host > edges.end_ns - edges.begin_ns else "other work"
+    return [
+        won / spared if spared and not removed else None
+        for won, spared, removed in zip(won_ns, spared_ns, removes, strict=True)
+    ], limit
+
+
+@once
+def _described(trace: Trace) -> tuple[list[_Window], int, Edges] | Unavailable:
+    """Return all steps, and the number and the edges of the one that is described: the median."""
+    windows = _windows(trace)
+    lengths = [window.end_ns - window.begin_ns for window in windows]
+    middle = sorted(range(len(windows)), key=lambda at: lengths[at])[(len(windows) - 1) // 2]
+    edges = _edges(trace, windows[middle], _MOST_EVENTS)
+    if not isinstance(edges, int):
+        return windows, middle, edges
+    what = "step" if windows[middle].step else "trace"
+    return Unavailable(
+        f"The {what} has {edges:,} calls and device events, but a critical path can be computed"
+        f" for at most {_MOST_EVENTS:,}: mark shorter steps."
+        if edges
+        else f"The {what} has no device events.",
+        "too_many_events" if edges else "no_device",
     )
 
 

@@ -249,3 +249,54 @@ def test_all_gains_together_fit_into_the_time_that_they_refer_to(
         is_known = not any(each.no_gain for each in analysis.findings())
         which = "All gains" if is_known else "All known gains"
         assert text == f"{which} together: at most {in_words(together, 'ns')} of {base.whose}."
+
+
+@pytest.mark.parametrize(("host_us", "limited"), [(5_000, True), (0, False)])
+def test_a_gain_now_is_what_the_critical_path_allows(
+    host_us: int, limited: bool, tmp_path: Path
+) -> None:
+    # GIVEN products that are slower than they could be, on a device that waits for the host or not
+    program = Program()
+    for _ in range(6):
+        operator(program, "aten::bmm", "gemm", 500, [[16, 999, 512], [16, 512, 999]], **TWO)
+        with program.within("aten::nonzero"):
+            program.work(host_us)
+    program.wait()
+    found = analysed(program, tmp_path)
+    (finding,) = (each for each in found.findings() if each.code == "rates.unaligned")
+    gain = finding.gain
+    assert gain is not None
+    assert gain.now_ns is not None
+    if limited:
+        # The host launches the next one long after each has ended; at most the last one counts.
+        assert gain.now_ns <= gain.time_ns / 6 + 1
+        assert f"now, up to {in_words(gain.time_ns, 'ns')} once the host is faster" in finding.text
+    else:
+        assert gain.now_ns == pytest.approx(gain.time_ns, rel=0.02)
+        assert str(gain) == f"Gain: at most {in_words(gain.time_ns, 'ns')}, if {gain.how}."
+
+
+def test_a_change_that_removes_kernels_also_spares_their_launches(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(40):
+        operator(program, "aten::mul", "elementwise_kernel", 20)
+        with program.within("aten::nonzero"):
+            program.work(100)
+    program.wait()
+    found = analysed(program, tmp_path)
+    spared = [each.gain for each in found.findings() if each.gain and each.gain.spared]
+    assert spared
+    assert all(gain.now_ns is None for gain in spared)
+
+
+def test_a_finding_is_no_more_severe_than_what_it_wins(tmp_path: Path) -> None:
+    # GIVEN most of the device's work in slow products, but a host that takes a hundred times longer
+    program = Program()
+    for _ in range(4):
+        operator(program, "aten::bmm", "gemm", 500, [[16, 999, 512], [16, 512, 999]], **TWO)
+        with program.within("aten::nonzero"):
+            program.work(60_000)
+    program.wait()
+    found = analysed(program, tmp_path)
+    (finding,) = (each for each in found.findings() if each.code == "rates.unaligned")
+    assert finding.severity == "low"

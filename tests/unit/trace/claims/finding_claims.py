@@ -503,6 +503,10 @@ def gains(page: Page) -> Iterator[Claim]:
         most = min(told["whole_us"], told["whole_us"] if time is None else time)
         state = RIGHT if gain["time_us"] <= most + 0.01 else WRONG
         yield Claim("gains", f"{finding['code']}: {gain['time_us']:,.3f}", f"{most:,.3f}", state)
+        if gain["now_us"] is not None:
+            state = RIGHT if 0 <= gain["now_us"] <= gain["time_us"] + 0.01 else WRONG
+            text = f"{finding['code']} now: {gain['now_us']:,.3f}"
+            yield Claim("gains", text, f"{gain['time_us']:,.3f}", state)
         if finding["code"].startswith("kernels.") and page.base is not None:
             inside = length(clipped(page.raw.intervals(), *page.base)) / 1000
             state = RIGHT if gain["time_us"] <= inside + 0.01 else WRONG
