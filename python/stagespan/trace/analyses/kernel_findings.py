@@ -209,6 +209,8 @@ def _single_precision(kernels: KernelRows) -> Finding | None:
     advice = "autocast to bfloat16 or torch.set_float32_matmul_precision('high')"
     if half:
         advice = "autocast to float16"
+    elif _tf32_is_no_faster(kernels):
+        advice = "autocast to bfloat16"
     return Finding(
         of_size(severity, time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into products and"
@@ -258,6 +260,12 @@ def _attention_in_parts(kernels: KernelRows) -> Finding | None:
 def _gain(kernels: KernelRows, chosen: Mask, how: str) -> Gain | None:
     """Return the gain of a change that makes these kernels unnecessary."""
     return gain_of_rows(kernels.trace, kernels.rows[chosen], kernels.time_ns[chosen], how)
+
+
+def _tf32_is_no_faster(kernels: KernelRows) -> bool:
+    """Whether TF32 has the peak of single precision on each known device, as on GeForce cards."""
+    known = [each.tflops for each in device_peaks(kernels.trace).values() if each is not None]
+    return bool(known) and all(rates.get("tf32", 0.0) <= rates.get("fp32", 0.0) for rates in known)
 
 
 def _gain_of_precision(kernels: KernelRows, chosen: Mask) -> Gain | None:

@@ -140,6 +140,24 @@ def test_products_in_single_precision(tmp_path: Path) -> None:
     assert "torch.set_float32_matmul_precision('high')" in finding.sentence
 
 
+@pytest.mark.parametrize(
+    ("device", "helps"),
+    [("NVIDIA GeForce RTX 3090", False), ("NVIDIA RTX A6000", True), ("Foo 9000", True)],
+)
+def test_tf32_is_not_advised_where_it_is_no_faster(
+    device: str, helps: bool, tmp_path: Path
+) -> None:
+    program = Program()
+    run(program, "ampere_sgemm_128x64_tn", 90, 50)
+    path = tmp_path / "trace.json"
+    devices = [{"id": 0, "name": device}]
+    path.write_text(json.dumps({"traceEvents": program.events, "deviceProperties": devices}))
+    (finding,) = findings_of(read_trace(path))
+    assert finding.code == "kernels.single_precision"
+    assert ("set_float32_matmul_precision" in finding.sentence) == helps
+    assert "autocast to bfloat16" in finding.sentence
+
+
 def test_convolutions_in_single_precision_on_a_device_for_half(tmp_path: Path) -> None:
     program = Program()
     for size in (32, 64, 128):
