@@ -74,6 +74,12 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     "traces: the graphs' kernels get their operators and shapes from it. Can be repeated.",
 )
 @click.option(
+    "--device",
+    metavar="NAME",
+    help="The name of the device, for a trace that does not contain it: shares of peaks refer to "
+    "it, such as 'NVIDIA H100 80GB HBM3'.",
+)
+@click.option(
     "--merge",
     "merge_file",
     metavar="FILE",
@@ -113,6 +119,7 @@ def command(
     path: str,
     against: str | None,
     captures: tuple[str, ...],
+    device: str | None,
     merge_file: Path | None,
     jobs: int,
     cluster: str | None,
@@ -130,7 +137,13 @@ def command(
     """
     with _progress() as progress:
         analysis = analyze(
-            path, against, jobs=jobs, cluster=cluster, progress=progress, capture=captures
+            path,
+            against,
+            jobs=jobs,
+            cluster=cluster,
+            progress=progress,
+            capture=captures,
+            device=device,
         )
     if merge_file is not None:
         merge_ranks(analysis, merge_file)

@@ -22,6 +22,7 @@ def analyze(
     cluster: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     capture: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    device: str | None = None,
 ) -> Analysis:
     """Analyse a trace, or what stagespan itself writes, as `stagespan analyze` does.
 
@@ -41,6 +42,9 @@ def analyze(
     captured, a folder of such traces, or a sequence of both: the kernels of the graphs get their
     operators and shapes from it.
 
+    ``device`` is the name of the device, for a trace that does not contain it: "NVIDIA H100 80GB
+    HBM3". Shares of peaks refer to it.
+
     The result has the findings (``analysis.findings()``), the results by name
     (``analysis.results``), and everything as a dict for JSON with times in microseconds
     (``analysis.to_dict()``).
@@ -53,10 +57,12 @@ def analyze(
         raise StagespanError(
             "A comparison does not use captures of device graphs: omit either of them."
         )
+    if against is not None and device is not None:
+        raise StagespanError("A comparison does not use the name of a device: omit either of them.")
     if against is not None:
         return analyze_path(local, local_path(against), jobs)
-    if captures:
-        return analyze_path(local, captures=[local_path(each) for each in captures])
+    if captures or device is not None:
+        return analyze_path(local, captures=[local_path(each) for each in captures], device=device)
     if is_recording(local):
         return analyze_recording(local)
     if local.is_file() and reader.looks_like_report(local):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stagespan.errors import StagespanError, TraceError
 from stagespan.trace.analysis import Analysis, analyze, analyze_ascend
+from stagespan.trace.rates.peaks import with_device
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.model import Trace
 
@@ -35,10 +36,12 @@ def analyze_path(
     cluster: str | None = None,
     progress: Progress | None = None,
     captures: Sequence[str | os.PathLike[str]] = (),
+    device: str | None = None,
 ) -> Analysis:
     """Analyse the file or folder at a path; with `against`, also compare it with that trace.
 
-    `captures` are traces of the capture of its device graphs, or folders of such traces.
+    `captures` are traces of the capture of its device graphs, or folders of such traces. `device`
+    is the name of the devices on which one trace was recorded.
 
     Traces of many ranks are read by `jobs` worker processes or a `cluster`, see `summarise_all`.
 
@@ -54,11 +57,16 @@ def analyze_path(
             f"{path} is a folder: pass the trace of one process to match it with captures of its"
             " device graphs."
         )
+    if device is not None and (only is None or only.is_dir()):
+        raise TraceError(f"{path} is a folder: pass the trace of one process to name its device.")
     if only is None:
         return analyze_ranks(path, jobs, cluster, progress)
     if only.is_dir():
         return analyze_ascend(read_ascend_folder(only))
-    return analyze(open_trace(only), captures=_captures(captures))
+    trace = open_trace(only)
+    if device is not None:
+        trace = with_device(trace, device)
+    return analyze(trace, captures=_captures(captures))
 
 
 def _captures(paths: Sequence[str | os.PathLike[str]]) -> list[Trace]:

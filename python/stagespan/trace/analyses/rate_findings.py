@@ -33,6 +33,7 @@ from stagespan.trace.rates.work import ShapeRate
 _UNALIGNED_SHARES = Thresholds(25.0, 10.0, 3.0)
 # Products above this share of the peak lose little because of their sizes.
 _SLOW_PERCENT = 40.0
+_LARGE_SIZE = 1_000
 # Percent of the steps, or of the trace, that a better kernel may win. It may not exist, so no
 # finding is of high severity.
 _BELOW_SHARES = Thresholds(medium=10.0, low=4.0)
@@ -79,23 +80,27 @@ def unaligned(shapes: Sequence[ShapeRate], work_ns: int, work: str) -> Finding |
     if severity is None:
         return None
     sizes = sorted({size for _, of in found for size in of}, reverse=True)
-    peaks = [each.peak_percent or 0.0 for each, _ in found]
+    peaks = [each.peak_percent for each, _ in found if each.peak_percent is not None]
     first = found[0][0]
     padded = -(-sizes[0] // 8) * 8
     products = counted(sum(each.calls for each, _ in found), "product")
     be = "is not a multiple" if len(sizes) == 1 else "are not multiples"
+    rate = f"{products} at {_range([each.tflop_s or 0.0 for each, _ in found])} TFLOP/s"
+    rate += f", at most {max(peaks):.1f} % of the peak, because" if peaks else ", and"
+    gain = _joined([each.gain_at(USED_WELL) for each, _ in found]) if peaks else None
     return Finding(
-        of_size(severity, time),
-        f"{in_words(time, 'ns')} ({percent:.1f} % of {work}) went into {products} at"
-        f" {_range([each.tflop_s or 0.0 for each, _ in found])}"
-        f" TFLOP/s, at most {max(peaks):.1f} % of the peak, because"
+        of_size(severity if peaks else "medium", time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of {work}) went into {rate}"
         f" {listed(f'{each:,}' for each in sizes)} {be} of 8: rows of the matrices"
         " do not begin at multiples of 16 bytes, as the fast kernels need. Pad"
         f" {sizes[0]:,} to {padded:,}.",
         (Evidence(f"{first.operator} {first.shape}", None, first.time_ns, "ns"),),
         "rates.unaligned",
-        gain=_joined([each.gain_at(USED_WELL) for each, _ in found]),
-        numbers={"time_ns": time, "percent": percent, "peak_percent": max(peaks)},
+        gain=gain,
+        no_gain="" if gain else "the peaks of the device are not known (--device NAME names it)",
+        numbers={"time_ns": time, "percent": percent}
+        | ({"peak_percent": max(peaks)} if peaks else {}),
+        covers=() if peaks else _covered(percent),
     )
 
 
@@ -271,7 +276,13 @@ def dominant_on_host(shapes: Sequence[ShapeRate], work_ns: int) -> Finding | Non
 
 
 def _sizes_that_slow(shape: ShapeRate) -> list[int]:
-    if shape.peak_percent is None or shape.peak_percent >= _SLOW_PERCENT:
+    if shape.peak_percent is None:
+        # Without peaks, only large products are certain not to be limited by the memory.
+        if shape.tflop_s is None or shape.cost.product is None:
+            return []
+        if min(shape.cost.product[1:]) < _LARGE_SIZE:
+            return []
+    elif shape.peak_percent >= _SLOW_PERCENT:
         return []
     if shape.limit in ("memory", "latency"):
         return []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from stagespan import settings
-from stagespan.errors import SettingsError
-from stagespan.trace.read.model import Trace
+from stagespan.errors import SettingsError, TraceError
+from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import once
 
 _RATES = (
@@ -146,6 +146,21 @@ def device_peaks(trace: Trace) -> dict[int, Peaks | None]:
         )
         for number, each in _described(trace).items()
     }
+
+
+def with_device(trace: Trace, name: str) -> Trace:
+    """Return the trace as if it had been recorded on devices of this name.
+
+    Raises TraceError if the peaks of such a device are unknown.
+    """
+    if peaks_of(name) is None:
+        raise TraceError(
+            f"The peaks of {name!r} are unknown: pass a name as torch.cuda.get_device_name()"
+            " returns it, or name a file with the peaks (STAGESPAN_PEAKS)."
+        )
+    numbers = np.unique(trace.events.device[trace.events.device != MISSING]).tolist()
+    devices = [{"id": number, "name": name} for number in numbers or [0]]
+    return replace(trace, metadata={**trace.metadata, "deviceProperties": devices})
 
 
 # The beginnings of the names of calls, as each vendor's runtime has them.

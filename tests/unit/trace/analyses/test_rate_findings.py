@@ -211,3 +211,19 @@ def test_the_largest_operator_of_a_host_is_named(tmp_path: Path) -> None:
     assert finding.numbers["percent"] == pytest.approx(100 * 9_000 / 9_500)
     assert "1 call of aten::mm with inputs 10x1024, 1024x1000000" in finding.sentence
     assert "2.276 TFLOP/s and 459.6 GB/s, because m = 10" in finding.sentence
+
+
+@pytest.mark.parametrize(("size", "named"), [(4_097, True), (4_096, False), (999, False)])
+def test_odd_sizes_are_told_without_a_peak(size: int, named: bool, tmp_path: Path) -> None:
+    # GIVEN a device that the trace does not name; small products may be limited by the memory
+    program = Program()
+    product(program, 900, [[size, size], [size, size]])
+    found = [
+        each for each in findings_of(program, tmp_path, None) if each.code == "rates.unaligned"
+    ]
+    assert len(found) == named
+    for finding in found:
+        assert "4,097 is not a multiple of 8" in finding.sentence
+        assert "Pad 4,097 to 4,104." in finding.sentence
+        assert "peak" not in finding.sentence
+        assert "because the peaks of the device are not known" in finding.text

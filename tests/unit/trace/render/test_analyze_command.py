@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from ascend_folders import synthetic
 from commands import fits, resolved, run
+from kernel_programs import operator
 from planted import Program
 from rich.console import Console
 
@@ -189,3 +190,32 @@ def test_a_truncated_trace_is_reported(planted: Path, tmp_path: Path) -> None:
     status, out, _ = run(path)
     assert status == 0
     assert "is incomplete: the file ends in the middle of its events" in " ".join(out.split())
+
+
+def test_the_device_of_a_trace_that_does_not_name_it(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(4):
+        types = {"Input type": ["c10::BFloat16", "c10::BFloat16"]}
+        operator(program, "aten::mm", "gemm", 1_000, [[4096, 4096], [4096, 4096]], **types)
+    program.trace(tmp_path)
+    file = tmp_path / "planted.json"
+    _, out, _ = run(file, "--json")
+    assert json.loads(out)["rates"]["by_shape"][0]["peak_percent"] is None
+    status, out, error = run(file, "--json", "--device", "NVIDIA H100 80GB HBM3")
+    assert (status, error) == (0, "")
+    tflop_s = 2 * 4096**3 / 1e-3 / 1e12
+    percent = json.loads(out)["rates"]["by_shape"][0]["peak_percent"]
+    assert percent == pytest.approx(100 * tflop_s / 989.4, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--device", "Foo 9000"), "The peaks of 'Foo 9000' are unknown"),
+        (("--device", "NVIDIA H100 80GB HBM3", "--against", "."), "omit either of them"),
+    ],
+)
+def test_a_device_that_cannot_be_used(planted: Path, more: tuple[str, ...], message: str) -> None:
+    status, _, error = run(planted, *more)
+    assert status != 0
+    assert message in " ".join(error.split())
