@@ -32,15 +32,16 @@ _MOST_OTHERS = 1 << 16
 OTHER = "(other)"
 """The name of what is beyond a limit."""
 
+_LARGEST = sys.float_info.max
 MOST_COUNTED = (1 << 63) - 1
 """Sums and counts stay at this value."""
 
 
 def within_range(amount: float) -> float:
     """Return an amount, or the largest or smallest double if it is beyond; 0 for NaN."""
-    if amount != amount:
-        return 0.0
-    return min(max(amount, -sys.float_info.max), sys.float_info.max)
+    if -_LARGEST <= amount <= _LARGEST:
+        return amount
+    return 0.0 if amount != amount else _LARGEST if amount > 0 else -_LARGEST
 
 
 class Histogram(msgspec.Struct, array_like=True):
@@ -133,13 +134,17 @@ class Counts(msgspec.Struct):
         of_histograms: Callable[[Histogram, Histogram], Histogram],
         of_amounts: Callable[[float, float], float],
     ) -> None:
-        for family, stage, histogram in other.histograms():
+        for family, histograms in other.durations.items():
             mine = self.durations.setdefault(family, {})
-            before = mine.get(stage)
-            mine[stage] = of_histograms(before, histogram) if before else histogram
-        for family, stage, unit, amount in other.numbers():
-            units = self.amounts.setdefault(family, {}).setdefault(stage, {})
-            units[unit] = of_amounts(units.get(unit, 0), amount)
+            for stage, histogram in histograms.items():
+                before = mine.get(stage)
+                mine[stage] = of_histograms(before, histogram) if before else histogram
+        for family, stages in other.amounts.items():
+            of_family = self.amounts.setdefault(family, {})
+            for stage, amounts in stages.items():
+                units = of_family.setdefault(stage, {})
+                for unit, amount in amounts.items():
+                    units[unit] = of_amounts(units.get(unit, 0), amount)
 
     def observe(self, family: str, label: str, duration_ns: int) -> None:
         """Count one duration. Negative ones, which clocks can give, count as 0."""
@@ -312,7 +317,7 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
         begin_ns = request["received_ns"] or request["begin_ns"] or 0
         label = Family.text(names.pipelines.shown(request["pipeline"]), "abandoned")
         found.observe("request", label, max(until_ns - begin_ns, 0))
-    for cause, lost in recording.lost().items():
-        if cause != "overwritten":  # no figure needs the spans in the rings
-            count("lost", cause, "", lost)
+    # No figure needs the spans in the rings.
+    lost = recording.lost().items()
+    found.amounts["lost"] = {cause: {"": float(n)} for cause, n in lost if cause != "overwritten"}
     return found

@@ -7,11 +7,12 @@ import errno
 import json
 import logging
 import math
+import operator
 import os
 import re
 import stat
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,10 +118,10 @@ def write(path: Path, state: State) -> None:
 def _saved(figures: Counts) -> dict[str, Any]:
     rows = []
     for family, stage, histogram in figures.histograms():
-        steps = [0, histogram.below[0]]
-        for i, (before, now) in enumerate(pairwise(histogram.below), 1):
-            if now != before:
-                steps += [i, now]
+        below = histogram.below
+        steps = [0, below[0]]
+        for i in compress(range(1, _BUCKETS), map(operator.ne, below, below[1:])):
+            steps += [i, below[i]]
         rows.append(_SavedHistogram(family, stage, histogram.sum_ns, steps))
     return {"histograms": rows, "amounts": figures.amounts}
 
