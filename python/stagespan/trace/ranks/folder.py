@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,11 @@ def ranks_of(
         )
     without_rank = [each.path for each in readable if each.rank is None]
     if len(without_rank) == len(readable):
+        if _is_one_process(readable):
+            raise TraceError(
+                f"The {len(readable)} traces in {folder} are of one process, such as those of"
+                " training and validation, and not of several ranks: name one of them."
+            )
         raise TraceError(
             f"None of the {len(readable)} traces in {folder} contains its rank: initialise"
             " torch.distributed before profiling, or name the files rank0.json, rank1.json, ..."
@@ -82,6 +88,14 @@ def ranks_of(
         waits=waits(summaries, matched, clocks),
         remarks=tuple(remarks),
     )
+
+
+def _is_one_process(readable: list[RankSummary]) -> bool:
+    """Whether all traces are of one process, at different times."""
+    if len({(each.host, each.process) for each in readable}) > 1 or readable[0].process is None:
+        return False
+    in_order = sorted(readable, key=lambda each: each.begin_ns)
+    return all(one.end_ns <= other.begin_ns for one, other in pairwise(in_order))
 
 
 def _with_places(readable: list[RankSummary]) -> tuple[list[RankSummary], list[str]]:

@@ -189,6 +189,8 @@ class RankSummary:
     incomplete: str | None = None
     stages: dict[str, StageRuns] = field(default_factory=dict)
     """The host's time in its stages, by name; the most time first, at most `_MOST_STAGES`."""
+    process: int | None = None
+    """The id of the process that ran most operators; None if the trace has no operators."""
 
     @property
     def window_ns(self) -> int:
@@ -279,7 +281,13 @@ def summarise_trace(
         pipeline_stage=None if files is None else files.pipeline_stage,
         incomplete=trace.incomplete,
         stages=_times_by_stage(trace),
+        process=_process(trace),
     )
+
+
+def _process(trace: Trace) -> int | None:
+    pids, counts = np.unique(trace.events.pid[trace.rows_of(["cpu_op"])], return_counts=True)
+    return int(pids[np.argmax(counts)]) if len(pids) else None
 
 
 def _times_by_stage(trace: Trace) -> dict[str, StageRuns]:

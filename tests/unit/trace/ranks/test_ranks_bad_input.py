@@ -264,6 +264,23 @@ def test_a_folder_without_traces(tmp_path: Path) -> None:
         ranks_in(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("pid", "begin", "is_one"), [(7, 5e6, True), (8, 5e6, False), (7, 50.0, False)]
+)
+def test_two_traces_of_one_process_are_not_ranks(
+    pid: int, begin: float, is_one: bool, tmp_path: Path
+) -> None:
+    # GIVEN windows of training and validation, two processes, and two at the same time
+    for name, process, first in (("fit-train.json", 7, 0.0), ("fit-validate.json", pid, begin)):
+        about = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "pid": process, "tid": 1}
+        events = [{**about, "ts": first + 100 * number, "dur": 90} for number in range(5)]
+        (tmp_path / name).write_text(json.dumps({"host_name": "node", "traceEvents": events}))
+    with pytest.raises(TraceError) as caught:
+        ranks_in(tmp_path)
+    assert ("are of one process" in str(caught.value)) == is_one
+    assert ("contains its rank" in str(caught.value)) != is_one
+
+
 def test_traces_without_any_rank(tmp_path: Path) -> None:
     for name in ("before.json", "after.json"):
         write_rank(tmp_path, 0, CALLS, info=False, name=name)
