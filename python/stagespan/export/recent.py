@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from stagespan import _core
@@ -92,7 +93,9 @@ def _seconds(step: int) -> float:
 
 
 def _steps(of: Durations) -> list[tuple[int, int]]:
-    return [
-        (round(math.log2(ns) * _AN_OCTAVE) if ns >= 1 else -1, count)
-        for ns, count in of.summary.buckets_ns()
-    ]
+    return [(_step(ns), count) for ns, count in of.summary.buckets_ns()]
+
+
+@lru_cache(maxsize=1 << 14)  # the buckets of a recording have the same values again and again
+def _step(ns: float) -> int:
+    return round(math.log2(ns) * _AN_OCTAVE) if ns >= 1 else -1
