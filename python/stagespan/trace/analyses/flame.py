@@ -98,12 +98,17 @@ class Flame(Result):
         own = self.self_ns.tolist()
         works = self._threads_that_work()
         time: dict[str, int] = {}
+        is_line = {
+            name: _LINE.search(name) is not None and not _WRAPPER.search(name)
+            for name in set(self.names)
+        }
         # Operators and wrappers count towards the line that called them, if there is one.
+        works_there = works.tolist()
         for frame in range(len(own) - 1, -1, -1):
-            if self.parent[frame] < 0 or not works[frame]:
+            if self.parent[frame] < 0 or not works_there[frame]:
                 continue
             name = self.names[frame]
-            if _LINE.search(name) and not _WRAPPER.search(name):
+            if is_line[name]:
                 time[name] = time.get(name, 0) + own[frame]
             else:
                 own[self.parent[frame]] += own[frame]
@@ -116,10 +121,10 @@ class Flame(Result):
 
     def _threads_that_work(self) -> NDArray[np.bool_]:
         """Return which frames are in threads that also run operators."""
-        root = np.arange(len(self.names))
+        roots: list[int] = []
         for frame, parent in enumerate(self.parent):
-            if parent >= 0:
-                root[frame] = root[parent]
+            roots.append(roots[parent] if parent >= 0 else frame)
+        root = np.array(roots, dtype=np.intp)
         calls = np.zeros(len(self.names), dtype=np.bool_)
         calls[root[self.works]] = True
         return calls[root] if calls.any() else np.ones(len(self.names), dtype=np.bool_)

@@ -155,7 +155,8 @@ def forest_of(trace: Trace) -> Forest | None:
     nodes = Nesting.of(trace, index.axis, rows, index.of[0])
     parts = compiler_parts(trace)
     table = np.zeros(len(trace.names) + 1, dtype=np.int8)
-    for code, name in enumerate(trace.names):
+    for code in np.unique(trace.events.name[nodes.rows]).tolist():
+        name = trace.names[code]
         role = next((role for role, rule in _ROLES if rule.search(name)), OPERATOR)
         table[code] = COMPILING if role == OPERATOR and name in parts else role
     return Forest(trace, index, nodes, table[trace.events.name[nodes.rows]])
