@@ -16,7 +16,7 @@ COPIES = 5
 """Equal bare functions: how far their figures differ is what a difference of 0 is worth."""
 
 Where = Literal[
-    "main", "nested", "request", "worker", "task", "coroutine", "off", "served", "logged"
+    "main", "nested", "request", "worker", "task", "coroutine", "off", "served", "logged", "told"
 ]
 
 
@@ -182,6 +182,13 @@ _STAGESPAN = (
         "    with request(): carrier = inject(queue='bench')",
     ),
     Case("with request()", "with request('bench'): pass", _REQUEST),
+    Case(
+        "with request(), OpenTelemetry told",
+        "with request('bench'): pass",
+        f"{_REQUEST}; import opentelemetry.trace",
+        "opentelemetry.trace",
+        where="told",
+    ),
     Case(
         "with batch of 1",
         "with batch('bench_batch', one): pass",

@@ -21,6 +21,7 @@ from typing import Any
 
 import stagespan
 from benchmarks import cases
+from stagespan.contexts import opentelemetry
 
 _worker = ThreadPoolExecutor(1)
 _log = logging.getLogger("stagespan")
@@ -50,6 +51,10 @@ def _run(case: cases.Case, body: Callable[[int], Any], rounds: int) -> int:
             stagespan.disable()
             found = body(rounds)
             stagespan.enable()
+        case "told":  # as with STAGESPAN_OTEL_CONTEXT
+            opentelemetry.add_exporter(case)
+            found = body(rounds)
+            opentelemetry.remove_exporter(case)
         case "served" | "logged":
             _log.setLevel(logging.INFO if case.where == "logged" else logging.WARNING)
             began = time.perf_counter_ns()

@@ -107,6 +107,11 @@ SECTIONS = (
             Line("inject()", "inject()", "", _HAND, 12.0),
             Line("extract() and with", "extract() and with", "", _HAND, 24.0),
             Line("with request()", "with request()", "", _HAND, 24.0),
+            Line(
+                "  OpenTelemetry is told of it",
+                "with request(), OpenTelemetry told",
+                "with request()",
+            ),
             Line("with batch of 1 request", "with batch of 1", "", _HAND, 4.0),
             Line(
                 "  each further request",
