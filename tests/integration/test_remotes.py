@@ -528,6 +528,25 @@ def test_an_unknown_age_is_not_passed_on() -> None:
         stagespan.enable()
 
 
+def test_carriers_of_three_versions_in_one_chain() -> None:
+    # GIVEN a process whose version knows no ages, and a later one whose key cannot be read
+    with request("chain") as root:
+        first = changed(root.inject(queue="first"), age=None)
+    with extract(first) as old:
+        second = old.inject(queue="second")
+    later = {**second, "stagespan": f"3{second['stagespan'][1:]}"}
+    with extract(later) as new, span("work"):
+        new.chunk()
+    # THEN the parts belong to one request, whose hop of an unknown version has no time
+    assert root.trace_id == old.trace_id == new.trace_id
+    found = timeline("chain")
+    assert len(found.segments) == 3
+    states = [(hop.state, hop.hand_off_ns is None) for hop in found.hops]
+    assert states == [("received", False), ("unknown", True)]
+    assert found.chunks == 1
+    assert first_chunk_ns(later) is None
+
+
 # --- statuses, retries and branches ---------------------------------------------------------------
 
 

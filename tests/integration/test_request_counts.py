@@ -16,10 +16,11 @@ from recording import printed, python
 
 import stagespan
 from stagespan import recording
-from stagespan.export.figures import Counts
+from stagespan.export.figures import Counts, Names, ShownNames, figures_of
 from stagespan.export.own import Own
 from stagespan.recording.reading import Recording
 
+NAMES = ShownNames(Names(200), Names(100), Names(200))
 COUNT = "stagespan_request_duration_seconds_count"
 MANY = """
     import os, sys, time
@@ -238,3 +239,36 @@ def test_a_reading_of_a_process_has_the_figures_of_its_requests(folder: Path) ->
         "even": 50,
         "odd": 50,
     }
+
+
+def test_a_process_that_is_killed_while_it_counts_has_whole_figures(folder: Path) -> None:
+    # GIVEN a process that writes a byte after each request, and is killed at any time
+    program = """
+        import os, threading
+        import stagespan
+
+        def serve():
+            while True:
+                with stagespan.request("r"):
+                    pass
+                os.write(1, b".")
+
+        os.write(1, b"ready\\n")
+        for _ in range(2):
+            threading.Thread(target=serve).start()
+    """
+    for n in range(8):
+        process = started(program, STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
+        time.sleep(0.02 + 0.013 * n)
+        process.kill()
+        assert process.stdout is not None
+        told = len(process.stdout.read())
+        process.wait(30)
+        copy = recording.open(process.pid)
+        # THEN all requests are counted of which it has told
+        assert told <= copy.stats(kind="request")["default"].count <= told + 2
+        found = figures_of(copy, copy.snapshot().ns_per_tick, NAMES)
+        for histogram in found.durations["request"].values():
+            assert histogram.below == sorted(histogram.below)
+        ended = sum(one.below[-1] for one in found.durations["request"].values())
+        assert told <= ended - len(copy.left_open) <= told + 2
