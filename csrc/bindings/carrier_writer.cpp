@@ -7,6 +7,7 @@
 
 #include "carrier_texts.h"
 #include "segments.h"
+#include "stage_names.h"
 #include "stagespan/carrier.h"
 #include "stagespan/recorder.h"
 
@@ -65,6 +66,20 @@ bool make_state(RequestObject& self) noexcept {
   return true;
 }
 
+/// The hop that was written to a carrier before, if it is the same message: from this segment, to the same queue, in
+/// the same attempt and branch. 0 if there is none.
+std::uint64_t earlier_hop(const RequestObject& self, PyObject* carrier, const SentHop& hop) noexcept {
+  if (!PyDict_CheckExact(carrier) || PyDict_GET_SIZE(carrier) == 0) return 0;
+  const std::string_view own = view_of(PyDict_GetItem(carrier, name_of_key(kOwnKey)), kMostCarrierBytes);
+  const std::string_view above = view_of(PyDict_GetItem(carrier, name_of_key(kTraceParent)), kMostCarrierBytes);
+  TraceParent parent;
+  SentHop before;
+  const bool is_same = read_traceparent(above, parent) && read_sent_hop(own, before) &&
+                       before.segment == self.segment && before.queue == hop.queue && before.branch == hop.branch &&
+                       before.attempt == hop.attempt;
+  return is_same ? parent.hop : 0;
+}
+
 }  // namespace
 
 bool parse_inject(PyObject* const* args, Py_ssize_t count, PyObject* kwnames, InjectArguments& to) noexcept {
@@ -102,8 +117,6 @@ bool write_carrier(RequestObject& self, PyObject* carrier, const InjectArguments
   const Utf8 queue(arguments.queue != Py_None ? arguments.queue : nullptr);
   const Utf8 branch(arguments.branch != Py_None ? arguments.branch : nullptr);
   if (!id || PyErr_Occurred() != nullptr) return false;
-  if (SegmentEntry* const entry = entry_of(self.number, self.shown))
-    entry->hops_sent.fetch_add(1, std::memory_order_relaxed);
   SentHop hop;
   hop.id = id.view();
   hop.queue = queue.view();
@@ -113,12 +126,22 @@ bool write_carrier(RequestObject& self, PyObject* carrier, const InjectArguments
   hop.segment = self.segment;
   char parent[kTraceParentBytes];
   char own[kMostCarrierBytes];
-  write_traceparent({self.parent.trace, random_number(), self.parent.flags}, parent);
+  const std::uint64_t id_of_hop = random_number();
+  write_traceparent({self.parent.trace, id_of_hop, self.parent.flags}, parent);
+  const std::uint64_t sent_ticks = now_ticks();
   hop.monotonic_ns = monotonic_ns();
   hop.unix_ns = realtime_ns();
+  if (SegmentEntry* const entry = entry_of(self.number, self.shown)) {
+    // The receiver names the queue if the sender does not: probably in the same way.
+    PyObject* const name = arguments.queue != Py_None ? arguments.queue : pipeline_of_process();
+    if (name == nullptr) return false;
+    const std::uint32_t stage = stage_of_kind(name, kQueue, Chooser::kOtherProcess);
+    if (Recorder::get().add_sent({id_of_hop, self.number, sent_ticks, 0, stage}, earlier_hop(self, carrier, hop)))
+      entry->hops_sent.fetch_add(1, std::memory_order_relaxed);
+  }
   if (self.request_ticks != 0) {
     if (self.request_monotonic_ns == 0) {
-      const double ticks = static_cast<double>(ticks_between(self.request_ticks, now_ticks()));
+      const double ticks = static_cast<double>(ticks_between(self.request_ticks, sent_ticks));
       self.request_monotonic_ns = hop.monotonic_ns - rounded(ticks * Recorder::get().ns_per_tick());
     }
     hop.age_ns = hop.monotonic_ns - self.request_monotonic_ns;

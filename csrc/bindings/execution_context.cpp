@@ -276,6 +276,27 @@ WorkingSpan working_span(const void* owner, std::uint32_t stage) noexcept {
   return link.id != 0 && link.stage == stage ? WorkingSpan{link.id, now_ticks()} : WorkingSpan{};
 }
 
+/// Notes when work for a request has ended here, unless other code could run meanwhile.
+void note_turn(ThreadState& thread, TaskScope& scope) noexcept {
+  const std::uint64_t turn = thread_state()->context_ver;
+  const std::uint64_t top = thread.frames[scope.top].id.load(relaxed);
+  const bool has_begun = top == thread.next_id && top != scope.innermost_id;
+  scope.innermost_id = top;
+  if (scope.turn != turn) {
+    scope.turn = turn;
+    scope.suspended_id = has_begun ? top - 1 : thread.next_id;
+  } else if (!has_begun) {
+    Recorder::get().note_work(thread, scope.suspended_id);
+  }
+}
+
+bool takes_turns(const ThreadState& thread) noexcept {
+  PyObject* const context = thread_state()->context;
+  if (context == thread.base.context) return thread.base.takes_turns;
+  if (context != nullptr && is_entered(context)) return !is_threads_own(context);
+  return static_cast<bool>(current_greenlet());
+}
+
 Inherited inherited_from(const ThreadState& thread, const Scope& scope) noexcept {
   if (scope.is_follower && is_idle(scope)) return static_cast<const TaskScope&>(scope).stored;
   return {innermost(thread, scope), scope.is_task ? Inherited::kExact : thread.serial};
@@ -284,6 +305,7 @@ Inherited inherited_from(const ThreadState& thread, const Scope& scope) noexcept
 void publish_slow(ThreadState& thread) noexcept {
   const ErrorAside pending;
   Scope& scope = *thread.scope;
+  if (scope.is_task) note_turn(thread, static_cast<TaskScope&>(scope));
   write_inherited(thread, inherited_from(thread, scope));
   // Code that ran when references were dropped may have changed the current scope.
   if (thread.scope == &scope && scope.is_task && is_idle(scope)) drop_scope(thread, scope);

@@ -44,6 +44,9 @@ inline ParentLink innermost(const ThreadState& thread, const Scope& scope) noexc
           top->as_parent_depth.load(relaxed)};
 }
 
+/// Whether other code of the thread may run while the running code waits: in a task or a greenlet.
+bool takes_turns(const ThreadState& thread) noexcept;
+
 /// What copies of the scope's context inherit now.
 Inherited inherited_from(const ThreadState& thread, const Scope& scope) noexcept;
 

@@ -380,6 +380,7 @@ py::dict segment_of(const Recording& recording, const SegmentCopy& copy) {
   segment["parent_segment"] = id_text(copy.parent_segment);
   segment["received_ns"] = time(copy.received_ticks);
   segment["sent_ns"] = time(copy.sent_ticks);
+  segment["work_ns"] = time(copy.work_ticks);
   const bool is_known = copy.sent_clock != 0;
   segment["sent_monotonic_ns"] = is_known ? py::object(py::int_(copy.sent_monotonic_ns)) : py::object(py::none());
   segment["sent_unix_ns"] = is_known ? py::object(py::int_(copy.sent_unix_ns)) : py::object(py::none());
@@ -411,6 +412,25 @@ py::list links_of(const Recording& recording) {
   py::list result;
   for (const LinkFields& link : read_links(recording.copy.arena))
     result.append(py::make_tuple(link.span, link.request, link.size));
+  return result;
+}
+
+// [(id of the hop, number of the segment that has sent it, queue, time, count of messages to the queue)]
+py::list sent_of(const Recording& recording) {
+  const NoCollection by_allocations;
+  py::list result;
+  for (const SentFields& sent : read_sent(recording.copy.arena))
+    result.append(py::make_tuple(sent.hop, sent.request, recording.name_of(sent.stage),
+                                 recording.copy.fit.unix_ns(sent.ticks), sent.count));
+  return result;
+}
+
+// The ids of the hops that were received.
+py::set received_of(const Recording& recording) {
+  const NoCollection by_allocations;
+  py::set result;
+  for (const SegmentCopy& copy : recording.copy.segments)
+    if (copy.received_ticks != 0) result.add(copy.parent_hop);
   return result;
 }
 
@@ -533,6 +553,8 @@ void define_recording(py::module_& module) {
       .def("latest_requests", latest_requests, py::arg("since_ns"))
       .def("segments", segments_of, py::arg("keys") = py::none())
       .def("links", links_of)
+      .def("sent", sent_of)
+      .def("received", received_of)
       .def("failures", failures_of)
       .def("gauges", gauges_of)
       .def("amounts", amounts_of, py::arg("spans") = py::none())

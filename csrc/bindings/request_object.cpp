@@ -64,9 +64,6 @@ PyObject* found_once(PyObject*& place, PyObject* function) noexcept {
   return place;
 }
 
-/// The name of the pipeline of a process, borrowed; null with an exception set.
-PyObject* pipeline_of_process() noexcept { return found_once(g_pipeline, g_find_pipeline); }
-
 /// The name of its own pipeline, or else that of the process's, in the same way.
 PyObject* pipeline_of(const RequestObject& self) noexcept {
   return self.pipeline != nullptr && self.pipeline != Py_None ? self.pipeline : pipeline_of_process();
@@ -260,6 +257,10 @@ bool write_received(RequestObject& self, const SentHop* sent, const Arrival& arr
     // Not clamped: a time in the future shows that the stamp is wrong.
     start.sent_ticks = arrival.ticks - static_cast<std::uint64_t>(rounded(ns / recorder.ns_per_tick()));
   }
+  if (ThreadState* const thread = t_state) {
+    start.work_ticks = takes_turns(*thread) ? recorder.last_work_in_turns(*thread, self.number)
+                                            : recorder.last_work(*thread, self.number, start.sent_ticks);
+  }
   self.request_ticks = request_ticks_of(self, sent, start, arrival);
   self.request_monotonic_ns = 0;
   start.request_ticks = self.request_ticks;
@@ -271,8 +272,11 @@ bool write_received(RequestObject& self, const SentHop* sent, const Arrival& arr
   self.shown = self.owner == nullptr ? shown : self.owner->shown;
   // The hop is a span of this process, unless its start is unknown or impossible.
   if (is_same_clock && start.sent_ticks != 0 && start.sent_ticks <= arrival.received_ticks &&
-      start.origin != kOriginRepeated)
-    recorder.record_ticks(queue_stage(self, kHandOff), start.sent_ticks, arrival.received_ticks, self.number);
+      start.origin != kOriginRepeated) {
+    const bool is_behind = was_behind_others(start.sent_ticks, start.work_ticks, arrival.received_ticks);
+    recorder.record_ticks(queue_stage(self, kHandOff), is_behind ? start.work_ticks : start.sent_ticks,
+                          arrival.received_ticks, self.number);
+  }
   return true;
 }
 
@@ -815,6 +819,8 @@ PyGetSetDef g_getset[] = {
 
 PyTypeObject g_request_type =
     static_type("stagespan._core.Request", sizeof(RequestObject), Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC);
+
+PyObject* pipeline_of_process() noexcept { return found_once(g_pipeline, g_find_pipeline); }
 
 void start_request(RequestObject& self) noexcept {
   if (self.is_remote && !self.is_started && !enter_received(self)) PyErr_Clear();

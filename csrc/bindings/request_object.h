@@ -98,6 +98,9 @@ inline SegmentEntry* entry_of(std::uint64_t number, std::uint32_t shown) noexcep
   return shown != 0 ? Recorder::get().segment(number, shown - 1) : nullptr;
 }
 
+/// The name of the pipeline of a process, borrowed; null with an exception set.
+PyObject* pipeline_of_process() noexcept;
+
 /// Ends the wait of a received request in its queue, without making it current.
 void start_request(RequestObject& self) noexcept;
 

@@ -17,6 +17,11 @@ namespace stagespan::python {
 struct TaskScope : Scope {
   Inherited stored;           // the inherited value of the context
   TaskScope* next = nullptr;  // in its chain of the table, or in a list of scopes that have left the table
+  // When a span last began or ended here: the thread's count of contexts that were entered or left, and the span that
+  // was innermost. A span whose id is not higher than `suspended_id` has let other code run.
+  std::uint64_t turn = 0;
+  std::uint64_t innermost_id = 0;
+  std::uint64_t suspended_id = 0;
 };
 
 /// The scopes of a thread's tasks by the address of their context: a hash table of chains. It is not one of the

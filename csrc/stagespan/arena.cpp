@@ -39,6 +39,7 @@ std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions
       {kRegionDeviceBlocks, sizeof(StatsBlock), std::uint64_t{kMaxDeviceStages} * kDeviceFigures},
       {kRegionSegments, sizeof(SegmentEntry), sizes.segment_entries},
       {kRegionLinks, sizeof(LinkRecord), std::uint64_t{sizes.segment_entries} * kLinksPerRequest},
+      {kRegionSent, sizeof(SentRecord), std::uint64_t{sizes.segment_entries} * kSentPerRequest},
       {kRegionAmounts, sizeof(AmountRecord), std::uint64_t{sizes.segment_entries} * kAmountsPerRequest},
       {kRegionFields, sizeof(FieldsEntry), sizes.segment_entries},
       {kRegionFailures, sizeof(FailureRecord), kFailures},

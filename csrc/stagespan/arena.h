@@ -41,6 +41,8 @@ class ArenaView {
   SegmentEntry* segments() const noexcept { return region<SegmentEntry>(kRegionSegments); }
   LinkRecord* links() const noexcept { return region<LinkRecord>(kRegionLinks); }
   std::uint64_t link_count() const noexcept { return std::uint64_t{header().segment_entries} * kLinksPerRequest; }
+  SentRecord* sent() const noexcept { return region<SentRecord>(kRegionSent); }
+  std::uint64_t sent_count() const noexcept { return std::uint64_t{header().segment_entries} * kSentPerRequest; }
   AmountRecord* amounts() const noexcept { return region<AmountRecord>(kRegionAmounts); }
   std::uint64_t amount_count() const noexcept { return std::uint64_t{header().segment_entries} * kAmountsPerRequest; }
   FieldsEntry* fields() const noexcept { return region<FieldsEntry>(kRegionFields); }

@@ -46,6 +46,8 @@ namespace stagespan {
 //   | SegmentEntry*|  x segment_entries: the latest requests in this process, found through their numbers
 //   +-------------+ regions[kRegionLinks]
 //   | LinkRecord *|  x kLinksPerRequest x segment_entries: which requests a batch served, the latest ones
+//   +-------------+ regions[kRegionSent]
+//   | SentRecord *|  x kSentPerRequest x segment_entries: the latest messages that requests have sent
 //   +-------------+ regions[kRegionAmounts]
 //   | AmountRec. *|  x kAmountsPerRequest x segment_entries: the work of single spans, the latest amounts
 //   +-------------+ regions[kRegionFields]
@@ -55,7 +57,7 @@ namespace stagespan {
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 14;
+inline constexpr std::uint32_t kLayoutVersion = 15;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -87,6 +89,7 @@ inline constexpr std::uint32_t kDefaultRequests = 4096;
 inline constexpr std::uint32_t kFewestRequests = 64;
 inline constexpr std::uint32_t kMostRequests = 1U << 16;
 inline constexpr std::uint32_t kLinksPerRequest = 4;
+inline constexpr std::uint32_t kSentPerRequest = 4;
 inline constexpr std::uint32_t kAmountsPerRequest = 8;
 inline constexpr std::uint32_t kMostFields = 8;  // of a request
 inline constexpr std::uint32_t kFieldNameBytes = 32;
@@ -111,6 +114,7 @@ inline constexpr std::uint32_t kBlocksAtOnce = 16;
 inline constexpr std::uint32_t kDeviceStagesAtOnce = 16;
 inline constexpr std::uint32_t kSegmentsAtOnce = 64;
 inline constexpr std::uint32_t kLinksAtOnce = kSegmentsAtOnce * kLinksPerRequest;
+inline constexpr std::uint32_t kSentAtOnce = kSegmentsAtOnce * kSentPerRequest;
 inline constexpr std::uint32_t kAmountsAtOnce = kSegmentsAtOnce * kAmountsPerRequest;
 inline constexpr std::uint32_t kFailuresAtOnce = 128;
 
@@ -204,6 +208,7 @@ enum Region : std::uint32_t {
   kRegionDeviceBlocks,
   kRegionSegments,
   kRegionLinks,
+  kRegionSent,
   kRegionAmounts,
   kRegionFields,
   kRegionFailures,
@@ -322,6 +327,7 @@ struct ArenaHeader {
   std::atomic<std::uint8_t> device_block_pieces[kMaxDeviceStages / kDeviceStagesAtOnce];
   std::atomic<std::uint8_t> segment_pieces[kMostRequests / kSegmentsAtOnce];
   std::atomic<std::uint8_t> link_pieces[kMostRequests / kSegmentsAtOnce];
+  std::atomic<std::uint8_t> sent_pieces[kMostRequests / kSegmentsAtOnce];
   std::atomic<std::uint8_t> amount_pieces[kMostRequests / kSegmentsAtOnce];
   std::atomic<std::uint8_t> fields_pieces[kMostRequests / kSegmentsAtOnce];
   std::atomic<std::uint8_t> failure_pieces[kFailures / kFailuresAtOnce];
@@ -333,6 +339,7 @@ struct ArenaHeader {
   std::atomic<std::uint32_t> segment_high_water;   // segment entries ever used
   std::atomic<std::uint32_t> detached_high_water;  // detached frames ever used
   std::atomic<std::uint64_t> link_head;            // link records ever written
+  std::atomic<std::uint64_t> sent_head;            // records of sent messages ever written
   std::atomic<std::uint64_t> amount_head;          // amount records ever written
   std::atomic<std::uint64_t> amounts_since_ticks;  // the amounts of spans that began later are all there
   // Changes of requests, and amounts of work: with the heads of rings, it shows whether anything was recorded.
@@ -612,6 +619,7 @@ using TextWords = std::array<std::uint64_t, bytes / 8>;
   FIELD(std::uint32_t, traits, 0)        /* bits of SegmentTrait */                                             \
   FIELD(std::uint64_t, linked, 0)        /* the number of the request here that it began in, 0 if none */       \
   FIELD(std::uint64_t, request_ticks, 0) /* when the request began, perhaps elsewhere; 0 if unknown */          \
+  FIELD(std::uint64_t, work_ticks, 0)    /* when the thread that received it had last ended work for others */  \
   FIELD(TextWords<kBranchBytes>, branch, {})                                                                    \
   FIELD(TextWords<kRequestIdBytes>, id, {})
 
@@ -627,6 +635,13 @@ struct alignas(64) SegmentEntry {
 };
 static_assert(sizeof(SegmentEntry) == 320);
 static_assert(kSegmentsAtOnce * sizeof(SegmentEntry) % 4096 == 0);
+
+/// Whether a message waited, because the thread that received it worked for others after it was sent. All three are on
+/// one clock; 0 if unknown.
+inline bool was_behind_others(std::uint64_t sent_ticks, std::uint64_t work_ticks,
+                              std::uint64_t received_ticks) noexcept {
+  return sent_ticks != 0 && sent_ticks < work_ticks && work_ticks <= received_ticks;
+}
 
 enum FieldKind : std::uint64_t {
   kFieldMissing,
@@ -690,6 +705,27 @@ struct LinkRecord {
 };
 static_assert(sizeof(LinkRecord) == 32);
 static_assert(kLinksAtOnce * sizeof(LinkRecord) % 4096 == 0);
+
+#define STAGESPAN_SENT_FIELDS(FIELD)                                                     \
+  FIELD(std::uint64_t, hop, 0)                                                           \
+  FIELD(std::uint64_t, request, 0) /* the number of the segment here that has sent it */ \
+  FIELD(std::uint64_t, ticks, 0)                                                         \
+  FIELD(std::uint64_t, count, 0) /* of messages to this queue that were sent up to it */ \
+  FIELD(std::uint32_t, stage, 0) /* of kind kQueue */
+
+/// A message that a request has sent.
+struct SentFields {
+  STAGESPAN_SENT_FIELDS(STAGESPAN_PLAIN_FIELD)
+};
+
+/// `commit` as in a SpanRecord. Written with the interpreter's lock.
+struct SentRecord {
+  STAGESPAN_SHARED_FIELDS(SentFields, STAGESPAN_SENT_FIELDS)
+  std::atomic<std::uint32_t> commit;
+  std::uint64_t reserved;
+};
+static_assert(sizeof(SentRecord) == 48);
+static_assert(kSentAtOnce * sizeof(SentRecord) % 4096 == 0);
 
 /// In AmountFields::key: the value is a double, and not an integer.
 inline constexpr std::uint32_t kAmountIsFraction = 0x80000000;

@@ -172,6 +172,14 @@ std::vector<LinkFields> read_links(ArenaView arena) {
   return result;
 }
 
+std::vector<SentFields> read_sent(ArenaView arena) {
+  std::vector<SentFields> result;
+  if (!arena) return result;
+  for_each_record(arena.sent(), arena.sent_count(), 0, arena.header().sent_head.load(std::memory_order_acquire),
+                  [&](const SentFields& sent) { result.push_back(sent); });
+  return result;
+}
+
 std::vector<FailureFields> read_failures(ArenaView arena) {
   std::vector<FailureFields> result;
   if (!arena) return result;

@@ -45,6 +45,8 @@ std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::
 std::vector<SpanCopy> read_requests(ArenaView arena, const std::vector<std::uint64_t>& requests,
                                     std::uint64_t since_ticks, std::uint64_t* complete_from);
 
+/// The latest messages that were sent, oldest first.
+std::vector<SentFields> read_sent(ArenaView arena);
 /// The latest links, oldest first.
 std::vector<LinkFields> read_links(ArenaView arena);
 /// The latest exceptions that spans and requests have ended with, oldest first.

@@ -150,6 +150,7 @@ void Recorder::prepare_arena() {
     free_segments_[i] = i;
     is_free_segment_[i] = true;
   }
+  sent_counts_.reset();
   segments_taken_ = 0;
   segments_freed_ = header.segment_entries;
   arena_.slot(kSharedSlot).state.store(kSlotLive, relaxed);
@@ -408,6 +409,9 @@ void Recorder::reset() {
     clear(shared);
     prepare(shared);
   }
+  // Messages count anew: the records before this number are no longer those of the numbers that they were written with.
+  sent_counts_.reset();
+  header.sent_head.fetch_add(arena_.sent_count(), std::memory_order_release);
   // The resolver holds the lock while it writes these.
   header.device_floor.store(header.device_head.load(relaxed), std::memory_order_release);
   for (std::uint32_t i = 0; i < header.device_stage_count.load(relaxed); ++i) {

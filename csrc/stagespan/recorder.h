@@ -169,6 +169,19 @@ class Recorder {
   void record_ticks(std::uint32_t stage, std::uint64_t begin_ticks, std::uint64_t end_ticks,
                     std::uint64_t request) noexcept;
 
+  /// Records in the same way the wait of a message in its queue: behind others, and from received to entered. It counts
+  /// as one wait.
+  void record_wait(std::uint32_t stage, std::uint64_t sent_ticks, std::uint64_t work_ticks,
+                   std::uint64_t received_ticks, std::uint64_t entered_ticks, std::uint64_t request) noexcept;
+  /// When the calling thread has last ended work for others than `request`: a span of a request, or a batch, that was
+  /// not suspended. 0 if it has not since `since_ticks`. Each record of the ring is searched about once.
+  std::uint64_t last_work(ThreadState& thread, std::uint64_t request, std::uint64_t since_ticks) noexcept;
+  /// The same where other code may run while a span waits, as in an event loop. The ring does not tell the spans that
+  /// were suspended, so it is what `note_work` has noted.
+  std::uint64_t last_work_in_turns(const ThreadState& thread, std::uint64_t request) const noexcept;
+  /// Notes the span that the calling thread has ended last, if its id is higher than `since_id`, and if it was work.
+  void note_work(ThreadState& thread, std::uint64_t since_id) noexcept;
+
   /// Writes a segment to the recording; see SegmentEntry. Returns the index of its entry. If the entries of all
   /// requests are in use, an open one loses its entry, and is counted.
   std::uint32_t begin_segment(std::uint64_t number, const SegmentFields& start) noexcept;
@@ -203,6 +216,9 @@ class Recorder {
   std::uint32_t intern_exception(std::string_view name) noexcept;
   /// Records the exception that a span or a request has ended with.
   void add_failure(const FailureFields& failure) noexcept;
+  /// Records a message that a request has sent; its count is set here. If it is the one of the hop `before`, sent anew,
+  /// that one is replaced, and false returned. The interpreter's lock is held.
+  bool add_sent(SentFields sent, std::uint64_t before) noexcept;
   /// Links the span of a batch to `count` of the `batch_size` requests that it served.
   void add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count,
                  std::uint32_t batch_size) noexcept;
@@ -262,6 +278,7 @@ class Recorder {
   void show_field_names(std::size_t first) noexcept;
   bool note_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint64_t now) noexcept;
   void count_figure(std::uint32_t stage, std::uint64_t ticks) noexcept;
+  bool is_work(const SpanRecord& record) const noexcept;
   void take_back_locked(const CountedRequest& counted) noexcept;
   void after_fork() noexcept;
   bool renew_arena_in_child() noexcept;
@@ -310,7 +327,8 @@ class Recorder {
   std::unique_ptr<bool[]> is_free_segment_;  // whether it is among them
   std::uint64_t segments_freed_ = 0;
   std::uint64_t segments_taken_ = 0;
-  std::uint32_t next_displaced_ = 0;  // the next open segment that loses its entry
+  std::unique_ptr<std::uint64_t[]> sent_counts_;  // of messages, by the stage of their queue
+  std::uint32_t next_displaced_ = 0;              // the next open segment that loses its entry
   std::atomic<std::uint32_t> detached_hint_{0};
   std::atomic<std::uint32_t> generation_{0};
 };

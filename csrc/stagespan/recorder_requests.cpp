@@ -21,6 +21,58 @@ void Recorder::record_ticks(std::uint32_t stage, std::uint64_t begin_ticks, std:
   commit_span(thread, {begin_ticks, end_ticks, ++thread.next_id, 0, request, 0, 0, stage, kNoStage, 0, 0});
 }
 
+void Recorder::record_wait(std::uint32_t stage, std::uint64_t sent_ticks, std::uint64_t work_ticks,
+                           std::uint64_t received_ticks, std::uint64_t entered_ticks, std::uint64_t request) noexcept {
+  std::uint64_t ticks = ticks_between(received_ticks, entered_ticks);
+  if (was_behind_others(sent_ticks, work_ticks, received_ticks)) ticks += work_ticks - sent_ticks;
+  // One span, so that it counts once everywhere. The hand-off, which lies between the two parts, is before it.
+  record_ticks(stage, entered_ticks - ticks, entered_ticks, request);
+}
+
+// Whether a finished span is work for a request, in one piece.
+bool Recorder::is_work(const SpanRecord& record) const noexcept {
+  const StageKind kind = kind_of(record.stage.load(relaxed));
+  const bool is_of_request = kind == kBatch || (kind == kExecution && record.request.load(relaxed) != 0);
+  return is_of_request && record.suspended_ticks.load(relaxed) == 0 &&
+         (record.flags.load(relaxed) & kFlagRecorded) == 0;
+}
+
+std::uint64_t Recorder::last_work(ThreadState& thread, std::uint64_t request, std::uint64_t since_ticks) noexcept {
+  if (thread.ring == nullptr) return 0;
+  if (thread.work_head > thread.head) thread.work_head = 0;  // of another arena
+  const std::uint64_t oldest = std::max(thread.work_head, thread.head - std::min(thread.head, thread.ring_mask + 1));
+  bool has_own = false;
+  for (std::uint64_t number = thread.head; number > oldest; --number) {
+    const SpanRecord& record = thread.ring[(number - 1) & thread.ring_mask];
+    const std::uint64_t end_ticks = record.end_ticks.load(relaxed), of = record.request.load(relaxed);
+    // The records are in the order of their ends, except those with times of other code.
+    if (end_ticks <= since_ticks && (record.flags.load(relaxed) & kFlagRecorded) == 0) return 0;
+    if (!is_work(record)) continue;
+    if (of != 0 && of == request) {
+      has_own = true;  // for other requests, it is work for others
+      continue;
+    }
+    thread.work_ticks = end_ticks;
+    thread.work_request = of;
+    thread.work_head = has_own ? number : thread.head;
+    return end_ticks;
+  }
+  if (!has_own) thread.work_head = thread.head;
+  return last_work_in_turns(thread, request);
+}
+
+std::uint64_t Recorder::last_work_in_turns(const ThreadState& thread, std::uint64_t request) const noexcept {
+  return thread.work_request == 0 || thread.work_request != request ? thread.work_ticks : 0;
+}
+
+void Recorder::note_work(ThreadState& thread, std::uint64_t since_id) noexcept {
+  if (thread.ring == nullptr || thread.head == 0) return;
+  const SpanRecord& record = thread.ring[(thread.head - 1) & thread.ring_mask];
+  if (record.id.load(relaxed) <= since_id || !is_work(record)) return;
+  thread.work_ticks = record.end_ticks.load(relaxed);
+  thread.work_request = record.request.load(relaxed);
+}
+
 std::uint32_t Recorder::begin_segment(std::uint64_t number, const SegmentFields& start) noexcept {
   if (!arena_ || number == 0) return 0;
   this_thread();  // the recording begins before the first entry is written
@@ -60,7 +112,7 @@ SegmentEntry* Recorder::segment(std::uint64_t number, std::uint32_t index) noexc
 
 void Recorder::enter_segment(std::uint64_t number, std::uint32_t index, std::uint32_t queue_stage) noexcept {
   const std::uint64_t now = now_ticks();
-  std::uint64_t received_ticks = 0;
+  std::uint64_t received_ticks = 0, sent_ticks = 0, work_ticks = 0;
   {
     const std::lock_guard lock(cold_);
     SegmentEntry* const entry = segment(number, index);
@@ -71,8 +123,10 @@ void Recorder::enter_segment(std::uint64_t number, std::uint32_t index, std::uin
     if (entry->begin_ticks.load(relaxed) != 0) return;
     entry->begin_ticks.store(now, std::memory_order_release);
     if (entry->origin.load(relaxed) != kOriginRepeated) received_ticks = entry->received_ticks.load(relaxed);
+    sent_ticks = entry->sent_ticks.load(relaxed);
+    work_ticks = entry->work_ticks.load(relaxed);
   }
-  if (received_ticks != 0) record_ticks(queue_stage, received_ticks, now, number);
+  if (received_ticks != 0) record_wait(queue_stage, sent_ticks, work_ticks, received_ticks, now, number);
 }
 
 std::uint64_t Recorder::end_segment(std::uint64_t number, std::uint32_t index, SegmentStatus status,
@@ -169,13 +223,7 @@ bool Recorder::note_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint64
 }
 
 void Recorder::count_figure(std::uint32_t stage, std::uint64_t ticks) noexcept {
-  ThreadState& thread = *t_state;
-  const SpanFigures figures{ticks, 0, 0, kNoStage, false};
-  const std::uint32_t block = thread.stats[stage].load(relaxed);
-  if (block - 1U < kSharedBlock - 1U)
-    add_span<SingleWriter>(thread.blocks[block - 1], figures);
-  else
-    add_span_slow(thread, stage, figures);
+  add_figures(*t_state, stage, {ticks, 0, 0, kNoStage, false});
 }
 
 void Recorder::add_first_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t stage,
@@ -248,6 +296,35 @@ void Recorder::add_failure(const FailureFields& failure) noexcept {
   claim_piece_locked(header.failure_pieces, kRegionFailures, number % kFailures, kFailuresAtOnce);
   write_record(arena_.failures()[number % kFailures], number, failure);
   header.failure_head.store(number + 1, std::memory_order_release);
+}
+
+bool Recorder::add_sent(SentFields sent, std::uint64_t before) noexcept {
+  constexpr std::uint64_t kMostSearched = 64;
+  if (!arena_ || sent.stage >= kMaxStages) return true;
+  ArenaHeader& header = arena_.header();
+  const std::uint64_t capacity = arena_.sent_count(), head = header.sent_head.load(relaxed);
+  for (std::uint64_t number = head; before != 0 && number-- > head - std::min(head, kMostSearched);) {
+    SentRecord& record = arena_.sent()[number % capacity];
+    if (record.hop.load(relaxed) != before || record.stage.load(relaxed) != sent.stage) continue;
+    sent.count = record.count.load(relaxed);
+    write_record(record, number, sent);
+    header.changes.fetch_add(1, relaxed);
+    return false;
+  }
+  if (!sent_counts_) sent_counts_.reset(new (std::nothrow) std::uint64_t[kMaxStages]());
+  if (!sent_counts_) {
+    lose(kLostMemory);
+    return true;
+  }
+  const std::uint64_t index = head % capacity;
+  if (index % kSentAtOnce == 0) {
+    const std::lock_guard lock(cold_);
+    claim_piece_locked(header.sent_pieces, kRegionSent, index, kSentAtOnce);
+  }
+  sent.count = ++sent_counts_[sent.stage];
+  write_record(arena_.sent()[index], head, sent);
+  header.sent_head.store(head + 1, std::memory_order_release);
+  return true;
 }
 
 void Recorder::add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count,

@@ -73,6 +73,7 @@ class Copier {
   void take_threads(RecordingParts parts);
   void take_segments();
   void take_links();
+  void take_sent();
   void take_amounts();
   void take_fields();
   void take_failures();
@@ -370,6 +371,11 @@ void Copier::take_links() {
               kLinksAtOnce, commit_of<LinkRecord>);
 }
 
+void Copier::take_sent() {
+  take_pieces(header().sent_pieces, copy_.arena.sent(), std::min(plain(header().sent_head), copy_.arena.sent_count()),
+              kSentAtOnce, commit_of<SentRecord>);
+}
+
 void Copier::take_amounts() {
   take(&header().amount_head, sizeof(header().amount_head));
   take(header().amount_pieces, sizeof(header().amount_pieces));
@@ -581,7 +587,7 @@ std::string Copier::marks() {
   };
   add(found->name_count, found->block_count, found->slot_high_water, found->fold_version, found->lost, found->resets,
       found->device_head, found->end_unix_ns, found->stop_unix_ns, found->stop_signal, found->is_deferred,
-      found->info_version, found->link_head, found->changes, found->refusals);
+      found->info_version, found->link_head, found->sent_head, found->changes, found->refusals);
   const auto add_open = [&](Region region, std::uint64_t first, std::uint32_t count) {
     const auto frames = std::make_unique<OpenFrame[]>(count);
     read_to(static_cast<void*>(frames.get()), found->regions[region].offset + first * sizeof(OpenFrame),
@@ -617,6 +623,7 @@ std::string Copier::copy_all(RecordingParts parts, const std::string& what) {
   take_figures();
   take_threads(parts);
   take_segments();
+  take_sent();
   take_fields();
   if (parts == RecordingParts::kAll) {
     take_links();

@@ -143,6 +143,11 @@ struct ThreadState {
   std::unique_ptr<OpenFrame[]> frames_storage;               // only without an arena
   std::unique_ptr<ScopeTable> scopes;                        // created by the bindings when a task first opens a span
   void* device = nullptr;                                    // owned by the device layer
+  // The end of the last work for a request that is known (Recorder::last_work), the request, and the number of records
+  // in the ring that were searched for it.
+  std::uint64_t work_ticks = 0;
+  std::uint64_t work_request = 0;
+  std::uint64_t work_head = 0;
 
   std::uint32_t index_of(const OpenFrame& frame) const noexcept { return static_cast<std::uint32_t>(&frame - frames); }
   /// Whether a frame is none of those that readers see.
@@ -212,17 +217,18 @@ STAGESPAN_HOT void give_frame(ThreadState& thread, std::uint32_t index) noexcept
   thread.free_head = index;
 }
 
-/// Writes a finished span to the statistics and to the ring.
-STAGESPAN_HOT void commit_span(ThreadState& thread, const FinishedSpan& span) noexcept {
-  constexpr auto relaxed = std::memory_order_relaxed;
-  const SpanFigures figures{span.duration_ticks(), span.suspended_ticks, span.children_ticks, span.parent_stage,
-                            (span.flags & kFlagError) != 0};
-  const std::uint32_t block = thread.stats[span.stage].load(relaxed);
+/// Writes a finished span to the statistics.
+STAGESPAN_HOT void add_figures(ThreadState& thread, std::uint32_t stage, const SpanFigures& figures) noexcept {
+  const std::uint32_t block = thread.stats[stage].load(std::memory_order_relaxed);
   if (block - 1U < kSharedBlock - 1U) [[likely]]
     add_span<SingleWriter>(thread.blocks[block - 1], figures);
   else
-    add_span_slow(thread, span.stage, figures);
+    add_span_slow(thread, stage, figures);
+}
 
+/// Writes a finished span to the ring.
+STAGESPAN_HOT void show_span(ThreadState& thread, const FinishedSpan& span) noexcept {
+  constexpr auto relaxed = std::memory_order_relaxed;
   if (thread.ring == nullptr) [[unlikely]]
     return;
   const std::uint64_t number = thread.head;
@@ -241,6 +247,14 @@ STAGESPAN_HOT void commit_span(ThreadState& thread, const FinishedSpan& span) no
   commit_record(record, number);
   thread.head = number + 1;
   thread.slot->head.store(number + 1, std::memory_order_release);
+}
+
+/// Writes a finished span to the statistics and to the ring.
+STAGESPAN_HOT void commit_span(ThreadState& thread, const FinishedSpan& span) noexcept {
+  add_figures(thread, span.stage,
+              {span.duration_ticks(), span.suspended_ticks, span.children_ticks, span.parent_stage,
+               (span.flags & kFlagError) != 0});
+  show_span(thread, span);
 }
 
 /// The device's part of a span on the stack; see DeviceHooks.

@@ -76,6 +76,7 @@ TEST(Arena, RegionsHaveTheSizesOfTheLayout) {
                 std::uint64_t{frames_per_slot(kMaxFrames)} * (kMaxThreads + kHiddenSlots));
   expect_region(arena, kRegionSegments, arena.segments(), kDefaultRequests);
   expect_region(arena, kRegionLinks, arena.links(), kDefaultRequests * kLinksPerRequest);
+  expect_region(arena, kRegionSent, arena.sent(), kDefaultRequests * kSentPerRequest);
   expect_region(arena, kRegionAmounts, arena.amounts(), kDefaultRequests * kAmountsPerRequest);
   expect_region(arena, kRegionFields, arena.fields(), kDefaultRequests);
   expect_region(arena, kRegionFailures, arena.failures(), kFailures);

@@ -66,6 +66,7 @@ def large_request(number: int) -> list[Part]:
         "first_chunk_ns": None,
         "last_chunk_ns": None,
         "request_ns": None,
+        "work_ns": None,
         "trace_flags": 1,
     }
     resource = Resource("svc", "default", "", 1, "host", "program", "identity")

@@ -27,7 +27,7 @@ IN_NO_PANEL = {"device", "device_quantile", "unnamed"}
 """The dashboard shows host times, and counts of what is lost by cause."""
 IN_NO_RULE = {
     *("device", "first_chunk", "part_first_chunk", "per_token", "handoff"),
-    *("errors", "work", "running", "gauge", "up", "unnamed", "device_quantile"),
+    *("errors", "work", "running", "gauge", "up", "unnamed", "device_quantile", "sent", "unknown"),
     *(f"{key}_quantile" for key in ("first_chunk", "part_first_chunk", "per_token", "handoff")),
 }
 """How much of these is too much depends on the service."""
@@ -147,6 +147,16 @@ def test_each_family_is_in_a_rule_or_is_listed_as_not() -> None:
     rules = dashboard.alerts()
     missing = {key for key, family in FAMILIES.items() if family.prometheus not in rules}
     assert missing == IN_NO_RULE
+
+
+def test_earlier_dashboards_find_what_they_show() -> None:
+    # the names of a dashboard that was written before there were ages
+    of_chunks = {"request_time_per_token_seconds", "request_time_to_first_chunk_seconds"}
+    of_stages = {"duration_seconds", "errors_total", "queue_duration_seconds", "running"}
+    names = {f"stage_{name}" for name in (*of_stages, "work_total")} | of_chunks
+    names |= {"handoff_duration_seconds", "request_duration_seconds", "lost_total"}
+    names |= {"oldest_request_age_seconds", "process_up", "queue_waiting"}
+    assert {f"stagespan_{name}" for name in names} <= {one.prometheus for one in FAMILIES.values()}
 
 
 def test_the_documentation_has_the_table() -> None:

@@ -212,6 +212,14 @@ _PANELS = (
         "Runs of stages that have raised an exception.",
     ),
     _Panel(
+        "Messages per second",
+        "short",
+        (_rate("sent"), _rate("unknown", " (unknown)")),
+        "What requests have sent to each queue. unknown: no process of this node had received it "
+        "when its request ended.",
+        if_empty="No request has sent a message",
+    ),
+    _Panel(
         "Live processes",
         "none",
         (_Query(f"sum by (service) ({_UP}{{{_OF_SERVICE}}})", "{{service}}"),),

@@ -70,7 +70,12 @@ _DURATIONS = (
         "stagespan.stage.device_duration",
         "Time from start to end of the runs of a stage on its device.",
     ),
-    Family("queue", "stagespan.stage.queue_duration", "Waits inside a process.", kind="queue"),
+    Family(
+        "queue",
+        "stagespan.stage.queue_duration",
+        "Waits inside a process, and of messages that are received there.",
+        kind="queue",
+    ),
     Family(
         "batch",
         "stagespan.batch.duration",
@@ -111,7 +116,7 @@ _DURATIONS = (
     Family(
         "handoff",
         "stagespan.handoff.duration",
-        "Time from sent to received of requests that cross to another process.",
+        "Time from sent to received, less that behind others, of messages between processes.",
         ("to",),
         kind="handoff",
     ),
@@ -134,6 +139,20 @@ _TABLE = (
         "1",
     ),
     Family(
+        "sent",
+        "stagespan.handoffs.sent",
+        "Messages that requests have sent, by queue.",
+        type="counter",
+        unit="1",
+    ),
+    Family(
+        "unknown",
+        "stagespan.handoffs.unknown",
+        "Messages that no process of this node had received when the request that sent them ended.",
+        type="counter",
+        unit="1",
+    ),
+    Family(
         "ended",
         "stagespan.processes.ended",
         "Processes that have ended, by how: exit, signal, killed, crashed or unknown.",
@@ -153,7 +172,7 @@ _TABLE = (
     Family(
         "waiting",
         "stagespan.queue.waiting",
-        "Waits in a queue that have not ended.",
+        "Waits in a queue that have not ended, and messages that open requests have sent to it.",
         type="gauge",
         unit="1",
         open_kinds=_WAITS,

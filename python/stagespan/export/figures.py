@@ -311,6 +311,9 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
             count("errors", of.label, "", of.stage.errors)
             for unit, amount in of.stage.work.items():
                 count("work", of.label, names.units.shown(unit), amount)
+    sent = {message.queue: message.nth for message in recording.sent_messages()}
+    for queue, number in sent.items():
+        count("sent", names.stages.shown(queue), "", number)
     left_open = recording.left_open
     until_ns = latest_ns(recording) if left_open else 0
     for request in left_open:

@@ -541,6 +541,7 @@ def _complete(part: _KeptPart) -> _KeptPart:
         segment.setdefault("exception", None)
         segment.setdefault("exception_message", None)
         segment.setdefault("request_ns", None)
+        segment.setdefault("work_ns", None)
         segment.setdefault("link", None)
     return part
 

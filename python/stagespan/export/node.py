@@ -343,6 +343,7 @@ class Node(Exported):
 
     def _read(self, *, is_shown: bool) -> None:
         self._began_at = time.monotonic()
+        began_ns = time.time_ns()
         before = self._processes.keys() | self._folded.keys()
         self._discover()
         self._count_marks()
@@ -350,6 +351,7 @@ class Node(Exported):
         if not (self._is_over() or self._is_partial):  # otherwise some may not have been found yet
             self._are_folded_known = True
             self._add_resumed()
+            self._totals.count_unknown(list(self._processes.values()), began_ns)
         self._warn()
         self._read_at = time.monotonic()
         # What is shown is written before, so that no counter falls if this process is killed.

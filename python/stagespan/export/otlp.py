@@ -41,6 +41,7 @@ from stagespan.export.requests import AWAITED_OTLP, Batch, Part, Resource
 from stagespan.export.totals import Exported, Gauges, Group, Series
 from stagespan.export.traces import Rules
 from stagespan.process import forks, termination
+from stagespan.recording.segments import behind_others_ns
 from stagespan.recording.spans import Span
 
 try:
@@ -185,7 +186,9 @@ def _hop(segment: Any, trace_id: int, resource: OtelResource) -> ReadableSpan:
     sent_ns = segment["sent_ns"] or segment["sent_unix_ns"]
     attributes: dict[str, Any] = {"stagespan.kind": "handoff"}
     if sent_ns is not None:
-        attributes["stagespan.handoff_s"] = (received_ns - sent_ns) / 1e9
+        behind_ns = behind_others_ns(segment, received_ns - sent_ns) or 0
+        attributes["stagespan.handoff_s"] = (received_ns - sent_ns - behind_ns) / 1e9
+        attributes["stagespan.behind_others_s"] = behind_ns / 1e9
     attributes["stagespan.same_clock"] = segment["sent_ns"] is not None
     return ReadableSpan(
         name=f"handoff {segment['queue'] or ''}".rstrip(),

@@ -7,8 +7,8 @@ import math
 import os
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from stagespan import _core
@@ -33,6 +33,7 @@ from stagespan.export.requests import (
 )
 from stagespan.export.traces import Pending
 from stagespan.live.span_kinds import RUNS, Kind
+from stagespan.recording.backlog import Backlog
 from stagespan.recording.reading import Recording, Segment, began_here, open_file
 
 MOST_STAGES = 200
@@ -378,14 +379,80 @@ class Totals:
         for group, figures in self.retained.items():
             found.add("up", (group.service,), 0)
             found.add_idle(group, figures)
+        processes = list(processes)
+        backlog = self._backlog(processes)
         for process in processes:
             found.add("up", (process.group.service,), not process.has_ended)
             found.add_idle(process.group, process.figures)
             if not process.has_ended:
-                self._add_gauges(process, found)
+                self._add_gauges(process, backlog, found)
         return found
 
-    def _add_gauges(self, process: ReadProcess, found: Gauges) -> None:
+    def _handed_over(
+        self, processes: Iterable[ReadProcess]
+    ) -> tuple[dict[str, Counter[Group]], Counter[str]]:
+        """Return the messages that were sent, and how many of them have been accounted for.
+
+        The former are by queue and group; of the latter, it is known that they were received, or
+        counted as unknown.
+        """
+        sent: defaultdict[str, Counter[Group]] = defaultdict(Counter)
+        known: Counter[str] = Counter()
+
+        def add(group: Group, figures: Counts, sign: int) -> None:
+            for queue, units in figures.amounts.get("sent", {}).items():
+                sent[queue][group] += sign * int(units.get("", 0))
+            for queue, histogram in figures.durations.get("handoff", {}).items():
+                known[queue] += sign * histogram.below[-1]
+            for queue, units in figures.amounts.get("unknown", {}).items():
+                known[queue] += sign * int(units.get("", 0))
+
+        for group, figures in self.retained.items():
+            add(group, figures, 1)
+        for process in processes:
+            add(process.group, process.figures, 1)
+            add(process.group, process.given, -1)
+        return sent, known
+
+    def _backlog(self, processes: Collection[ReadProcess]) -> Backlog:
+        sent, known = self._handed_over(processes)
+        queues = {
+            name
+            for figures in self.retained.values()
+            for name in figures.durations.get("handoff", {})
+        }
+
+        def most(queue: str) -> int:
+            shown = self.names.stages.shown(queue)
+            return sum(sent[shown].values()) - known[shown]
+
+        return Backlog([process.latest for process in processes], queues, most)
+
+    def count_unknown(self, processes: Collection[ReadProcess], began_ns: int) -> None:
+        """Count the messages that nobody has received, and whose requests have ended.
+
+        All processes of this node must have been read since ``began_ns`` (Unix time). They are
+        those that were sent up to then, without those that were received and those of open
+        requests. A message that is received after its request has ended stays counted, until
+        another one is lost.
+        """
+        sent, known = self._handed_over(processes)
+        if all(known[queue] >= sum(by_group.values()) for queue, by_group in sent.items()):
+            return
+        backlog = self._backlog(processes)
+        for process in processes:
+            waiting = set(backlog.unreceived(process.latest))
+            for message in process.latest.sent_messages():
+                if message in waiting or message.sent_ns > began_ns:
+                    known[self.names.stages.shown(message.queue)] += 1
+        for queue, by_group in sent.items():
+            lost = sum(by_group.values()) - known[queue]
+            if lost > 0:
+                group, _ = by_group.most_common(1)[0]
+                more = Counts({}, {"unknown": {queue: {"": lost}}})
+                self.retained.setdefault(group, Counts({}, {})).add(more)
+
+    def _add_gauges(self, process: ReadProcess, backlog: Backlog, found: Gauges) -> None:
         copy, group = process.latest, process.group
 
         def add(kind: Kind, name: str, since_ns: int | None) -> None:
@@ -410,6 +477,8 @@ class Totals:
             elif copy.read_ns is not None and segment["origin"] == "root":
                 age_s = max(copy.read_ns - begin_ns, 0) / 1e9
                 found.raise_to("oldest", tuple(group), age_s)
+        for message in backlog.waiting(copy):
+            add("queue", message.queue, message.sent_ns)
         for name, value in copy.gauges().items():
             found.add("gauge", (self.names.units.shown(name), *group), value)
 

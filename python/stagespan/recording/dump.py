@@ -220,7 +220,7 @@ class _Way:
         """The outermost spans of each request, and its batches, by begin."""
         self._requests: dict[int, int] = {}
         self._waits: dict[tuple[int, int, int], int] = {}
-        """Hand-offs by request and end, queues by request and begin."""
+        """Hand-offs and waits that have ended by request and end, other waits by begin."""
         self._add_spans()
         self._add_segments()
         for of_request in self._outermost.values():
@@ -229,8 +229,8 @@ class _Way:
     def _add_spans(self) -> None:
         process = self.process
         kinds = process.kinds.tolist()
-        names = ("id", "parent", "request", "begin_ns", "end_ns")
-        ids, parents, numbers, begins_ns, ends_ns = (process.spans[one].tolist() for one in names)
+        names = ("id", "parent", "request", "end_ns")
+        ids, parents, numbers, ends_ns = (process.spans[one].tolist() for one in names)
         request_of = dict(zip(ids, numbers, strict=True))
         batches = {}
         for i, row in enumerate(process.slices["row"][: process.first_of_device].tolist()):
@@ -240,7 +240,7 @@ class _Way:
             if kind in RUNS and number and request_of.get(parents[row]) != number:
                 self._outermost[number].append(i)
             elif kind == "queue" and number:
-                self._waits[QUEUE, number, begins_ns[row]] = i
+                self._waits[QUEUE, number, ends_ns[row]] = i
             elif kind == "handoff" and number:
                 self._waits[HANDOFF, number, ends_ns[row]] = i
         for id_, number, _ in dict.fromkeys(process.recording.links()):
@@ -278,8 +278,14 @@ class _Way:
         """Return the slices of a hop in the process that received it, by time."""
         number, process = hop["number"], self.process
         received_ns = hop["received_ns"] or 0
-        waits = (self._waits.get((category, number, received_ns)) for category in (HANDOFF, QUEUE))
-        starts = [(self._begin_ns[i], i) for i in waits if i is not None]
+        entered_ns = hop["begin_ns"] or received_ns
+        ends_ns = ((HANDOFF, received_ns), (QUEUE, entered_ns))
+        waits = [self._waits.get((category, number, end_ns)) for category, end_ns in ends_ns]
+        handoff, queue = waits
+        starts = [] if handoff is None else [(self._begin_ns[handoff], handoff)]
+        if queue is not None:  # it may have waited behind others before
+            arrived_ns = max(self._begin_ns[queue], received_ns + process.shift_ns)
+            starts.append((arrived_ns, queue))
         if hop["begin_ns"] is not None:
             begin_ns = hop["begin_ns"] + process.shift_ns
             work = self._outermost.get(number, [])

@@ -12,6 +12,7 @@ from stagespan.pages.figures import Count, Flat, RecordedFigures
 from stagespan.pages.page import ResultPage, Words
 from stagespan.pages.result import Block, Line, Result, Table
 from stagespan.recording import Recording, finding, jobs, ranks, summary
+from stagespan.recording.backlog import Backlog
 from stagespan.recording.ranks import JobFigures, Rank, RankFigures
 from stagespan.recording.reading import RecordedOpenSpan
 from stagespan.recording.summary import IdentityFigures, LoadFigures
@@ -38,8 +39,8 @@ class ListedProcess(RecordedFigures, frozen=True):
     warnings: list[str]
 
     @classmethod
-    def of(cls, recording: Recording, spans_per_s: float | None) -> ListedProcess:
-        """Return the figures of a process."""
+    def of(cls, recording: Recording, spans_per_s: float | None, backlog: Backlog) -> ListedProcess:
+        """Return the figures of a process, with the messages between all processes."""
         position = next(iter(summary.positions(recording)), None)
         requests = summary.requests([recording])
         return cls(
@@ -53,7 +54,7 @@ class ListedProcess(RecordedFigures, frozen=True):
             position.stages[-1] if position else None,
             list(position.stages) if position else [],
             position.elapsed_ns if position else None,
-            summary.load([recording]),
+            summary.load([recording], backlog),
             recording.warnings(),
         )
 
@@ -88,7 +89,8 @@ class Processes(Result):
         hidden = (
             f"Other users record in {', '.join(others)}: only they and root can read these folders."
         )
-        rows = [ListedProcess.of(one, rates.get(one.path)) for one in recordings]
+        backlog = Backlog(recordings)
+        rows = [ListedProcess.of(one, rates.get(one.path), backlog) for one in recordings]
         return cls(rows, [none, *([hidden] if others else [])])
 
     def figures(self) -> ProcessesFigures:

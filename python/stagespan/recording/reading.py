@@ -91,6 +91,7 @@ class SegmentDetails(TypedDict, total=False):
     exception: str | None
     exception_message: str | None
     request_ns: int | None
+    work_ns: int | None
     link: tuple[str, str] | None
 
 
@@ -108,6 +109,8 @@ class Segment(Request, SegmentDetails):
     serves, and ``fields`` are what `record_request_fields` has named. ``exception`` is the type of
     the exception that it has ended with. ``sent_ns`` is on this process's clock, and None if
     it was sent on another one; so is ``request_ns``, when the request began, perhaps elsewhere.
+    ``work_ns`` is when the thread that received it had last ended work for others: a span of
+    another request or a batch, that was not suspended.
     """
 
     segment: str | None
@@ -166,6 +169,20 @@ class LiveProcess(NamedTuple):
     pid_namespace: int
     """The inode of that namespace; 0 if unknown."""
     start_ticks: int
+
+
+class SentMessage(NamedTuple):
+    """A message that a request has sent with `inject`."""
+
+    hop: int
+    """Its id."""
+    request: int
+    """The number of the segment that has sent it."""
+    queue: str
+    """The name of its queue; the pipeline of the process if `inject` was told none."""
+    sent_ns: int
+    nth: int
+    """The number of messages that the process has sent to the queue, up to this one."""
 
 
 class Recording:
@@ -398,6 +415,21 @@ class Recording:
         if not self._everything:
             raise StagespanError(f"{self.path} was opened without its spans.")
         return self._copy.links()
+
+    def sent_messages(self) -> list[SentMessage]:
+        """Return the latest messages that requests have sent, in order.
+
+        The newest four times `STAGESPAN_REQUESTS` are kept, and none from before a reset.
+        """
+        return self._sent
+
+    @cached_property
+    def _sent(self) -> list[SentMessage]:
+        return [SentMessage(*one) for one in self._copy.sent()]
+
+    def received_messages(self) -> set[int]:
+        """Return the ids of the messages that the latest requests were received with."""
+        return self._copy.received()
 
     @cached_property
     def _failures(self) -> tuple[Failures, Failures]:

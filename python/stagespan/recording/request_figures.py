@@ -245,7 +245,8 @@ class StageFigures(RecordedFigures, frozen=True):
 
 
 class HandOffFigures(RecordedFigures, frozen=True):
-    """A queue that requests were sent to. The times are from sent to received."""
+    """A queue that requests were sent to. The times are those of hand-offs: from sent, or from the
+    end of the work for others in the thread that received it, to received."""
 
     queue: str
     count: Count
@@ -256,8 +257,10 @@ class HandOffFigures(RecordedFigures, frozen=True):
     p95_ns: int | None
     max_ns: int | None
     queue_p50_ns: int | None
-    """From received to entered."""
+    """Behind others, and from received to entered."""
     queue_max_ns: int | None
+    behind_others_ns: int
+    """The part of all waits that was behind others."""
     mean_bytes: float | None
     """Of all messages of these processes, if `extract` was told their size."""
 
@@ -335,11 +338,13 @@ def hand_offs(timelines: Sequence[Timeline]) -> list[HandOffFigures]:
         for stretch in timeline.segments
     }.values()
     waits: defaultdict[str, list[int]] = defaultdict(list)
+    behind_ns: Counter[str] = Counter()
     for timeline in timelines:
         for hop in timeline.hops:
             if hop.is_repeated or hop.queue is None or hop.state != "received":
                 continue
             counts[hop.queue] += 1
+            behind_ns[hop.queue] += hop.behind_others_ns or 0
             if hop.hand_off_ns is not None:
                 times[hop.queue].append(hop.hand_off_ns)
             if hop.queue_ns is not None:
@@ -359,6 +364,7 @@ def hand_offs(timelines: Sequence[Timeline]) -> list[HandOffFigures]:
                 max_ns=max_ns,
                 queue_p50_ns=wait_p50_ns,
                 queue_max_ns=wait_max_ns,
+                behind_others_ns=behind_ns[name],
                 mean_bytes=_mean_bytes(recordings, name),
             )
         )

@@ -243,9 +243,13 @@ def _hand_offs(requests: Sequence[Timeline]) -> Table:
         rows if any(row.unknown < row.count for row in rows) else [],
         *(("queue", "queue", ""), ("count", "count", ""), *_DISTRIBUTION),
         *(("queue_p50_ns", "wait p50", "ns"), ("queue_max_ns", "longest wait", "ns")),
+        ("behind_others_ns", "behind others", "ns"),
         *(("unknown", "unknown", ""), ("negative", "negative", "")),
         ("mean_bytes", "message", "bytes"),
-        note="A hand-off is from sent to received, a wait from received to entered.",
+        note=(
+            "A message waits while the thread that receives it works for others, and from received"
+            " to entered; the rest of the time is its hand-off. 'behind others' is the sum."
+        ),
     )
 
 

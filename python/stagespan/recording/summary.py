@@ -12,6 +12,7 @@ from stagespan.live.span_kinds import OPEN, RUNS
 from stagespan.live.stage_figures import StageRunFigures, stage_figures
 from stagespan.live.statistics import StageStats, Stats
 from stagespan.pages.figures import Count, Flat, RecordedFigures
+from stagespan.recording.backlog import Backlog
 from stagespan.recording.reading import RecordedOpenSpan, Recording, Request, State
 
 if TYPE_CHECKING:
@@ -140,7 +141,8 @@ class LoadFigures(RecordedFigures, frozen=True):
     longest_run_ns: dict[str, int]
     """How long the oldest of those has lasted, by stage."""
     waiting: dict[str, int]
-    """Requests that wait, by queue: received and not entered, or inside of `queued`."""
+    """Requests that wait, by queue: sent and not received, received and not entered, or inside of
+    `queued`."""
     longest_ns: dict[str, int]
     """How long the oldest of those waits, by queue."""
     open_requests: Count
@@ -153,8 +155,13 @@ class LoadFigures(RecordedFigures, frozen=True):
     """How long the oldest waiter of all queues waits."""
 
 
-def load(recordings: Iterable[Recording]) -> LoadFigures:
-    """Return what runs and waits in processes at the time of their copies, all together."""
+def load(recordings: Iterable[Recording], backlog: Backlog | None = None) -> LoadFigures:
+    """Return what runs and waits in processes at the time of their copies, all together.
+
+    ``backlog`` is that of all processes, if there are others.
+    """
+    recordings = list(recordings)
+    backlog = backlog or Backlog(recordings)
     running: Counter[str] = Counter()
     longest_run_ns: dict[str, int] = {}
     waits: defaultdict[str, list[int]] = defaultdict(list)
@@ -172,6 +179,8 @@ def load(recordings: Iterable[Recording]) -> LoadFigures:
                 running[stage] += 1
                 ns = now_ns - span["begin_ns"]
                 longest_run_ns[stage] = max(ns, longest_run_ns.get(stage, 0))
+        for message in backlog.waiting(recording):
+            waits[message.queue].append(max(now_ns - message.sent_ns, 0))
         if len(recording.open_segments) >= recording.most_segments:
             unshown += recording.lost()["requests"]
         for segment in recording.segments():

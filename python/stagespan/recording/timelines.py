@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stagespan.pages.figures import RecordedFigures
 from stagespan.recording.partition import UNATTRIBUTED, Part, pieces, time_by_owner
+from stagespan.recording.segments import behind_others_ns
 from stagespan.recording.source import latest_ns
 from stagespan.recording.spans import (
     BATCH,
@@ -42,11 +43,15 @@ class Hop(RecordedFigures, frozen=True):
     """Process id of the sender."""
     receiver: int | None
     hand_off_ns: int | None
-    """From sent to received. Negative if the clocks or stamps are wrong."""
+    """From sent to received, without ``behind_others_ns``. Negative if the clocks or stamps are
+    wrong."""
     error_ns: int
     """Of ``hand_off_ns``, if it is between two clocks."""
     queue_ns: int | None
-    """From received to entered."""
+    """From received to entered, and before that ``behind_others_ns``."""
+    behind_others_ns: int | None
+    """From sent to the end of the last work for others in the thread that received it; 0 if it did
+    no such work meanwhile. None if it is not known when it was sent."""
     attempt: int | None
     branch: str | None
     is_return: bool
@@ -302,9 +307,13 @@ class _Process:
     def _stretch(self, segment: Segment) -> Stretch:
         number = segment["number"]
         spans = self._by_request.get(number, [])
-        if self._entries:  # the wait from received to entered is known from the segment
+        if self._entries:  # its waits in the queue are known from the segment
             entries = self._entries.get(number, ())
-            spans = [one for one in spans if one.is_open or one[4:6] not in entries]
+            spans = [
+                one
+                for one in spans
+                if one.is_open or one.kind != "queue" or one.end_ns not in entries
+            ]
         spans = [*spans, *self._batches_by_request.get(number, ())]
         is_received = segment["origin"] != "root"
         # Batches, and waits in a list, go on after `with remote:` was left.
@@ -331,13 +340,12 @@ class _Process:
         self._by_request = by_number(chosen, made(recording, chosen, amounts, **times))
         batches = made(recording, rows[kinds_of(rows) == BATCH], amounts, **times)
         self._batches = {one.id: one for one in batches}
-        self._entries: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
-        """The waits from received to entered of each request."""
+        self._entries: defaultdict[int, set[int]] = defaultdict(set)
+        """When each request was entered that was received: the ends of its waits in the queue."""
         for segment in recording.segments():
             received_ns, begin_ns = segment["received_ns"], segment["begin_ns"]
             if received_ns is not None and begin_ns is not None:
-                wait = received_ns - self._offset_ns, begin_ns - self._offset_ns
-                self._entries[segment["number"]].add(wait)
+                self._entries[segment["number"]].add(begin_ns - self._offset_ns)
 
     @cached_property
     def _batches_by_request(self) -> dict[int, list[Span]]:
@@ -593,6 +601,7 @@ def _hops(
         entered = None if entered is None else entered - recording.unix_offset_ns
         sender = senders.get(segment["parent_segment"] or "")
         hand_off_ns, error_ns, sent_ns = _hand_off(stretch, segment, sender, received)
+        behind_ns = behind_others_ns(segment, hand_off_ns)
         is_repeated = segment["origin"] == "repeated"
         hops.append(
             Hop(
@@ -600,9 +609,10 @@ def _hops(
                 queue=segment["queue"] or "",
                 sender=None if sender is None else sender.recording.pid,
                 receiver=recording.pid,
-                hand_off_ns=hand_off_ns,
+                hand_off_ns=None if hand_off_ns is None else hand_off_ns - (behind_ns or 0),
                 error_ns=error_ns,
-                queue_ns=None if entered is None else entered - received,
+                queue_ns=None if entered is None else entered - received + (behind_ns or 0),
+                behind_others_ns=behind_ns,
                 attempt=segment["attempt"],
                 branch=segment["branch"],
                 is_return=is_return,
@@ -618,7 +628,9 @@ def _hops(
         at = received + stretch.offset_ns
         # What was before a root is in no recording.
         if sent_ns is not None and sent_ns < at and (stretch is not root or is_return):
-            stretch.parts.append(Part("handoff", queue, sent_ns, at, reach))
+            free_ns = sent_ns + (behind_ns or 0)
+            stretch.parts.append(Part("queue", queue, sent_ns, free_ns, reach))
+            stretch.parts.append(Part("handoff", queue, free_ns, at, reach))
         if segment["status"] == "unused":  # a reply of which only the arrival is recorded
             continue
         until = stretch.end_ns if entered is None else entered
@@ -629,7 +641,7 @@ def _hops(
 def _hand_off(
     stretch: Stretch, segment: Segment, sender: Stretch | None, received_ns: int
 ) -> tuple[int | None, int, int | None]:
-    """Return a hop's duration, its error, and when it was sent on the root's clock."""
+    """Return the time from sent to received, its error, and when that began on the root's clock."""
     sent = segment["sent_monotonic_ns"]
     if sent is None:
         return None, 0, None
@@ -710,6 +722,7 @@ def _hop_without_entry(
         hand_off_ns=None,
         error_ns=0,
         queue_ns=None,
+        behind_others_ns=None,
         attempt=None if segment is None else segment["attempt"],
         branch=None if segment is None else segment["branch"],
         is_return=False,
