@@ -437,20 +437,19 @@ class Totals:
         another one is lost.
         """
         sent, known = self._handed_over(processes)
-        if all(known[queue] >= sum(by_group.values()) for queue, by_group in sent.items()):
-            return
-        backlog = self._backlog(processes)
-        for process in processes:
-            waiting = set(backlog.unreceived(process.latest))
-            for message in process.latest.sent_messages():
-                if message in waiting or message.sent_ns > began_ns:
-                    known[self.names.stages.shown(message.queue)] += 1
+        if any(known[queue] < sum(by_group.values()) for queue, by_group in sent.items()):
+            backlog = self._backlog(processes)
+            for process in processes:
+                waiting = set(backlog.unreceived(process.latest))
+                for message in process.latest.sent_messages():
+                    if message in waiting or message.sent_ns > began_ns:
+                        known[self.names.stages.shown(message.queue)] += 1
         for queue, by_group in sent.items():
-            lost = sum(by_group.values()) - known[queue]
-            if lost > 0:
-                group, _ = by_group.most_common(1)[0]
-                more = Counts({}, {"unknown": {queue: {"": lost}}})
-                self.retained.setdefault(group, Counts({}, {})).add(more)
+            group, _ = by_group.most_common(1)[0]
+            # 0 at first, so that the first one is an increase.
+            lost = max(sum(by_group.values()) - known[queue], 0)
+            more = Counts({}, {"unknown": {queue: {"": lost}}})
+            self.retained.setdefault(group, Counts({}, {})).add(more)
 
     def _add_gauges(self, process: ReadProcess, backlog: Backlog, found: Gauges) -> None:
         copy, group = process.latest, process.group
