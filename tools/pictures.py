@@ -116,9 +116,9 @@ def trace_page() -> str:
 
 
 def terminal_page() -> str:
-    """Return a page that shows the output of `stagespan report` in docs/slow_stage.md."""
+    """Return a page that shows the output of `stagespan show` in docs/slow_stage.md."""
     document = (DOCS / "slow_stage.md").read_text("utf-8")
-    command = "$ stagespan report out/timing.json"
+    command = "$ stagespan show out/timing.json"
     text = block_after(document, command)
     lines = [html.escape(line) for line in text[text.index(command) :].splitlines()]
     for number, line in enumerate(lines):
@@ -130,7 +130,7 @@ def terminal_page() -> str:
 
 
 def live_page() -> str:
-    """Return the page of `stagespan export --page` with the figures of an example."""
+    """Return the page of `stagespan top --web` with the figures of an example."""
     import msgspec
 
     from stagespan.pages import html as pages

@@ -66,7 +66,7 @@ def test_the_top_kernel_of_a_breakdown(
     # WHEN ncu looks at its top kernel
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "stagespan", "ncu", "multiply_breakdown.json"),
+            *(sys.executable, "-m", "stagespan", "bench", "multiply_breakdown.json", "--ncu"),
             *("--factory", "ncu_stage:make", "--top", "1"),
         ],
         cwd=tmp_path,

@@ -101,11 +101,11 @@ def innermost(pid: int) -> int:
 
 @contextmanager
 def exporting(
-    *options: str, prefix: tuple[str, ...] = (), **variables: str
+    *options: str, verb: str = "export", prefix: tuple[str, ...] = (), **variables: str
 ) -> Iterator[tuple[Any, str]]:
-    """Run `stagespan export` until the block ends; yield its process and the line it prints."""
+    """Run a server such as `stagespan export`; yield its process and the line it prints."""
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-m", "stagespan", "export", *options],
+        [*prefix, sys.executable, "-m", "stagespan", verb, *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

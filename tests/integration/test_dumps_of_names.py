@@ -40,7 +40,7 @@ def test_dumps_are_safe_for_spreadsheets_and_terminals(folder: Path) -> None:
     table = command_here("dump", str(process.pid), "--format", "csv").stdout
     spans = command_here("dump", str(process.pid), "--format", "json").stdout
     trace = command_here("dump", str(process.pid)).stdout
-    page = command_here("recover", str(process.pid), "--json").stdout
+    page = command_here("show", str(process.pid), "--json").stdout
     end(process)
     rows = list(csv.DictReader(io.StringIO(table)))
     assert [row["stage"] for row in rows] == [*map(csv_cell, NAMES), "open"]

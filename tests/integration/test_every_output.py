@@ -25,7 +25,7 @@ from stagespan.pages.result import Result, Table, texts_of
 jsonschema = pytest.importorskip("jsonschema")
 
 # Commands that write what others read, or run something until it ends.
-WITHOUT_PAGES = {"dump", "export", "merge-spans", "run"}
+WITHOUT_PAGES = {"dump", "export", "run"}
 
 
 def analyzed(folder: Path, _: Path) -> list[str]:
@@ -48,6 +48,11 @@ def benched(folder: Path, _: Path) -> list[str]:
     return [str(folder / "signatures.json"), *factory, *steps]
 
 
+def replayed(folder: Path) -> str:
+    assert command_here("bench", *benched(folder, folder)).returncode == 0
+    return str(folder / "out" / "denoise_bench.json")
+
+
 def compared(folder: Path, _: Path) -> list[str]:
     for name, ms in (("before", 10.0), ("after", 12.0)):
         stage = {"duration_ms": 20 * ms, "count": 20, "p25_ms": ms, "p50_ms": ms, "p75_ms": ms}
@@ -68,7 +73,7 @@ def measured(folder: Path, _: Path) -> list[str]:
         for name, (unit, value) in metrics.items()
     ]
     (folder / "ncu.csv").write_text("\n".join([head, *rows]) + "\n")
-    return ["--csv", str(folder / "ncu.csv")]
+    return ["--ncu", "--csv", str(folder / "ncu.csv")]
 
 
 def listed(_: Path, file: Path) -> list[str]:
@@ -76,17 +81,20 @@ def listed(_: Path, file: Path) -> list[str]:
     return ["--all"]
 
 
+# The first word is the verb.
 ARGUMENTS: dict[str, Callable[[Path, Path], list[str]]] = {
     "analyze": analyzed,
     "bench": benched,
     "compare": compared,
     "doctor": lambda _, __: ["--no-device"],
-    "ncu": measured,
+    "bench --ncu": measured,
     "ps": listed,
-    "recover": lambda _, file: [str(file)],
-    "report": lambda folder, _: compared(folder, _)[:1],
     "requests": lambda _, file: [str(file)],
-    "stages": lambda folder, _: benched(folder, _)[:1],
+    "show": lambda _, file: [str(file)],
+    "show --stages": lambda _, file: [str(file), "--stages"],
+    "show timing.json": lambda folder, _: compared(folder, _)[:1],
+    "show bench.json": lambda folder, _: [replayed(folder)],
+    "show signatures": lambda folder, _: benched(folder, _)[:1],
     "top": lambda _, file: [str(file), "--interval", "0.1"],
 }
 
@@ -94,13 +102,14 @@ ARGUMENTS: dict[str, Callable[[Path, Path], list[str]]] = {
 def test_no_command_is_forgotten() -> None:
     context = click.Context(cli.command)
     verbs = set(cli.command.list_commands(context))
-    assert verbs == {*ARGUMENTS, *WITHOUT_PAGES}
+    with_pages = {arguments.split()[0] for arguments in ARGUMENTS}
+    assert verbs == {*with_pages, *WITHOUT_PAGES}
     for verb in verbs:
         found = cli.command.get_command(context, verb)
         assert found is not None
         options = {option for param in found.params for option in param.opts}
         shared = {"--json", "--markdown", "--html", "-o", "--json-schema"}
-        assert (options >= shared) == (verb in ARGUMENTS), verb
+        assert (options >= shared) == (verb in with_pages), verb
 
 
 @pytest.fixture
@@ -123,9 +132,9 @@ def texts(tables: list[Table]) -> set[str]:
     return {one_line(cell) for row in rows for cell in row if cell.strip()}
 
 
-@pytest.mark.parametrize("verb", ARGUMENTS)
+@pytest.mark.parametrize("case", ARGUMENTS)
 def test_all_forms_show_the_same_figures(
-    verb: str,
+    case: str,
     pages: list[Page],
     real_file: Path,
     tmp_path: Path,
@@ -134,7 +143,8 @@ def test_all_forms_show_the_same_figures(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    arguments = [verb, *ARGUMENTS[verb](tmp_path, real_file)]
+    verb = case.split(maxsplit=1)[0]
+    arguments = [verb, *ARGUMENTS[case](tmp_path, real_file)]
 
     def run(*options: str) -> str:
         done = command_here(*arguments, *options)

@@ -1,10 +1,11 @@
-"""Tests of `stagespan export --page` in a browser, on a wide and a narrow window."""
+"""Tests of `stagespan top --web` in a browser, on a wide and a narrow window."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from exporting import exporting, get, until
-from recorded_process import command_here, ready, start, started
+from recorded_process import command_here, end, ready, start, started
 
 from stagespan.export.node import Node
 from stagespan.export.page import Live
@@ -36,9 +37,9 @@ for n in count():
 
 @pytest.fixture
 def address(folder: Path) -> Iterator[str]:
-    """Return the address of the page of an exporter, beside a service that works."""
+    """Return the address of the page, beside a service that works."""
     started(SERVICE, STAGESPAN_JOB="svc", STAGESPAN_RING_SPANS="4096")
-    with exporting("--page", "0") as (_, line):
+    with exporting("--web", "0", verb="top") as (_, line):
         found = re.search(r"http://\S+", line)
         assert found is not None
         yield found[0]
@@ -135,6 +136,28 @@ def test_a_stage_that_runs_in_batches_has_one_row(folder: Path) -> None:
     assert row["running"] == 1
     assert row["per_s"] * shown["window_ns"] == pytest.approx(6e9)
     assert shown["window_ns"] > 0
+
+
+def test_the_page_changes_nothing_and_stands_beside_an_exporter(folder: Path) -> None:
+    process = started(SERVICE, STAGESPAN_JOB="svc")
+    with exporting("--web", "0", verb="top") as (top, line), exporting("--page", "0") as (_, other):
+        for address in (line.split()[-1], other.split()[-1]):
+            until(lambda address=address: data(address)["slowest_requests"])  # type: ignore[misc]
+        end(process)
+        # THEN the exporter alone keeps the totals, and the page ends at once with status 0
+        until(lambda: (folder / ".export-state.json").exists())
+        top.send_signal(signal.SIGTERM)
+        assert top.wait(20) == 0
+        assert top.stderr.read() == ""
+        assert data(other.split()[-1])["window_ns"] > 0
+
+
+def test_a_page_leaves_no_file(folder: Path) -> None:
+    started(SERVICE)
+    before = sorted(folder.iterdir())
+    with exporting("--web", "0", verb="top") as (_, line):
+        until(lambda: data(line.split()[-1])["stages"])
+    assert sorted(folder.iterdir()) == before
 
 
 def test_a_request_that_is_gone_gets_a_sentence(address: str) -> None:

@@ -226,7 +226,7 @@ def test_an_exporter_reads_more_processes_than_it_may_have_open_files(
         ("ps",),
         ("ps", "--all", "--json"),
         ("top", "PID", "--once", "--interval", "0.1"),
-        ("recover", "PID"),
+        ("show", "PID"),
         ("dump", "PID", "-o", "-"),
         ("requests",),
     ],

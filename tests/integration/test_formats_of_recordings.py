@@ -84,7 +84,7 @@ def test_parquet_without_pyarrow_says_what_to_install(real_file: Path, tmp_path:
 
 def test_a_recording_as_one_page(real_file: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    done = command("report", str(real_file), "--html", str(page))
+    done = command("show", str(real_file), "--stages", "--html", str(page))
     assert done.returncode == 0, done.stderr
     # THEN it has the open and the ended stages, and a bar for each span
     data = data_of(page.read_text())
@@ -115,11 +115,11 @@ def test_the_page_of_a_long_chain_of_stages(folder: Path, tmp_path: Path) -> Non
     )
     path = Path(ready(process))
     process.communicate(timeout=60)
-    done = command_here("report", str(path))
+    done = command_here("show", str(path), "--stages")
     assert done.returncode == 0, done.stderr
     assert [int(number) for number in re.findall(r"stage (\d+) ", done.stdout)] == [*range(1500)]
     page = tmp_path / "page.html"
-    assert command_here("recover", str(path), "--html", str(page)).returncode == 0
+    assert command_here("show", str(path), "--html", str(page)).returncode == 0
     assert len(data_of(page.read_text())["sections"][0]["tables"][0]["rows"]) == 1500
 
 
@@ -139,7 +139,7 @@ def test_the_page_of_a_process_in_its_first_stage(folder: Path, tmp_path: Path) 
         """
     )
     ready(process)
-    done = command_here("report", str(process.pid))
+    done = command_here("show", str(process.pid), "--stages")
     end(process)
     assert done.returncode == 0, done.stderr
     names: list[str] = re.findall(r"(?:inside )?(?:load|serve)(?= )", done.stdout)

@@ -131,18 +131,18 @@ def test_a_window_from_the_rings(folder: Path) -> None:
 
 
 def test_the_commands_show_a_service_together(service: list[subprocess.Popen[str]]) -> None:
-    pages = {verb: command_here(verb, "--job", SERVICE) for verb in ("ps", "recover")}
+    pages = {verb: command_here(verb, "--job", SERVICE) for verb in ("ps", "show")}
     pages["top"] = command_here("top", "--once", "--interval", "0.1", "--job", SERVICE)
     for page in pages.values():
         assert page.returncode == 0, page.stderr
         # THEN a worker that does less is not accused, because workers do not run in step
         assert "finished" not in page.stdout
     assert f"job {SERVICE}: 2 processes" in pages["top"].stdout
-    for verb in ("ps", "recover"):
+    for verb in ("ps", "show"):
         assert "Statistics of all processes" in pages[verb].stdout
         (line,) = (one for one in pages[verb].stdout.splitlines() if one.startswith("decode"))
         assert line.split()[1] == "400"
-    told = json.loads(command_here("recover", "--job", SERVICE, "--json").stdout)
+    told = json.loads(command_here("show", "--job", SERVICE, "--json").stdout)
     assert told["findings"] == []
     assert told["stages"]["check"]["count"] == 400
     with pytest.raises(StagespanError, match=f"the jobs are .*{OTHER}.*{SERVICE}"):
@@ -183,7 +183,7 @@ def test_jobs_of_one_name_in_two_containers(folder: Path) -> None:
     assert there.stdout is not None
     if not there.stdout.readline():
         pytest.skip("cannot create a namespace: run as root")
-    done = command_here("recover", "--job", SERVICE)
+    done = command_here("show", "--job", SERVICE)
     assert done.returncode == 2
     assert f"Two jobs in different containers are called {SERVICE!r}" in done.stderr
 
@@ -195,7 +195,7 @@ def test_an_error_says_that_recordings_are_removed_at_a_clean_exit(folder: Path)
     process.communicate(timeout=30)
     for arguments in (
         *(("ps", "--job", "ended"), ("requests", "--job", "ended"), ("top", "--job", "ended")),
-        *(("recover", str(process.pid)), ("dump", str(folder / f"{process.pid}-1.stagespan"))),
+        *(("show", str(process.pid)), ("dump", str(folder / f"{process.pid}-1.stagespan"))),
     ):
         errors = " ".join(command_here(*arguments).stderr.split())
         assert "removed at a clean exit; STAGESPAN_RECORDING=keep keeps them." in errors
@@ -358,7 +358,7 @@ def test_workers_of_a_data_loader_are_not_ranks(folder: Path, tmp_path: Path) ->
         for rank in range(2)
     }
     assert sorted(one.rank for one in found if one.rank is not None) == [0, 1]
-    told = json.loads(command_here("recover", "--job", TRAINING, "--json").stdout)
+    told = json.loads(command_here("show", "--job", TRAINING, "--json").stdout)
     assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
     # THEN the statistics are those of all processes
     assert told["stages"]["getitem"]["count"] == 8

@@ -67,7 +67,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int
 
 
 def run(*arguments: str | Path) -> Any:
-    return CliRunner().invoke(command, ["merge-spans", *map(str, arguments)])
+    return CliRunner().invoke(command, ["dump", "--into", *map(str, arguments)])
 
 
 def test_spans_of_the_trace_s_process_are_added_by_the_clock(traced: tuple[Path, int]) -> None:
@@ -112,14 +112,14 @@ def test_the_recording_and_the_file_can_be_named(traced: tuple[Path, int], tmp_p
     packed = tmp_path / "t.json.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
 
-    done = run(packed, "--recording", str(pid), "-o", tmp_path / "merged.json")
+    done = run(packed, str(pid), "-o", tmp_path / "merged.json")
 
     assert done.exit_code == 0, done.output
     entries = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
     assert {e["name"] for e in entries if e["pid"] == "stagespan" and e["ph"] == "X"} == {
         *("open", "here", "there"),
     }
-    done = run(tmp_path / "merged.json", "--recording", str(pid))
+    done = run(tmp_path / "merged.json", str(pid))
     assert done.exit_code == 2
     assert "already contains the spans of stagespan." in done.output
 
@@ -136,9 +136,9 @@ def test_what_cannot_be_merged_is_refused(traced: tuple[Path, int], tmp_path: Pa
         return str(done.output)
 
     late = {**content, "baseTimeNanoseconds": content["baseTimeNanoseconds"] - 10**15}
-    assert f"No span of process {pid} overlaps" in refusal(late, "--recording", str(pid))
+    assert f"No span of process {pid} overlaps" in refusal(late, str(pid))
     assert "contains no events" in refusal({**content, "traceEvents": []})
     nobody = [{**event, "pid": "x"} for event in content["traceEvents"]]
     assert "does not contain a process id" in refusal({**content, "traceEvents": nobody})
     assert run(tmp_path / "none.json").exit_code == 2
-    assert run(path, "--recording", str(tmp_path / "none")).exit_code == 2
+    assert run(path, str(tmp_path / "none")).exit_code == 2

@@ -236,21 +236,21 @@ def test_pages_fit_into_a_terminal(
     process = start(WIDE, **job)
     process.communicate(timeout=60)
     monkeypatch.delenv("COLUMNS")
-    unlimited = command_here("recover", str(process.pid)).stdout
+    unlimited = command_here("show", str(process.pid)).stdout
     monkeypatch.setenv("COLUMNS", str(width))
     pid = str(process.pid)
     for arguments in (
-        *(("recover", pid), ("ps", "--all"), ("recover", "--job", job["TORCHELASTIC_RUN_ID"])),
-        *(("top", pid, "--once", "--interval", "0.1"), ("report", pid)),
+        *(("show", pid), ("ps", "--all"), ("show", "--job", job["TORCHELASTIC_RUN_ID"])),
+        *(("top", pid, "--once", "--interval", "0.1"), ("show", pid, "--stages")),
     ):
         page = command_here(*arguments)
         assert page.returncode == 0, page.stderr
         # THEN no line is wider, and tables keep the column that production asks for
         assert max(map(len, page.stdout.splitlines())) <= width, page.stdout
-        if arguments[0] in ("recover", "top", "report") and "--job" not in arguments:
+        if arguments[0] in ("show", "top") and "--job" not in arguments:
             assert "p95" in page.stdout
     # THEN words are not broken: the page has those of the page without a limit, but for its age
-    limited = command_here("recover", pid).stdout
+    limited = command_here("show", pid).stdout
     words = [
         re.sub(r"\d+", "0", page.partition("Statistics")[0]).split()
         for page in (limited, unlimited)
@@ -302,7 +302,7 @@ def test_numbers_are_left_out_before_a_name_is_cut(
     pages = [
         command_here(*arguments).stdout
         for arguments in (
-            *(("requests", pid), ("recover", pid), ("report", pid)),
+            *(("requests", pid), ("show", pid), ("show", pid, "--stages")),
             *(("top", pid, "--once", "--interval", "0.1"), ("ps", "--job", "names")),
         )
     ]
@@ -352,7 +352,7 @@ def test_a_rank_that_takes_longer_in_a_stage_is_named(
         started(RANK, slow, stages, began, RANK=str(rank), TORCHELASTIC_RUN_ID="times")
         for rank, slow in enumerate(ranks)
     ]
-    shown = command_here("recover", "--job", "times").stdout
+    shown = command_here("show", "--job", "times").stdout
     page = json.loads(command_here("ps", "--job", "times", "--json").stdout)
     for process in processes:
         end(process)
@@ -376,9 +376,8 @@ def test_workers_without_ranks_are_not_compared(folder: Path) -> None:
     assert not [line for line in page["findings"] if " as long in " in line]
 
 
-@pytest.mark.parametrize("arguments", [["recover"], ["recover", "1", "--job", "x"]])
-def test_recover_says_which_argument_is_missing_or_too_many(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["show"], ["show", "1", "--job", "x"]])
+def test_show_says_which_argument_is_missing_or_too_many(arguments: list[str]) -> None:
     found = command_here(*arguments)
     assert found.returncode == 2
-    assert ("but not both" in found.stderr) == (len(arguments) > 1)
-    assert ("`stagespan ps --all` lists them" in found.stderr) == (len(arguments) == 1)
+    assert "Pass one file, process id or job" in found.stderr

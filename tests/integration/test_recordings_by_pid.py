@@ -46,7 +46,7 @@ def test_containers_in_which_everything_is_process_1(mounts_proc: bool, folder: 
     newer = started_as_first(HOLD, "newer", "asks", mounts_proc=mounts_proc)
     assert tell(older) == "alive older"
     assert tell(newer) == "alive newer"
-    for arguments in (("recover", "1"), ("top", "1", "--once"), ("dump", "1")):
+    for arguments in (("show", "1"), ("top", "1", "--once"), ("dump", "1")):
         done = command_here(*arguments)
         assert done.returncode == 2
         for path in folder.glob("1-*.stagespan"):
@@ -94,11 +94,11 @@ def test_two_processes_that_had_one_id_after_each_other(folder: Path) -> None:
     (path,) = folder.glob("*.stagespan")
     copy_sparse(path, folder / f"{pid}-7.stagespan")
 
-    done = command_here("recover", str(pid))
+    done = command_here("show", str(pid))
 
     assert done.returncode == 2
     assert done.stderr.count(", died)") == 2
-    assert command_here("recover", str(path)).returncode == 0
+    assert command_here("show", str(path)).returncode == 0
 
 
 WITHOUT_A_RECORDING = """
@@ -142,7 +142,7 @@ def test_the_spans_of_a_trace_are_those_of_its_time(folder: Path, tmp_path: Path
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": pid, "tid": pid, "dur": 1000.0}
     trace.write_text(json.dumps({"traceEvents": [{**event, "ts": span["begin_ns"] / 1e3}]}))
 
-    done = CliRunner().invoke(command, ["merge-spans", str(trace)])
+    done = CliRunner().invoke(command, ["dump", "--into", str(trace)])
 
     assert done.exit_code == 2
     assert str(path) in done.output
@@ -152,6 +152,6 @@ def test_the_spans_of_a_trace_are_those_of_its_time(folder: Path, tmp_path: Path
     (wrong,) = folder.glob(f"{later.pid}-*.stagespan")
     replace_number(wrong, struct.pack("<I", later.pid), struct.pack("<I", pid))
     wrong.replace(other)
-    done = CliRunner().invoke(command, ["merge-spans", str(trace)])
+    done = CliRunner().invoke(command, ["dump", "--into", str(trace)])
     assert done.exit_code == 0, done.output
     assert f"of process {pid}" in done.output

@@ -63,7 +63,7 @@ def test_thousands_of_leftovers_are_read_in_part_and_removed(folder: Path) -> No
     # THEN the same is true for the command, which deletes nothing
     shown = json.loads(command("ps", "--json").stdout)["processes"]
     assert alive.pid in {row["pid"] for row in shown}
-    assert command("recover", str(alive.pid)).returncode == 0
+    assert command("show", str(alive.pid)).returncode == 0
     assert len(list(folder.iterdir())) == 10_002
     start(dies).communicate(timeout=60)
     assert len(list(folder.iterdir())) == 16 + 2
@@ -287,7 +287,7 @@ def test_a_process_whose_clock_jumps_is_read(
     alive = recording.open(process.pid)
     name = str(process.pid)
     for again in (False, True):
-        pages.append(command_here("recover", name))
+        pages.append(command_here("show", name))
         pages.append(command_here("dump", name))
         pages.append(command_here("dump", name, "--format", "csv"))
         pages.append(command_here("ps", "--all"))

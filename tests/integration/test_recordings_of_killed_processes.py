@@ -118,7 +118,7 @@ def test_the_stages_of_a_dead_process_are_shown(way: str, folder: Path) -> None:
     assert found.state == "died"
     assert [span["stage"] for span in found.open_spans()] == ["outer", "inner"]
     assert {name: stage.count for name, stage in found.stats().items()} == {"done": 1}
-    shown = command_here("recover", str(process.pid))
+    shown = command_here("show", str(process.pid))
     assert shown.returncode == 0, shown.stderr
     assert "died without a clean exit" in shown.stdout
     assert "in inner (since" in shown.stdout
@@ -142,7 +142,7 @@ def test_tasks_that_take_turns_are_not_shown_inside_each_other(folder: Path) -> 
         asyncio.run(main())
         """
     )
-    shown = command_here("recover", str(process.pid))
+    shown = command_here("show", str(process.pid))
     end(process)
     # THEN each stage is below the one that contains it
     lines = [line for line in shown.stdout.splitlines() if line.lstrip().startswith("in ")]

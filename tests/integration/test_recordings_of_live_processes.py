@@ -88,7 +88,7 @@ def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
             time.sleep(60)
     """)
     found = recording.open(process.pid)
-    shown = command_here("recover", str(process.pid)).stdout
+    shown = command_here("show", str(process.pid)).stdout
     end(process)
     # THEN the recording has these names, and the longest is cut between two characters
     names = [thread["name"] for thread in found.threads()]
@@ -109,7 +109,7 @@ def test_requests_have_the_ids_of_their_traces(folder: Path) -> None:
                 time.sleep(60)
     """)
     found = recording.open(process.pid)
-    shown = command_here("recover", str(process.pid)).stdout
+    shown = command_here("show", str(process.pid)).stdout
     lines = command_here("dump", str(process.pid), "--format", "csv").stdout
     events = json.loads(command_here("dump", str(process.pid)).stdout)["traceEvents"]
     end(process)
@@ -149,7 +149,7 @@ def test_ranks_of_a_job_are_compared(folder: Path) -> None:
     places = [("17", "all_reduce"), ("17", "all_reduce"), ("17", "all_reduce"), ("16", "load")]
     processes = [started(RANK, *place, RANK=str(rank), **job) for rank, place in enumerate(places)]
     processes[3].send_signal(signal.SIGSTOP)
-    shown = command("recover", "--job", "job-1")
+    shown = command("show", "--job", "job-1")
     page = json.loads(command_here("ps", "--job", "job-1", "--json").stdout)
     for process in processes:
         end(process)
@@ -160,7 +160,7 @@ def test_ranks_of_a_job_are_compared(folder: Path) -> None:
     assert page["counts"]["forward"] == {f"rank {i}": 17 if i < 3 else 16 for i in range(4)}
     assert page["counts"]["step"] == {f"rank {i}": 17 if i < 3 else 16 for i in range(4)}
     assert [rank["stage"] for rank in page["ranks"]] == ["all_reduce"] * 3 + ["load"]
-    missing = command_here("recover", "--job", "job-2")
+    missing = command_here("show", "--job", "job-2")
     assert missing.returncode == 2
     assert "the jobs are job-1" in missing.stderr
 

@@ -88,7 +88,7 @@ def test_the_rank_that_the_others_wait_for_is_named(way: str, folder: Path, tmp_
         shown = command("ps", "--stalled", "1", "--job", "job-8")
         pages = [
             command_here(*arguments, "--job", "job-8")
-            for arguments in (("ps",), ("recover",), ("top", "--once"))
+            for arguments in (("ps",), ("show",), ("top", "--once"))
         ]
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -77,7 +77,7 @@ def test_the_name_of_the_folder_need_not_be_text(
     (found,) = (one for one in recording.recordings() if one.pid == process.pid)
     assert os.path.dirname(found.path) == inside
     assert str(process.pid) in command_here("ps").stdout.split()
-    for verb in (("ps",), ("recover", str(process.pid))):
+    for verb in (("ps",), ("show", str(process.pid))):
         shown = command_here(*verb, "--json")
         assert shown.returncode == 0, shown.stderr
         assert r"\\udcff" in shown.stdout

@@ -1,4 +1,4 @@
-"""`stagespan report` of recordings and of folders, and `compare` of folders."""
+"""`stagespan show` of recordings and of folders, and `compare` of folders."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ def test_the_report_of_a_process(folder: Path, tmp_path: Path) -> None:
             time.sleep(60)
     """)
     (file,) = folder.glob("*.stagespan")
-    by_pid, by_file = (command_here("report", which) for which in (str(process.pid), str(file)))
-    to_page = command_here("report", str(process.pid), "--html", str(tmp_path / "page.html"))
+    by_pid, by_file = (
+        command_here("show", which, "--stages") for which in (str(process.pid), str(file))
+    )
+    to_page = command_here(
+        "show", str(process.pid), "--stages", "--html", str(tmp_path / "page.html")
+    )
     end(process)
     for found in (by_pid, by_file):
         assert found.returncode == 0, found.stderr
@@ -39,7 +43,7 @@ def test_the_report_of_a_process(folder: Path, tmp_path: Path) -> None:
         assert step[4] == "5"
         assert any("forward" in line and not line.startswith("forward") for line in lines)
     assert to_page.returncode == 0, to_page.stderr
-    gone = command_here("report", "4194304")
+    gone = command_here("show", "4194304", "--stages")
     assert gone.returncode == 2
     assert "There is no process 4194304" in gone.stderr
 
@@ -75,7 +79,7 @@ def test_the_reports_of_ranks_are_put_side_by_side(tmp_path: Path) -> None:
         RANK="{rank}",
         WORLD_SIZE="3",
     )
-    done = command_here("report", str(tmp_path / "run"))
+    done = command_here("show", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     # THEN each has a row with its counts and times, and the slow one is named
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("rank ")]
@@ -88,7 +92,7 @@ def test_the_reports_of_ranks_are_put_side_by_side(tmp_path: Path) -> None:
 
 def test_the_reports_of_workers_are_put_side_by_side(tmp_path: Path) -> None:
     reports(tmp_path, [2, 30], STAGESPAN_TIMING_REPORT="run/timing_{rank}.json")
-    done = command_here("report", str(tmp_path / "run"))
+    done = command_here("show", str(tmp_path / "run"))
     # THEN they have their process ids, and are not compared
     pids = [
         json.loads(path.read_text())["environment"]["pid"]

@@ -182,7 +182,7 @@ def test_batches_are_runs_of_their_process(folder: Path) -> None:
     )
     row = row_of(process.pid)
     job = json.loads(command_here("ps", "--job", "engine", "--json").stdout)
-    recovered = json.loads(command_here("recover", str(process.pid), "--json").stdout)
+    recovered = json.loads(command_here("show", str(process.pid), "--json").stdout)
     assert row["spans"] >= 30
     assert row["spans_per_s"] > 0
     assert row["errors"] == 3

@@ -224,7 +224,7 @@ def test_a_request_that_never_ends(folder: Path) -> None:
     found = {one.id: one for one in timelines([recording.open(path)])}
     later = {one.id: one for one in timelines([recording.open(path)])}
     text = command_here("requests", path, "--status", "open").stdout
-    recovered = command_here("recover", path).stdout
+    recovered = command_here("show", path).stdout
     end(process)
     # THEN it grows, and its time is that of its open span
     one = found["never ends"]

@@ -43,7 +43,7 @@ def test_the_rank_that_waits_is_not_accused(slow: int, stages: str, folder: Path
         )
         for rank in range(2)
     ]
-    done = command_here("recover", "--job", job)
+    done = command_here("show", "--job", job)
     said = " ".join(done.stdout.split())
     first, second = stages.split(",")
     assert f"ank {slow} spent 3.0x as long in `{first}` as the other ranks" in said

@@ -74,7 +74,7 @@ def stopped(process: subprocess.Popen[str], *numbers: int, status: int) -> recor
 
 def shown(found: recording.Recording) -> str:
     """Return the first line of `stagespan recover`."""
-    return command_here("recover", found.path).stdout.splitlines()[0]
+    return command_here("show", found.path).stdout.splitlines()[0]
 
 
 @pytest.mark.parametrize("inside", [IN_A_SPAN, BETWEEN_SPANS], ids=["in a span", "between spans"])
@@ -88,7 +88,7 @@ def test_a_program_without_handlers(number: signal.Signals, inside: str, folder:
     assert found.end_ns >= found.begin_ns
     assert [span["stage"] for span in found.open_spans()] == ["serve"] * (inside == IN_A_SPAN)
     # THEN it is known for how long the stage ran
-    page = command_here("recover", found.path).stdout
+    page = command_here("show", found.path).stdout
     assert (re.search(r"in serve \(since [^,]*, for [0-9]", page) is not None) == (
         inside == IN_A_SPAN
     )
@@ -395,7 +395,7 @@ def test_a_system_that_refuses_to_map_the_file(folder: Path, tmp_path: Path) -> 
     # THEN its own figures are complete, and it says why others cannot read them
     line = ready(process)
     assert line == "1 memory the system refuses to map the file of a recording"
-    found = command_here("recover", str(process.pid))
+    found = command_here("show", str(process.pid))
     assert found.returncode == 2
     assert "has no recording that can be read here" in found.stderr
     end(process)

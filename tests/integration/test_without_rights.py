@@ -69,7 +69,7 @@ def test_kept_requests_that_cannot_be_read_are_refused(
     assert f"The kept requests in {target} cannot be read: Permission denied." in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["analyze", "recover", "requests"])
+@pytest.mark.parametrize("verb", ["analyze", "show", "requests"])
 def test_a_path_in_a_folder_that_cannot_be_entered_is_refused(
     tmp_path: Path, bound: tuple[str, ...], verb: str
 ) -> None:
@@ -123,8 +123,8 @@ def test_processes_of_another_user_are_not_shown(folder: Path) -> None:
     with exporter():
         for arguments, sentence in (
             (("top", "--once", str(process.pid)), "or it belongs to another user."),
-            (("recover", str(process.pid)), "or it belongs to another user."),
-            (("recover", "--job", job), f"There is no recording of the job {job!r}"),
+            (("show", str(process.pid)), "or it belongs to another user."),
+            (("show", "--job", job), f"There is no recording of the job {job!r}"),
             (("requests", "--job", job), f"There is no recording of the job {job!r}"),
         ):
             done = command(*arguments, prefix=ANOTHER_USER)

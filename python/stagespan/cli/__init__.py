@@ -17,23 +17,45 @@ from stagespan import __version__, _core, is_available
 from stagespan.errors import StagespanError
 from stagespan.process.files import cannot_open, is_shortage
 
-_COMMANDS = {
-    "analyze": "Show where the time of a trace went, and why the device was idle.",
-    "bench": "Replay one stage alone from its signature, and profile it.",
-    "compare": "Show which stages are slower than before, beyond tolerance and noise.",
-    "doctor": "Show what works on this machine, what does not, and why.",
-    "dump": "Write the spans of a recording for Perfetto, or as CSV, JSON or Parquet.",
-    "export": "Hand what processes record to Prometheus and OpenTelemetry.",
-    "merge-spans": "Add the spans of a recording to a trace of torch.profiler.",
-    "ncu": "Show what limits the top kernels of a stage, with Nsight Compute.",
-    "ps": "List the processes that record on this machine, and their current stages.",
-    "recover": "Show what a process was doing when it died, or what it is doing now.",
-    "report": "Show or compare timing reports, or write a recording as an HTML page.",
-    "requests": "Show where the time of requests went, over all their processes.",
-    "run": "Run a script and time its stages without changing it.",
-    "stages": "List the stages of a signature file.",
-    "top": "Show the stages and threads of a process or a job, live.",
+_GROUPS = {
+    "Time": {"run": "Run a script, and show where its time goes or how long its stages take."},
+    "Look": {
+        "show": "Show a process, a job, a recording, a timing report or another file.",
+        "top": "Show the stages and threads of a process or a job, live.",
+        "ps": "List the processes that record on this machine, and their current stages.",
+        "requests": "Show where the time of requests went, over all their processes.",
+    },
+    "Replay": {
+        "bench": "Replay one stage alone from its signature, and profile it.",
+        "compare": "Show which stages are slower than before, beyond tolerance and noise.",
+    },
+    "Traces": {
+        "analyze": "Show where the time of a trace went, and why the device was idle.",
+        "dump": "Write the spans of a recording for other tools, or into a trace.",
+    },
+    "Hand on": {
+        "export": "Hand what processes record to Prometheus and OpenTelemetry.",
+        "doctor": "Show what works on this machine, what does not, and why.",
+    },
 }
+VERBS = tuple(verb for group in _GROUPS.values() for verb in group)
+FORMER = {
+    "recover": "show FILE|PID",
+    "report": "show FILE",
+    "stages": "show FILE",
+    "merge-spans": "dump [FILE|PID] --into TRACE",
+    "ncu": "bench [FILE] --ncu",
+}
+"""Names that go on working for a release, and what stands for them now."""
+
+
+def say_former(old: str, new: str) -> None:
+    """Say on standard error what stands for a form of a command that is going to be removed."""
+    click.echo(
+        f"`stagespan {old}` is `stagespan {new}` now, and its old form will be removed in the next "
+        "release.",
+        err=True,
+    )
 
 
 class _Refused(click.ClickException):
@@ -51,14 +73,28 @@ def _too_large(error: MemoryError | RecursionError) -> str:
     return "The input is nested too deeply to be read: write it with fewer levels."
 
 
+def with_verb(arguments: list[str]) -> list[str]:
+    """Return the arguments of the command with a verb, where the first one is a file or process.
+
+    A name of a verb is always the verb. Otherwise a program is run, a trace is analysed, and any
+    other existing file, folder or process id is shown.
+    """
+    if not arguments or arguments[0] in (*VERBS, *FORMER) or arguments[0].startswith("-"):
+        return arguments
+    from stagespan.cli.contents import verb_of
+
+    verb = verb_of(arguments[0])
+    return arguments if verb is None else [verb, *arguments]
+
+
 class _Commands(click.Group):
     """A group that lists its commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in VERBS and cmd_name not in FORMER:
             return None
         command: click.Command = importlib.import_module(
             f"stagespan.cli.{cmd_name.replace('-', '_')}"
@@ -68,24 +104,25 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        args = with_verb(args)
         name = args[0]
         # click itself refuses unknown options.
-        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            close = difflib.get_close_matches(name.lower(), _COMMANDS, n=1, cutoff=0.6)
-            hint = (
-                f"did you mean {close[0]!r}?"
-                if close
-                else f"the commands are {', '.join(_COMMANDS)}."
-            )
-            ctx.fail(f"No such command {name!r}; {hint}")
+        if name not in VERBS and name not in FORMER and not name.startswith("-"):
+            ctx.fail(_unknown(name))
+        if name in FORMER:
+            say_former(name, FORMER[name])
         found = super().resolve_command(ctx, args)
-        if found[1] is not None and not ctx.resilient_parsing:
+        if found[1] is not None:
             _refuse_repeated(found[1], ctx, found[2])
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+        width = max(map(len, VERBS))
+        for group, verbs in _GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(verb.ljust(width), text) for verb, text in verbs.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -119,6 +156,17 @@ class _Commands(click.Group):
             ) from error
 
 
+def _unknown(name: str) -> str:
+    """Return that a word is neither a verb nor a file, and what may have been meant."""
+    close = difflib.get_close_matches(name.lower(), [*VERBS, *FORMER], n=1, cutoff=0.6)
+    if close:
+        meant = FORMER.get(close[0], close[0]).split()[0]
+        return f"No such command {name!r}; did you mean {meant!r}?"
+    if os.sep in name or os.path.splitext(name)[1]:
+        return f"{name} does not exist: pass an existing file, or one of {', '.join(VERBS)}."
+    return f"No such command {name!r}; the commands are {', '.join(VERBS)}."
+
+
 def _refuse_repeated(command: click.Command, ctx: click.Context, args: list[str]) -> None:
     """Refuse an option with one value that is given twice, of which click would use the last."""
     subcontext = click.Context(command, ctx, command.name, **command.context_settings)
@@ -137,17 +185,28 @@ def _refuse_repeated(command: click.Command, ctx: click.Context, args: list[str]
             )
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="COMMAND|FILE|PID [ARGS]...",
+)
 @click.version_option(__version__, message="stagespan %(version)s")
 def command() -> None:
-    """Measure the stages of PyTorch pipelines, replay them, and explain their traces."""
+    """Measure the stages of PyTorch pipelines, replay them, and explain their traces.
+
+    A FILE or PID without a command: a program is run, a trace is analysed, anything else is shown.
+    """
 
 
 def main() -> None:
     """Run the command and exit with its status."""
+    try:
+        arguments = with_verb(sys.argv[1:])
+    except StagespanError:  # the command says it
+        arguments = sys.argv[1:]
     # Some encodings lack the lines of tables. `run` does not change the output of its script.
-    if sys.argv[1:2] != ["run"] and isinstance(sys.stdout, io.TextIOWrapper):
+    if arguments[:1] != ["run"] and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    if sys.argv[1:2] == ["doctor"] and is_available():
+    if arguments[:1] == ["doctor"] and is_available():
         _core.recording_hide()  # its spans are no work of the user
-    command(prog_name="stagespan")
+    command(arguments, prog_name="stagespan")

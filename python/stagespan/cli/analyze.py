@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
+from stagespan.cli import say_former
 from stagespan.cli.output import FormerFilesCommand, Output, output_options, write_to
-from stagespan.recording.any_path import analyze
-from stagespan.trace.paths import merge_ranks
 
 
 def _schema() -> dict[str, Any]:
@@ -63,7 +62,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 @click.option(
     "--against",
     metavar="BEFORE",
-    help="Show what changed since this earlier trace of the same program, and why.",
+    hidden=True,  # it is `compare BEFORE PATH`
 )
 @click.option(
     "--capture",
@@ -134,7 +133,17 @@ def command(
     rank the others waited for. PATH can also be a timing.json, a recording, the id of a process
     that runs with stagespan, or a folder of timing reports or recordings. URLs such as
     s3://bucket/run are read with fsspec, and archives are unpacked.
+
+    \b
+    Examples:
+      stagespan analyze trace.json.gz
+      stagespan analyze traces_of_all_ranks/ --html page.html
     """
+    if against is not None:
+        say_former("analyze AFTER --against BEFORE", "compare BEFORE AFTER")
+    from stagespan.recording.any_path import analyze
+    from stagespan.trace.paths import merge_ranks
+
     with _progress() as progress:
         analysis = analyze(
             path,

@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
+from stagespan.cli.contents import Kind, kind_of
 from stagespan.cli.output import Output, PageCommand, output_options
 from stagespan.errors import HarnessError
-from stagespan.harness.config import HarnessConfig
-from stagespan.harness.result_page import Replay, json_schema
-from stagespan.harness.standalone.fit import ReplayError
-from stagespan.harness.standalone.loading import load, load_stage
-from stagespan.signature.model import SignatureFile, StageSignature
-from stagespan.signature.target import class_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from stagespan.harness.config import HarnessResult
+    from stagespan.signature.model import StageSignature
+
+_FILE = click.Path(path_type=Path)
+_OF_NCU = ("count", "csv_file", "report_file", "script", "dry_run")
+"""The options that need --ncu."""
+
+
+def _schema() -> dict[str, Any]:
+    from stagespan.harness.result_page import ReplayFigures
+    from stagespan.pages.figures import document_schema
+    from stagespan.trace.ncu.limits import NcuReport
+
+    return document_schema(ReplayFigures, NcuReport, title="Replay, or what limits its kernels")
 
 
 @click.command("bench", cls=PageCommand)
-@click.argument("signature_file", type=click.Path())
+@click.argument("source", metavar="[FILE]", required=False)
 @click.option("--stage", "stage_name", help="Name of the stage. Not needed if there is only one.")
 @click.option(
     "--factory",
-    required=True,
     metavar="MODULE:CALLABLE",
     help="Function that returns the loaded stage, or a pipeline one of whose attributes is the "
     "stage. MODULE:CALLABLE.ATTRIBUTE is an attribute of what it returns.",
@@ -43,7 +55,7 @@ from stagespan.signature.target import class_of
     "output_dir",
     type=click.Path(),
     help="Folder for the files, in which those of an earlier replay are replaced. [default: the "
-    "output folder that a variable names, or that of SIGNATURE_FILE; nothing is replaced there]",
+    "output folder that a variable names, or that of FILE; nothing is replaced there]",
 )
 @click.option("--device", help="Device of the inputs. [default: the captured device]")
 @click.option("--dtype", help="Element type of floating-point inputs. [default: the captured type]")
@@ -70,7 +82,7 @@ from stagespan.signature.target import class_of
 )
 @click.option(
     "--variant",
-    help="Which signature of the stage: its number or key as in `stagespan stages`, largest, "
+    help="Which signature of the stage: its number or key as in `stagespan show FILE`, largest, "
     "smallest, or NAME=SIZE. [default: the one that ran most]",
 )
 @click.option(
@@ -83,31 +95,109 @@ from stagespan.signature.target import class_of
 @click.option(
     "--explain", is_flag=True, help="Show which adapters were tried, and why one was chosen."
 )
-@output_options(json_schema)
+@click.option(
+    "--ncu",
+    is_flag=True,
+    help="Show what limits the top kernels of the stage, with Nsight Compute. FILE can also be the "
+    "breakdown of an earlier replay, which is not repeated then.",
+)
+@click.option(
+    "--top", "count", default=5, type=click.IntRange(1), help="With --ncu: kernels. [default: 5]"
+)
+@click.option("--csv", "csv_file", type=_FILE, help="With --ncu: read a CSV file of ncu instead.")
+@click.option("--report", "report_file", type=_FILE, help="With --ncu: read a .ncu-rep file.")
+@click.option(
+    "--script", type=_FILE, help="With --ncu: script of the stage. [default: beside the breakdown]"
+)
+@click.option("--dry-run", is_flag=True, help="With --ncu: only print the commands.")
+@output_options(_schema)
+@click.pass_context
 def command(
-    signature_file: str,
-    stage_name: str | None,
-    factory: str,
-    step: str | None,
+    ctx: click.Context,
+    /,
+    source: str | None,
     explain: bool,
-    variant: str | None,
-    inputs: str | None,
-    any_callable: bool,
+    ncu: bool,
     output: Output,
-    **settings: Any,
+    **options: Any,
 ) -> None:
-    """Replay one iteration of a stage of SIGNATURE_FILE, time it and profile it.
+    """Replay one iteration of a stage of FILE, time it and profile it.
 
-    SIGNATURE_FILE is the timing_io_signature.json of a run, or the folder of the run.
+    FILE is the timing_io_signature.json of a run, or the folder of the run.
 
     Writes the kernel trace, the kernel breakdown, a script that reproduces both, and the result,
     which `stagespan compare` compares with that of another replay.
+
+    With --ncu, Nsight Compute measures the top kernels while the script replays the stage. If it is
+    not installed, the commands are printed, so that you can run them on another machine.
+
+    \b
+    Examples:
+      stagespan bench out/ --stage denoise --factory my_pipeline:get_stage
+      stagespan bench out/denoise_breakdown.json --ncu --factory my_pipeline:get_stage
     """
+    for option in _OF_NCU:
+        if not ncu and ctx.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
+            (flag,) = (one.opts[0] for one in ctx.command.params if one.name == option)
+            raise click.UsageError(f"{flag} needs --ncu.")
+    of_ncu = {name: options.pop(name) for name in _OF_NCU}
+    is_replayed = not (ncu and _is_measured(source, of_ncu))
+    if is_replayed and source is None:
+        raise click.UsageError("Pass the timing_io_signature.json of a run, or its folder.")
+    replayed = _replayed(str(source), **options) if is_replayed else None
+    if ncu:
+        from stagespan.cli.ncu import kernels_page
+
+        breakdown = None if source is None else Path(source)
+        page = kernels_page(
+            breakdown if replayed is None else replayed.breakdown_path,
+            **of_ncu,
+            factory=options["factory"],
+            step=options["step"],
+            warmup=1 if options["warmup"] is None else options["warmup"],
+            folder=None if options["output_dir"] is None else Path(options["output_dir"]),
+        )
+        if page is not None:
+            output.show(page)
+    elif replayed is not None:
+        from stagespan.harness.result_page import Replay
+
+        output.show(Replay(replayed, explain=explain).page())
+
+
+def _is_measured(file: str | None, of_ncu: dict[str, Any]) -> bool:
+    """Whether nothing is replayed: the kernels are known, or their figures are in a file."""
+    is_file = of_ncu["csv_file"] is not None or of_ncu["report_file"] is not None
+    is_folder = file is not None and os.path.isdir(file)
+    return is_file or file is None or not (is_folder or kind_of(file) is Kind.SIGNATURES)
+
+
+def _replayed(
+    file: str,
+    *,
+    stage_name: str | None,
+    factory: str | None,
+    step: str | None,
+    variant: str | None,
+    inputs: str | None,
+    any_callable: bool,
+    **settings: Any,
+) -> HarnessResult:
+    """Replay a stage of a signature file, and return the result."""
+    from rich.console import Console
 
     from stagespan.harness.bench import StageBenchHarness
+    from stagespan.harness.config import HarnessConfig
+    from stagespan.harness.standalone.fit import ReplayError
+    from stagespan.harness.standalone.loading import load, load_stage
+    from stagespan.signature.target import class_of
 
+    if factory is None:
+        raise click.UsageError(
+            "Missing option '--factory': MODULE:CALLABLE, a function that returns the loaded stage."
+        )
     # Before the stage is loaded, which can take long.
-    signature = _signature(signature_file, stage_name, variant)
+    signature = _signature(file, stage_name, variant)
     console = Console(stderr=True)
     with _log_lines(console), _progress(console) as progress:
         try:
@@ -126,14 +216,15 @@ def command(
             **settings,  # the other options have the names of the settings
         )
         harness = StageBenchHarness.from_signature_file(
-            signature_file, signature.stage_name, stage, config, variant=variant
+            file, signature.stage_name, stage, config, variant=variant
         )
         harness.setup()
-        result = harness.profile()
-    output.show(Replay(result, explain=explain).page())
+        return harness.profile()
 
 
 def _signature(path: str, stage_name: str | None, variant: str | None) -> StageSignature:
+    from stagespan.signature.model import SignatureFile
+
     file = SignatureFile.read(path)
     if stage_name is None:
         if not file.stages:
@@ -185,6 +276,8 @@ def _log_lines(console: Console) -> Iterator[None]:
 @contextlib.contextmanager
 def _progress(console: Console) -> Iterator[Any]:
     """Yield a function that shows the progress of the harness, on terminals only."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagespan.cli.output import FormerFilesCommand, Output, output_options
+from stagespan.cli.contents import Kind, kind_of
+from stagespan.cli.output import FormerFilesCommand, Output, either, output_options
 from stagespan.errors import ReportError
-from stagespan.pages.amounts import milliseconds, percent, quoted, share
-from stagespan.report import changes_pages
-from stagespan.report.changes import TimingComparison, Tolerance, compare_files
+
+if TYPE_CHECKING:
+    from stagespan.report.changes import TimingComparison
 
 _FILE = click.Path(path_type=Path)
 
 
 def _tolerance(ctx: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    from stagespan.pages.amounts import milliseconds, share
+
     try:
         if text is None:
             return None
         return milliseconds(text) if option.name == "tolerance_ms" else share(text)
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, option) from None
+
+
+def _schema() -> dict[str, Any]:
+    from stagespan.report import changes_pages
+    from stagespan.trace.json_schema import json_schema
+
+    return either(changes_pages.json_schema(), json_schema())
 
 
 @click.command("compare", cls=FormerFilesCommand)
@@ -51,7 +62,7 @@ def _tolerance(ctx: click.Context, option: click.Parameter, text: str | None) ->
     "percentage or not known. [default: no limit]",
 )
 @click.option("--fail-on-missing", is_flag=True, help="Exit with 1 also if a stage is missing.")
-@output_options(changes_pages.json_schema)
+@output_options(_schema)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -63,7 +74,7 @@ def command(
     fail_on_missing: bool,
     output: Output,
 ) -> None:
-    """Compare two timing reports, kernel breakdowns, bench results or baselines.
+    """Compare two traces, timing reports, kernel breakdowns, bench results or baselines.
 
     A change of a median counts if it is larger than both tolerances and outside of the noise of
     both files. If the noise is larger than both tolerances, or not known, it is not known whether
@@ -74,7 +85,29 @@ def command(
 
     Exit status: 0 if nothing is known to be slower or worse, 1 if something is, 2 if the files
     cannot be compared, or not precisely enough for --noise-limit.
+
+    Of two traces, the page says what changed and why; one run of each does not show its noise, so
+    there is no tolerance, and the exit status is 0.
+
+    \b
+    Examples:
+      stagespan compare before/timing.json after/timing.json --tolerance 3%
+      stagespan compare before.json.gz after.json.gz --html page.html
     """
+    # A file that is missing is named by the reader of the other one's kind.
+    if {kind_of(str(before)), kind_of(str(after))} - {None} == {Kind.TRACE}:
+        for option in ("tolerance", "tolerance_ms", "noise_limit", "fail_on_missing"):
+            if ctx.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
+                raise click.UsageError(
+                    f"--{option.replace('_', '-')} is for files of times, not for traces."
+                )
+        from stagespan.recording.any_path import analyze
+
+        output.show(analyze(after, before))
+        return
+    from stagespan.report import changes_pages
+    from stagespan.report.changes import Tolerance, compare_files
+
     comparison = compare_files(before, after, Tolerance(tolerance, tolerance_ms))
     output.show(changes_pages.ComparisonPage(comparison))
     if comparison.is_worse or (fail_on_missing and comparison.is_missing):
@@ -85,6 +118,8 @@ def command(
 
 def _check_noise(found: TimingComparison, limit: float) -> None:
     """Raise ReportError, which is shown with exit status 2, if the noise is above the limit."""
+    from stagespan.pages.amounts import percent, quoted
+
     noisy = [change for change in found.changes if change.exceeds_noise(limit)]
     if noisy:
         worst = max((change.noise for change in noisy if change.noise is not None), default=None)

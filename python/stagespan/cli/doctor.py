@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from stagespan.cli import examine
-from stagespan.cli.examine import Checks, ChecksFigures
 from stagespan.cli.output import Output, PageCommand, output_options
-from stagespan.pages.figures import document_schema
 
 
 def _schema() -> dict[str, Any]:
+    from stagespan.cli.examine import ChecksFigures
+    from stagespan.pages.figures import document_schema
+
     return document_schema(ChecksFigures, title="What works on this machine")
 
 
@@ -25,7 +25,15 @@ def command(ctx: click.Context, no_device: bool, output: Output) -> None:
 
     The exit status is 0 if everything that should work here works, otherwise 1. If torch finds a
     device, it is tested with a few spans.
+
+    \b
+    Examples:
+      stagespan doctor
+      stagespan doctor --no-device --json
     """
+    from stagespan.cli import examine
+    from stagespan.cli.examine import Checks
+
     checks = Checks(examine.examine(use_device=not no_device))
     output.show(checks.page())
     ctx.exit(0 if checks.works else 1)

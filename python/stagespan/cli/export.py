@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from stagespan.cli.output import print_json
+from stagespan.cli import say_former
+from stagespan.cli.addresses import Address, url
 
 if TYPE_CHECKING:
     from stagespan.export.ending import Ending
@@ -28,24 +28,10 @@ _LONGEST_PAUSE_S = 1.0
 """While requests are sent or kept. A recording has room for those of a second or two only."""
 
 
-class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """HOST:PORT, [HOST]:PORT or PORT."""
-
-    name = "address"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        found = re.fullmatch(r"(?:(\[[^\]]+\]|[^:\[\]]*):)?(\d{1,5})", str(value).strip())
-        if found is None or int(found[2]) > 65535:
-            self.fail(f"{value!r} is not an address: pass HOST:PORT, as in 127.0.0.1:9464.")
-        return (found[1] or "").strip("[]") or "127.0.0.1", int(found[2])
-
-
 @click.command()
 @click.option(
     "--prometheus",
-    type=_Address(),
+    type=Address(),
     metavar="HOST:PORT",
     help="Serve metrics for Prometheus. Without HOST, only this machine can read them.",
 )
@@ -59,9 +45,9 @@ class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 )
 @click.option(
     "--page",
-    type=_Address(),
+    type=Address(),
     metavar="HOST:PORT",
-    help="Serve a page that shows the stages and the slowest requests now.",
+    hidden=True,  # it is `top --web`
 )
 @click.option(
     "--keep",
@@ -149,6 +135,11 @@ def command(
 
     Reads the recordings of all processes of this user; root's exporter reads those of all users.
     The processes need no setting, and are not changed. Run one exporter on each machine.
+
+    \b
+    Examples:
+      stagespan export --prometheus 0.0.0.0:9464
+      stagespan export --otlp http://collector:4318 --keep /var/lib/requests
     """
     if dashboard and alerts:
         raise click.UsageError("Pass --dashboard or --alerts: each prints a file of its own.")
@@ -156,15 +147,18 @@ def command(
         from stagespan.export import dashboard as files
 
         if dashboard:
+            from stagespan.cli.output import print_json
+
             print_json(files.dashboard())
         if alerts:
             click.echo(files.alerts(), nl=False)
         return
     if prometheus is None and otlp is None and page is None and keep is None:
         raise click.UsageError(
-            "Say what to export: --prometheus HOST:PORT, --otlp URL, --page HOST:PORT or --keep "
-            "DIR."
+            "Say what to export: --prometheus HOST:PORT, --otlp URL or --keep DIR."
         )
+    if page is not None:
+        say_former("export --page [HOST:]PORT", "top --web [HOST:]PORT")
     if genai is not None and otlp is None:
         raise click.UsageError("--genai adds to what --otlp sends: pass --otlp URL too.")
     from stagespan.export.ending import Ending
@@ -182,9 +176,9 @@ def command(
             from stagespan.export.otlp_sending import endpoint, is_disabled, limit_logging
 
             limit_logging()
-            url = None if otlp == _FROM_ENVIRONMENT else otlp
-            sender = None if is_disabled() else Otlp(url, genai, buckets)
-            collector = url or endpoint("TRACES") or "the collector of this machine"
+            given = None if otlp == _FROM_ENVIRONMENT else otlp
+            sender = None if is_disabled() else Otlp(given, genai, buckets)
+            collector = given or endpoint("TRACES") or "the collector of this machine"
         if keep is not None:
             from stagespan.export.kept import Keeper
 
@@ -211,13 +205,13 @@ def command(
 
             server = Server(node, *prometheus, buckets)
             closing.callback(server.close)
-            click.echo(f"Metrics of {node.folder}: {_url(prometheus[0], server.port)}/metrics")
+            click.echo(f"Metrics of {node.folder}: {url(prometheus[0], server.port)}/metrics")
         if page is not None:
             from stagespan.export.page import PageServer
 
             pages = PageServer(node, *page)
             closing.callback(pages.close)
-            click.echo(f"Page of {node.folder}: {_url(page[0], pages.port)}/")
+            click.echo(f"Page of {node.folder}: {url(page[0], pages.port)}/")
         if sender is not None:
             click.echo(f"Requests and figures of {node.folder}: sent to {collector}")
         if keeper is not None:
@@ -252,10 +246,6 @@ def command(
             keeper.close(ending.left_s())
         node.close()
         ending.end()
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _hand_over(

@@ -1,4 +1,7 @@
-"""``stagespan ncu``: shows what limits the top kernels of a stage, with Nsight Compute."""
+"""``stagespan bench --ncu``: shows what limits the top kernels of a stage, with Nsight Compute.
+
+``stagespan ncu`` is its former name.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from stagespan.trace.ncu.limits import NcuReport, report
 from stagespan.trace.ncu.reading import Reading, parse, read_ncu
 
 _FILE = click.Path(path_type=Path)
-_WORDS = Words(page="Nsight Compute", as_text="stagespan ncu --markdown")
+_WORDS = Words(page="Nsight Compute", as_text="stagespan bench --ncu --markdown")
 
 
 def _schema() -> dict[str, Any]:
@@ -57,6 +60,25 @@ def command(
     the stage. If ncu is not installed, the commands are printed, so that you can run them on
     another machine.
     """
+    page = kernels_page(
+        breakdown, csv_file=csv_file, report_file=report_file, count=count, **options
+    )
+    if page is not None:
+        output.show(page)
+
+
+def kernels_page(
+    breakdown: Path | None,
+    *,
+    csv_file: Path | None,
+    report_file: Path | None,
+    count: int,
+    **options: Any,
+) -> ResultPage | None:
+    """Return the page of measured kernels; None if only the commands were printed.
+
+    ``options`` are the others of `command`. Raises TraceError if nothing can be measured or read.
+    """
     top = None if breakdown is None else read_breakdown(breakdown)
     reading: Reading | None
     if report_file is not None:
@@ -68,10 +90,17 @@ def command(
     else:
         raise TraceError("Pass a {stage}_breakdown.json, or a file of ncu with --csv or --report.")
     if reading is None:
-        return
+        return None
     judged = report(reading, top, count if csv_file is None else 0)
     name = csv_file or report_file or breakdown
-    output.show(ResultPage(_WORDS, judged, str(name), counted(len(judged.kernels), "kernel")))
+    return ResultPage(_WORDS, judged, str(name), counted(len(judged.kernels), "kernel"))
+
+
+def file_page(path: Path) -> ResultPage:
+    """Return the page of a file that ncu has written. Raises TraceError if it cannot be read."""
+    is_report = path.suffix == ".ncu-rep"
+    judged = report(parse(exported(path), str(path)) if is_report else read_ncu(path), None, 0)
+    return ResultPage(_WORDS, judged, str(path), counted(len(judged.kernels), "kernel"))
 
 
 def _measure(
@@ -102,7 +131,7 @@ def _measure(
             click.echo(f"{script.name} needs {module} in its folder: copy both.", err=True)
         click.echo(shlex.join(measure))
         click.echo(f"{shlex.join(exporting(target))} > {shlex.quote(str(table))}")
-        click.echo(shlex.join(["stagespan", "ncu", str(breakdown), "--csv", str(table)]))
+        click.echo(shlex.join(["stagespan", "bench", str(breakdown), "--ncu", "--csv", str(table)]))
         return None
     # Its output goes to standard error, because measuring takes minutes.
     status = subprocess.run(measure, check=False, stdout=2).returncode

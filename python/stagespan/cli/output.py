@@ -9,13 +9,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 
 from stagespan.errors import StagespanError
-from stagespan.pages.page import Page
 from stagespan.process.files import json_bytes, write_whole
+
+if TYPE_CHECKING:
+    from stagespan.pages.page import Page
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FORMATS = {".json": "json", ".md": "markdown", ".html": "html"}
@@ -58,6 +60,15 @@ def _written(page: Page, form: str) -> str:
     from stagespan.pages.markdown import markdown
 
     return markdown(page)
+
+
+def either(*schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a document that has one of several schemas."""
+    parts = [
+        {k: v for k, v in schema.items() if k not in ("$schema", "$defs")} for schema in schemas
+    ]
+    definitions = {name: each for schema in schemas for name, each in schema["$defs"].items()}
+    return {"$schema": schemas[0]["$schema"], "anyOf": parts, "$defs": definitions}
 
 
 def output_options(schema: Callable[[], dict[str, Any]]) -> Callable[[_F], _F]:

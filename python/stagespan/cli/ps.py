@@ -8,19 +8,13 @@ import click
 
 from stagespan.cli.numbers import FiniteRange
 from stagespan.cli.output import Output, PageCommand, output_options
-from stagespan.pages.figures import document_schema
-from stagespan.recording import finding, jobs, ranks
-from stagespan.recording.processes_page import (
-    JobState,
-    Processes,
-    ProcessesFigures,
-    Stalled,
-    StalledFigures,
-)
-from stagespan.recording.ranks import JobFigures
 
 
 def _schema() -> dict[str, Any]:
+    from stagespan.pages.figures import document_schema
+    from stagespan.recording.processes_page import ProcessesFigures, StalledFigures
+    from stagespan.recording.ranks import JobFigures
+
     figures = ProcessesFigures, StalledFigures, JobFigures
     return document_schema(*figures, title="Processes, those that are stalled, or those of a job")
 
@@ -52,9 +46,17 @@ def command(
 
     With --stalled, the exit status is 1 if a process is stalled, otherwise 0, so that you can use
     it as a liveness probe.
+
+    \b
+    Examples:
+      stagespan ps --all
+      stagespan ps --stalled 60
     """
     if stage is not None and stalled is None:
         raise click.UsageError("--stage needs --stalled SECONDS.")
+
+    from stagespan.recording import finding, jobs, ranks
+    from stagespan.recording.processes_page import JobState, Processes, Stalled
 
     if job is not None and stalled is None:
         output.show(JobState(job).page())

@@ -1,4 +1,4 @@
-"""``stagespan recover``: shows what a process was doing when it died, or does now."""
+"""``stagespan recover``: the former name of `show` for processes and jobs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 import click
 
 from stagespan.cli.output import Output, PageCommand, output_options
-from stagespan.pages.figures import document_schema
-from stagespan.recording import finding
-from stagespan.recording.process_page import ProcessPage
-from stagespan.recording.processes_page import JobState
-from stagespan.recording.ranks import JobFigures
-from stagespan.recording.summary import ProcessFigures
+from stagespan.cli.show import process_page, show_job
 
 
 def _schema() -> dict[str, Any]:
+    from stagespan.pages.figures import document_schema
+    from stagespan.recording.ranks import JobFigures
+    from stagespan.recording.summary import ProcessFigures
+
     return document_schema(ProcessFigures, JobFigures, title="A process, or those of a job")
 
 
@@ -24,11 +23,7 @@ def _schema() -> dict[str, Any]:
 @click.option("--job", metavar="JOB", help="Show the processes of a job side by side.")
 @output_options(_schema)
 def command(recording: str | None, job: str | None, output: Output) -> None:
-    """Show what a process was doing when it died, or what it is doing now.
-
-    Shows how it ended, in which stages its threads were, the last spans of each thread, statistics,
-    and the open requests. `stagespan ps --all` lists the recordings.
-    """
+    """Show what a process was doing when it died, or what it is doing now: `stagespan show`."""
     if recording is None and job is None:
         raise click.UsageError(
             "Pass the file or process id of a recording, or --job JOB: `stagespan ps --all` lists "
@@ -37,6 +32,6 @@ def command(recording: str | None, job: str | None, output: Output) -> None:
     if recording is not None and job is not None:
         raise click.UsageError("Pass a file or process id, or --job, but not both.")
     if job is not None:
-        output.show(JobState(job).page())
+        show_job(job, output)
     else:
-        output.show(ProcessPage(finding.open_recording(str(recording))))
+        output.show(process_page(str(recording)))

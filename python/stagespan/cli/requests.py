@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stagespan.cli.output import Output, PageCommand, output_options, write_to
-from stagespan.pages.amounts import counted
-from stagespan.pages.console import wrapped
-from stagespan.recording import Recording, finding, jobs, requests_page
-from stagespan.recording.requests_page import Requests, RequestsPage
-from stagespan.recording.source import RequestSource
-from stagespan.recording.timelines import Timeline, timelines
+
+if TYPE_CHECKING:
+    from stagespan.recording.source import RequestSource
+    from stagespan.recording.timelines import Timeline
 
 _ALL = 1 << 31
 _STATUSES = ("open", "ok", "error", "cancelled", "discarded", "abandoned")
+
+
+def _schema() -> dict[str, Any]:
+    from stagespan.recording.requests_page import json_schema
+
+    return json_schema()
 
 
 @click.command(cls=PageCommand)
@@ -52,7 +57,7 @@ _STATUSES = ("open", "ok", "error", "cancelled", "discarded", "abandoned")
     metavar="FILE",
     help="Write the spans of the processes of these requests to a trace for Perfetto instead.",
 )
-@output_options(requests_page.json_schema)
+@output_options(_schema)
 def command(
     recordings: tuple[str, ...],
     job: str | None,
@@ -71,7 +76,16 @@ def command(
     named. With --job, the parts of a request may be in other jobs. DIR has requests that `stagespan
     export --keep` has written, also on several machines; it may be a URL such as s3://bucket/kept,
     which is read with fsspec. The parts of a request sum to its time exactly.
+
+    \b
+    Examples:
+      stagespan requests --slowest 3
+      stagespan requests --id req-17 --html page.html
     """
+    from stagespan.recording import Recording, jobs
+    from stagespan.recording.requests_page import Requests, RequestsPage
+    from stagespan.recording.timelines import timelines
+
     if recordings and job is not None:
         raise click.UsageError("Name recordings, or a job with --job, but not both.")
 
@@ -101,6 +115,8 @@ def command(
         for cause in ("requests", "links", "overwritten")
     }
     if not requests and output.form != "json":
+        from stagespan.pages.console import wrapped
+
         click.echo(wrapped(_why_none(len(read), job, id_, status, wanted)))
         return
     if perfetto is not None:
@@ -158,6 +174,8 @@ def _why_none(
     count: int, job: str | None, id_: str | None, status: str | None, conditions: _Wanted
 ) -> str:
     """Return that there are no requests, and what the user can do."""
+    from stagespan.pages.amounts import counted
+
     wanted = "" if id_ is None else f" with the id {id_!r}"
     if status is not None:
         wanted += f" with the status {status}"
@@ -175,6 +193,8 @@ def _read(
     named: tuple[str, ...], slowest: int, pattern: str | None, status: str | None
 ) -> tuple[Sequence[RequestSource], int | None]:
     """Return recordings, and the number of requests if they contain only the slowest of them."""
+    from stagespan.recording import finding
+
     if named:
         from stagespan.export import kept
         from stagespan.trace.read.remote import local_path

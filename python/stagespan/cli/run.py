@@ -90,6 +90,11 @@ def command(
 
     The exit status of the script is kept. The table goes to standard error. Files are written in
     debug mode and with --output.
+
+    \b
+    Examples:
+      stagespan run train.py --epochs 3
+      stagespan run --stage my_model:Model.forward -m my_package.train
     """
     from stagespan import is_available, is_debug, set_debug, without_core
 

@@ -6,24 +6,30 @@ import codecs
 import contextlib
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from stagespan.cli.addresses import Address, url
 from stagespan.cli.numbers import FiniteRange
 from stagespan.cli.output import Output, PageCommand, output_options
 from stagespan.errors import StagespanError
-from stagespan.pages.figures import document_schema
-from stagespan.recording.activity import ActivityFigures
-from stagespan.recording.live_page import LivePage
 
+if TYPE_CHECKING:
+    from stagespan.recording.live_page import LivePage
+
+_READ_INTERVAL_S = 0.5
 _KEYS = "q quit   f freeze   s sort   / filter"
 
 
 def _schema() -> dict[str, Any]:
+    from stagespan.pages.figures import document_schema
+    from stagespan.recording.activity import ActivityFigures
+
     return document_schema(ActivityFigures, title="What processes do now")
 
 
@@ -41,16 +47,44 @@ def _schema() -> dict[str, Any]:
 @click.option(
     "--once", is_flag=True, help="Print one page and exit, as all forms but that of a terminal do."
 )
+@click.option(
+    "--web",
+    type=Address(),
+    metavar="[HOST:]PORT",
+    help="Serve a page with all processes of this machine for a browser, until it is stopped. "
+    "Without HOST, only this machine can read it.",
+)
 @output_options(_schema)
-def command(pid: str | None, job: str | None, interval: float, once: bool, output: Output) -> None:
+def command(
+    pid: str | None,
+    job: str | None,
+    interval: float,
+    once: bool,
+    web: tuple[str, int] | None,
+    output: Output,
+) -> None:
     """Show the stages and threads of a process or a job, live.
 
     Without FILE, PID or --job, shows the live process that has finished the most spans. Keys: q
     quits, f freezes the page, s changes the order of the stages, / filters them by name.
+
+    \b
+    Examples:
+      stagespan top --job train-7
+      stagespan top --web 9466
     """
+    if web is not None:
+        if pid is not None or job is not None or once:
+            raise click.UsageError(
+                "--web serves the page of all processes: leave out the process, --job and --once."
+            )
+        _serve(*web)
+        return
     if pid is not None and job is not None:
         raise click.UsageError("Pass a file or process id, or --job, but not both.")
     from rich.console import Console
+
+    from stagespan.recording.live_page import LivePage
 
     page = LivePage(pid, job)
     console = Console()
@@ -61,6 +95,25 @@ def command(pid: str | None, job: str | None, interval: float, once: bool, outpu
         output.show(page.page())
         return
     _live(console, page, interval)
+
+
+def _serve(host: str, port: int) -> None:
+    """Serve the page of all processes until SIGINT or SIGTERM comes."""
+    from stagespan.export.node import Node
+    from stagespan.export.page import PageServer
+
+    # Before the server starts its threads, which would otherwise take the signals.
+    stops = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    node = Node(is_exporter=False)
+    with contextlib.closing(node), contextlib.closing(PageServer(node, host, port)) as server:
+        click.echo(f"Page of {node.folder}: {url(host, server.port)}/")
+        pause_s = _READ_INTERVAL_S
+        while signal.sigtimedwait(stops, pause_s) is None:
+            began_s = time.process_time()
+            node.poll()
+            # Reading takes at most a twentieth of a core.
+            pause_s = max(_READ_INTERVAL_S, 20 * (time.process_time() - began_s))
 
 
 def _live(console: Any, page: LivePage, interval: float) -> None:

@@ -72,8 +72,13 @@ class Node(Exported):
         rules: Rules | None = None,
         awaited: Iterable[str] = (),
         is_over: Callable[[], bool] = lambda: False,
+        *,
+        is_exporter: bool = True,
     ) -> None:
         """Lock the folders, and read the state that an earlier exporter has left.
+
+        If ``is_exporter`` is False, the recordings are only looked at: nothing is locked, written
+        or removed, and an exporter can run at the same time.
 
         With ``rules``, `complete` returns the requests that they choose. ``awaited`` is what is
         to be done with them (`Part.awaited`); until then, they count as not exported. A reading
@@ -84,6 +89,7 @@ class Node(Exported):
         """
         super().__init__(Totals(None if rules is None else Pending(rules, awaited)))
         self._is_over = is_over
+        self._is_exporter = is_exporter
         self._locks: dict[str, int] = {}
         self._marks: dict[str, _Marks] = {}
         self._folded: dict[str, _Leftover | None] = {}
@@ -105,6 +111,8 @@ class Node(Exported):
         self._state_is_written = True
         self.folder = recording_folders()[0]
         self._state_path = Path(state_path or os.path.join(self.folder, state.STATE_FILE))
+        if not is_exporter:
+            return
         try:
             self._lock_folders(must=True)
             self._read_state()
@@ -158,7 +166,8 @@ class Node(Exported):
     # --- processes --------------------------------------------------------------------------------
 
     def _discover(self) -> None:
-        self._lock_folders()
+        if self._is_exporter:
+            self._lock_folders()
         now = time.monotonic()
         is_due = now - self._memory_at >= _MEMORY_INTERVAL_S
         memory = is_due and not settings.get("STAGESPAN_RECORDING_DIR")
@@ -438,6 +447,8 @@ class Node(Exported):
         self._lost = Counter(found.lost)
 
     def _write_state(self) -> None:
+        if not self._is_exporter:
+            return
         processes = [
             state.SavedProcess(
                 one.identity,

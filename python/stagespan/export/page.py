@@ -91,7 +91,7 @@ class PageServer:
         self._live = Live(node)
         self._reading = threading.Lock()
         self._server = HttpServer(
-            host, port, self._answer, what="The page", option="--page 127.0.0.1:9466"
+            host, port, self._answer, what="The page", option="--web 127.0.0.1:9466"
         )
         self.port: int = self._server.port
         """The port; a free one if 0 was asked for."""

@@ -6,18 +6,20 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
-from stagespan.errors import HarnessError
+from stagespan.errors import HarnessError, ReportError
 from stagespan.harness.adapters import StepAdapter
 from stagespan.harness.bundle import ReplayModule
-from stagespan.harness.config import HarnessConfig, HarnessResult
+from stagespan.harness.config import Fit, HarnessConfig, HarnessResult
 from stagespan.harness.loop_source import Place, shown_loop
 from stagespan.harness.script import module_of, script_text
+from stagespan.pages.amounts import quoted
 from stagespan.process import run
 from stagespan.process.files import module_name, safe_name, write_whole
+from stagespan.report.reader import read_json
 from stagespan.signature.model import StageSignature
 
 _log = logging.getLogger("stagespan")
@@ -163,3 +165,37 @@ def write_script(path: Path, text: str, module: ReplayModule) -> Path:
 def write_result(result: HarnessResult, path: Path) -> Path:
     """Write ``{stage}_bench.json`` and return its path. Raises OSError if it cannot be written."""
     return write_whole(path, json.dumps(result.to_json(), indent=2) + "\n")
+
+
+def read_result(path: Path) -> HarnessResult:
+    """Return the result in ``{stage}_bench.json``, or in the only such file of a folder.
+
+    Raises HarnessError if it cannot be read, or is not the result of a replay.
+    """
+    if path.is_dir():
+        files = sorted(path.glob("*_bench.json"))
+        if len(files) != 1:
+            listed = ", ".join(file.name for file in files)
+            raise HarnessError(f"{path} contains {len(files)} bench results: pass one of {listed}.")
+        (path,) = files
+    try:
+        content = read_json(path)
+    except ReportError as error:
+        raise HarnessError(str(error)) from None
+    given = content if isinstance(content, dict) else {}
+    names = [field.name for field in fields(HarnessResult)]
+    missing = [
+        field.name
+        for field in fields(HarnessResult)
+        if field.name not in given and field.default is MISSING and field.default_factory is MISSING
+    ]
+    try:
+        if missing:
+            raise ValueError(f"it has no {quoted(missing)}")
+        values = {name: given[name] for name in names if name in given}
+        values["answers"] = [Fit(**answer) for answer in values["answers"]]
+        for name in ("trace_path", "breakdown_path", "script_path", "bench_path"):
+            values[name] = None if values[name] is None else Path(values[name])
+        return HarnessResult(**values)
+    except (TypeError, ValueError) as error:
+        raise HarnessError(f"{path} is not the result of a replay: {error}.") from None

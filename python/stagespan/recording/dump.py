@@ -94,7 +94,7 @@ def as_csv(recording: Recording) -> str:
 
 
 def as_json(recording: Recording) -> str:
-    """Return JSON with the content of `stagespan recover --json` and all spans."""
+    """Return JSON with the content of `stagespan show --json` and all spans."""
     figures = summary.ProcessFigures.of(recording).to_dict()
     return _encoded({"schema_version": 1, **figures, "spans": rows(recording)})
 

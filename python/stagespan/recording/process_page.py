@@ -180,7 +180,7 @@ class ProcessPage(Page):
         page="Process",
         timeline="Latest spans of each thread",
         axis="time",
-        as_text="stagespan recover",
+        as_text="stagespan show",
     )
     is_whole = True
 

@@ -290,8 +290,8 @@ class JobState(Result):
         ).filled()
 
     def page(self) -> ResultPage:
-        """Return the page of `stagespan recover --job`."""
-        words = Words(page="Job", as_text="stagespan recover --job JOB")
+        """Return the page of `stagespan show --job`."""
+        words = Words(page="Job", as_text="stagespan show --job JOB")
         amount = counted(self.count, "process", "processes")
         return ResultPage(words, self, f"Job {self.job}", amount)
 

@@ -117,8 +117,8 @@ _KEYS = (b'"num_stages"', b'"stages"')
 
 def _is_trace(file: Path) -> str:
     return (
-        f"{file} is a trace, not a timing report: use `stagespan analyze {file}`, with --against "
-        "to compare it with another one."
+        f"{file} is a trace, not a timing report: use `stagespan analyze {file}`, or "
+        f"`stagespan compare BEFORE {file}` for two traces."
     )
 
 

@@ -137,8 +137,8 @@ class StagesByRank(Result):
         return [processes, *([] if by_stage is None else [by_stage])]
 
     def page(self, folder: Path) -> ResultPage:
-        """Return the page of `stagespan report FOLDER`."""
-        words = Words(page="Timing reports", as_text="stagespan report FOLDER")
+        """Return the page of `stagespan show FOLDER`."""
+        words = Words(page="Timing reports", as_text="stagespan show FOLDER")
         return ResultPage(words, self, str(folder), f"{len(self.reports)} timing reports")
 
 

@@ -97,9 +97,9 @@ class Timing(Result):
         ).filled()
 
     def page(self) -> ResultPage:
-        """Return the page of `stagespan report`."""
+        """Return the page of `stagespan show`."""
         lost = _lost(self.report.get("lost"))
-        words = Words(page="Timing report", as_text="stagespan report")
+        words = Words(page="Timing report", as_text="stagespan show")
         amount = counted(len(self.report["stages"]), "stage")
         remarks = [f"lost: {lost}"] if lost else []
         return _ReportPage(words, self, self.headline(), amount, remarks)

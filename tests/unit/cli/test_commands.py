@@ -14,7 +14,7 @@ import pytest
 
 from click_runner import cli_runner
 from running import ran
-from stagespan.cli import command
+from stagespan.cli import VERBS, command
 
 
 @pytest.fixture
@@ -40,32 +40,23 @@ def test_help_names_every_verb_without_importing_any() -> None:
         "assert not loaded, loaded"
     )
     done = ran([sys.executable, "-c", code], status=0)
-    for verb in ("bench", "report", "run", "stages"):
+    for verb in VERBS:
         assert f"  {verb} " in done.stdout
 
 
-def test_report_shows_a_table(timing: Path) -> None:
-    status, out, _ = run("report", timing)
+def test_show_shows_a_table(timing: Path) -> None:
+    status, out, _ = run("show", timing)
     assert status == 0
     assert "denoise" in out
     assert "1,000.000" in out
 
 
-def test_report_against_another_is_the_comparison(timing: Path, tmp_path: Path) -> None:
-    faster = tmp_path / "faster.json"
-    faster.write_text(json.dumps({"stages": {"denoise": {"duration_ms": 500.0, "count": 2}}}))
-    status, out, _ = run("report", faster, "--against", timing)
-    assert status == 0
-    assert "1 faster" in out
-    assert "-50.0 %" in out
-
-
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"stages": 3}'])
-def test_report_refuses_other_files_in_one_sentence(content: str | None, tmp_path: Path) -> None:
+def test_show_refuses_other_files_in_one_sentence(content: str | None, tmp_path: Path) -> None:
     path = tmp_path / "timing.json"
     if content is not None:
         path.write_text(content)
-    status, out, error = run("report", path)
+    status, out, error = run("show", path)
     assert (status, out) == (2, "")
     assert error.startswith("Error: ")
     assert error.count("\n") == 1
@@ -94,7 +85,7 @@ def test_an_option_that_is_given_twice_adds_up_or_is_refused() -> None:
 
 def test_flags_can_be_repeated_and_arguments_may_look_like_options(timing: Path) -> None:
     assert run("doctor", "--json", "--no-device", "--json", "--no-device")[0] == 0
-    status, _, error = run("report", "--", "--against", "--against")
+    status, _, error = run("compare", "--", "--tolerance", "--tolerance")
     assert (status, "twice" in error) == (2, False)
 
 
@@ -110,7 +101,7 @@ def test_the_module_is_the_command() -> None:
 def test_a_full_disk_is_reported_in_one_sentence(timing: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "stagespan", "report", timing],
+            [sys.executable, "-m", "stagespan", "show", timing],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -131,7 +122,7 @@ def test_a_table_is_shown_in_any_encoding(tmp_path: Path) -> None:
     (tmp_path / "timing.json").write_text(json.dumps({"stages": stages}))
 
     done = ran(
-        [sys.executable, "-m", "stagespan", "report", tmp_path / "timing.json"],
+        [sys.executable, "-m", "stagespan", "show", tmp_path / "timing.json"],
         status=0,
         PYTHONIOENCODING="ascii",
     )
@@ -151,7 +142,7 @@ def test_deep_nesting_is_refused_in_one_sentence(depth: int, tmp_path: Path) -> 
     )
     report = tmp_path / "report.json"
     report.write_text(f'{{"schema_version": 1, "stages": {{"a": {nested}}}}}')
-    for arguments in (("stages", signature), ("report", report), ("compare", report, report)):
+    for arguments in (("show", signature), ("show", report), ("compare", report, report)):
         status, _, error = run(*arguments)
         # THEN the answer is one sentence, or the file's levels do not matter
         assert status in (0, 2)

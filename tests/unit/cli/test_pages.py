@@ -95,8 +95,8 @@ def folder(made: Path, tmp_path: Path) -> Path:
 
 PAGES = {
     "analyze": ("analyze", "trace.json"),
-    "report": ("report", "run/timing.json"),
-    "stages": ("stages", "run/timing_io_signature.json"),
+    "report": ("show", "run/timing.json"),
+    "stages": ("show", "run/timing_io_signature.json"),
     "doctor": ("doctor", "--no-device"),
 }
 
@@ -125,7 +125,7 @@ def test_pages_are_100_wide_without_a_width(folder: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("word", "meant"),
-    [("analyse", "analyze"), ("reports", "report"), ("Doctor", "doctor"), ("stage", "stages")],
+    [("analyse", "analyze"), ("reports", "show"), ("Doctor", "doctor"), ("shw", "show")],
 )
 def test_a_misspelt_verb_is_answered_with_the_nearest_one(
     word: str, meant: str, tmp_path: Path
@@ -138,7 +138,7 @@ def test_a_misspelt_verb_is_answered_with_the_nearest_one(
 def test_an_unknown_verb_is_answered_with_all_verbs(tmp_path: Path) -> None:
     done = stagespan("zzz", cwd=tmp_path)
     assert done.returncode == 2
-    assert "the commands are analyze, bench, compare, doctor, dump" in done.stderr
+    assert "the commands are run, show, top, ps, requests, bench" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "cut.json"])
@@ -150,31 +150,31 @@ def test_a_trace_as_timing_report_is_refused_with_the_right_command(
     (folder / "trace.json.gz").write_bytes(gzip.compress(text))
     (folder / "cut.json").write_bytes(text[:500])
 
-    done = stagespan("report", name, cwd=folder)
+    done = stagespan("compare", "run/timing.json", name, cwd=folder)
 
     assert done.returncode == 2
     assert f"{name} is a trace, not a timing report: use `stagespan analyze {name}`" in done.stderr
-    assert "with --against to compare it with another one" in done.stderr
+    assert f"`stagespan compare BEFORE {name}` for two traces" in done.stderr
 
 
 def test_a_folder_can_be_given_for_the_only_report_in_it(folder: Path) -> None:
-    assert stagespan("report", "run", cwd=folder).stdout.startswith("Timing report, 1 stage")
-    against = stagespan("report", "run", "--against", "run", cwd=folder).stdout
+    assert stagespan("show", "run", cwd=folder).stdout.startswith("Timing report, 1 stage")
+    against = stagespan("compare", "run", "run", cwd=folder).stdout
     assert against.startswith("run against run: 1 not known\n")
     # THEN a comparison needs the path of one
     report = (folder / "run" / "timing.json").read_text()
     (folder / "run" / "timing.json").unlink()
     for rank in range(2):
         (folder / "run" / f"timing_rank{rank}.json").write_text(report)
-    done = stagespan("report", "run", "--against", "run", cwd=folder)
+    done = stagespan("compare", "run", "run", cwd=folder)
     assert done.returncode == 2
     assert "run contains 2 timing reports: pass one of timing_rank0.json, timing_rank1.json" in (
         done.stderr
     )
     # AND if there is none, the page says so
     (folder / "empty").mkdir()
-    done = stagespan("report", "empty", cwd=folder)
-    assert "empty is a folder without a timing.json" in done.stderr
+    done = stagespan("compare", "empty", "empty", cwd=folder)
+    assert "empty contains no traces" in done.stderr
 
 
 def test_jobs_without_joblib_are_refused(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""``stagespan stages`` with files that stagespan has not written."""
+"""``stagespan show`` with files that stagespan has not written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stagespan.cli import command
 
 def lines_of(path: Path, stages: dict[str, Any]) -> list[str]:
     path.write_text(json.dumps({"schema_version": 1, "stages": stages}))
-    done = CliRunner().invoke(command, ["stages", str(path)])
+    done = CliRunner().invoke(command, ["show", str(path)])
     assert done.exit_code == 0, done.output
     return done.output.splitlines()
 
@@ -40,7 +40,7 @@ def test_arguments_that_are_none_take_one_line(tmp_path: Path) -> None:
 def test_a_file_of_many_entries_is_listed_in_part(
     tmp_path: Path, stages: dict[str, Any], left_out: str
 ) -> None:
-    lines = lines_of(tmp_path / "many.json", stages)
+    lines = lines_of(tmp_path / "many_io_signature.json", stages)
 
     assert len(lines) < 10_000
     assert sum(left_out in line for line in lines) == 1

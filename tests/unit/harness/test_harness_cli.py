@@ -338,26 +338,26 @@ def test_a_terminal_shows_the_progress(folder: Path) -> None:
     assert b"One iteration takes" in figures
 
 
-@pytest.mark.parametrize("verb", ["stages", "bench"])
+@pytest.mark.parametrize("verb", ["show", "bench"])
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"stages": {"a": 3}}'])
 def test_missing_or_invalid_files_are_reported(
     folder: Path, verb: str, content: str | None
 ) -> None:
     if content is not None:
-        Path("broken.json").write_text(content)
+        Path("broken_io_signature.json").write_text(content)
     more = ["--stage", "a", "--factory", "my_pipeline:get_stage"] if verb == "bench" else []
 
-    done = run(verb, "broken.json", *more)
+    done = run(verb, "broken_io_signature.json", *more)
 
     assert done.exit_code == 2
-    assert "broken.json" in done.stderr
+    assert "broken_io_signature.json" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_stages_lists_inputs_and_outputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_lists_inputs_and_outputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a file with two stages, one with a variant, and a page wide enough for one line each
     monkeypatch.setenv("COLUMNS", "160")
-    done = run("stages", "signatures.json")
+    done = run("show", "signatures.json")
 
     assert done.exit_code == 0
     for text in ("denoise", "variant 1", "x: float32[8, 32] cpu", "scale: 0.5", "float32[8, 8] cpu",
@@ -370,7 +370,7 @@ def test_hostile_names_do_nothing_to_the_terminal(folder: Path) -> None:
     stage = StageSignature("\x1b[31mred", {"[bold]\x07": "\x1b[2J"})
     SignatureFile({"\x1b[31mred": stage}, "\x1b]0;x\x07").write("hostile.json")
 
-    done = run("stages", "hostile.json")
+    done = run("show", "hostile.json")
 
     assert done.exit_code == 0
     assert "\x1b" not in done.output

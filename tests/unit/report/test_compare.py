@@ -178,8 +178,8 @@ def test_all_ways_to_compare_two_reports_agree(
         )
     )
 
-    assert page.output == against.output
-    assert function == command_markdown.output
+    assert page.stdout == against.stdout
+    assert function == command_markdown.stdout
     is_slower = any(verdict == "slower" for _, verdict, _ in verdicts.values())
     assert page.exit_code == against.exit_code == is_slower
     found = rows(function)

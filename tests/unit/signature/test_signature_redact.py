@@ -299,7 +299,7 @@ def run(code: str, cwd: Path, **variables: str) -> None:
 
 def stages(cwd: Path) -> str:
     done = ran(
-        [sys.executable, "-m", "stagespan", "stages", "out/timing_io_signature.json"],
+        [sys.executable, "-m", "stagespan", "show", "out/timing_io_signature.json"],
         cwd=cwd,
         status=0,
     )

@@ -1,4 +1,4 @@
-"""Run `stagespan analyze` in the test's process, and check results, their JSON and findings."""
+"""Run a verb, such as `analyze`, in the test's process; check results, their JSON and findings."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def _written(name: str, figure: float) -> str:
     return in_words(figure, unit)
 
 
-def run(*arguments: object) -> tuple[int, str, str]:
-    result = cli_runner().invoke(command, ["analyze", *map(str, arguments)])
+def run(*arguments: object, verb: str = "analyze") -> tuple[int, str, str]:
+    result = cli_runner().invoke(command, [verb, *map(str, arguments)])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result.exit_code, result.stdout, result.stderr
 

@@ -26,8 +26,8 @@ _ADVICE = {
 def analyze_ncu_report(report_path: str) -> dict[str, Any]:
     """Return means over the kernels of a ``.ncu-rep`` file, weighted by time, with a verdict.
 
-    ``stagespan ncu`` shows them for each kernel. Raises TraceError if ncu is missing or cannot read
-    the file.
+    ``stagespan show`` shows them for each kernel. Raises TraceError if ncu is missing or cannot
+    read the file.
     """
     launches = [kernel.metrics for kernel in parse(exported(report_path), report_path).kernels]
     metrics = {}

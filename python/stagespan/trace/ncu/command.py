@@ -124,7 +124,7 @@ def exported(report: str | Path) -> str:
     except FileNotFoundError:
         raise TraceError(
             "ncu is not installed here: run `" + shlex.join(exporting(report)) + "` where it is, "
-            "and pass its output to `stagespan ncu --csv`."
+            "and pass its output to `stagespan bench --ncu --csv`."
         ) from None
     if done.returncode != 0:
         output = " ".join((done.stderr or done.stdout).split())[-300:]

@@ -23,7 +23,7 @@ _BY_SUFFIX = {
     ".qdrep": ("a report of Nsight Systems", _WITH_ITS_OWN.format("Nsight Systems")),
     ".ncu-rep": (
         "a report of Nsight Compute",
-        "read it with `stagespan ncu --report FILE`",
+        "read it with `stagespan show FILE`",
     ),
     ".pftrace": ("a trace of Perfetto", "convert it with Perfetto's `traceconv json FILE`"),
     ".perfetto-trace": ("a trace of Perfetto", "convert it with Perfetto's `traceconv json FILE`"),

@@ -1,13 +1,14 @@
-"""``stagespan analyze B --against A``: a page, files, and a sentence if nothing is compared."""
+"""``stagespan compare A B`` of traces: a page, files, and a sentence if nothing is compared."""
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from pathlib import Path
 
+import commands
 import pytest
-from commands import fits, run
 from planted import Program
 from rich.console import Console
 from training import training
@@ -16,6 +17,8 @@ from stagespan.pages.amounts import in_words
 from stagespan.pages.terminal import print_page
 from stagespan.trace.json_schema import json_schema
 from stagespan.trace.paths import analyze_path
+
+run = functools.partial(commands.run, verb="compare")
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_the_page(pair: tuple[Path, Path]) -> None:
     before, after = pair
-    status, out, error = run(after, "--against", before)
+    status, out, error = run(before, after)
     assert (status, error) == (0, "")
     out = " ".join(out.split())
     assert "A step takes 340.000 µs, 230.000 µs less than before (570.000 µs, -40.4 %)." in out
@@ -52,14 +55,14 @@ def test_json_and_markdown(pair: tuple[Path, Path], tmp_path: Path) -> None:
     files = {kind: tmp_path / f"page.{kind}" for kind in ("json", "markdown", "html")}
     # Until 0.1.0, --json and --markdown took the name of a file.
     options = [str(each) for kind, file in files.items() for each in (f"--{kind}", file)]
-    status, out, error = run(after, "--against", before, *options)
+    status, out, error = run(before, after, *options)
     assert (status, out) == (0, "")
     assert [line.split("`")[3] for line in error.splitlines()] == [
         "--json -o FILE",
         "--markdown -o FILE",
     ]
     written = json.loads(files["json"].read_text())
-    fits(written, json_schema())
+    commands.fits(written, json_schema())
     against, compared = written["against"], analyze_path(after, before).results["against"]
     assert (against["before"]["path"], against["before"]["steps"]) == (str(before), 4)
     assert against["before"]["each_step_us"] == [570.0] * 4
@@ -80,28 +83,28 @@ def test_parts_that_cannot_be_compared_are_listed_above_the_page(
         program.work(10)
     (tmp_path / "host").mkdir()
     program.trace(tmp_path / "host")
-    status, out, error = run(pair[1], "--against", tmp_path / "host" / "planted.json")
+    status, out, error = run(tmp_path / "host" / "planted.json", pair[1])
     assert (status, error) == (0, "")
     assert out.startswith("Only the second trace has device events")
     assert "planted.json: " in out
 
 
 def test_no_trace_to_compare_with(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    status, out, error = run(pair[0], "--against", tmp_path / "none.json")
+    status, out, error = run(tmp_path / "none.json", pair[0])
     assert (status, out) == (2, "")
     assert f"There is no file {tmp_path / 'none.json'}" in error
 
 
 def test_folders(pair: tuple[Path, Path], traces: Path, tmp_path: Path) -> None:
     # A folder with one trace represents that trace.
-    status, out, _ = run(pair[1].parent, "--against", pair[0].parent)
+    status, out, _ = run(pair[0].parent, pair[1].parent)
     assert status == 0
     assert "230.000 µs" in " ".join(out.split())
     # Ascend results are compared, and their additional figures are kept.
     ascend = [traces / "ascend_level1" / f"rank{rank}_ascend_pt" for rank in (1, 0)]
     target = tmp_path / "ascend.json"
-    status, out, _ = run(ascend[0], "--against", ascend[1])
-    status, _, _ = run(ascend[0], "--against", ascend[1], "-o", target)
+    status, out, _ = run(ascend[1], ascend[0])
+    status, _, _ = run(ascend[1], ascend[0], "-o", target)
     assert status == 0
     written = json.loads(target.read_text())
     parts = written["against"]["parts"]
@@ -116,6 +119,6 @@ def test_folders(pair: tuple[Path, Path], traces: Path, tmp_path: Path) -> None:
     # Folders with many ranks are not.
     ranks = traces / "nccl_dlrm_8rank"
     for paths in ((ranks, ranks / "rank0.json.gz"), (pair[1], ranks)):
-        status, _, error = run(paths[0], "--against", paths[1])
+        status, _, error = run(paths[1], paths[0])
         assert status == 2
         assert f"{ranks} contains the traces of many ranks: compare the trace of one rank" in error

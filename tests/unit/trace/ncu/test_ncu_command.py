@@ -1,4 +1,4 @@
-"""``stagespan ncu``: the commands that it builds, running them, and one sentence for failures."""
+"""``stagespan bench --ncu``: its commands, running them, and one sentence for failures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ else:
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
-    result = cli_runner().invoke(command, ["ncu", *map(str, arguments)])
+    result = cli_runner().invoke(command, ["bench", *map(str, arguments), "--ncu"])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result.exit_code, result.stdout, result.stderr
 
@@ -128,7 +128,7 @@ def test_without_ncu_the_commands_are_printed(breakdown: Path) -> None:
         "ncu", "--import", str(folder / "denoise_ncu.ncu-rep"), "--csv", "--page", "raw", ">",
         str(folder / "denoise_ncu.csv"),
     ]  # fmt: skip
-    assert shlex.split(read)[:2] == ["stagespan", "ncu"]
+    assert shlex.split(read)[:4] == ["stagespan", "bench", str(breakdown), "--ncu"]
 
 
 def test_options_reach_ncu(breakdown: Path, ncu: Path, tmp_path: Path) -> None:
@@ -284,7 +284,6 @@ def test_every_kind_of_output(tmp_path: Path) -> None:
     assert len(json.loads(as_json)["kernels"]) == 4
     _, as_markdown, _ = run("--csv", table, "--markdown")
     assert "| sm90_xmma_gemm | compute-bound |" in as_markdown
-    # Until 0.1.0, the options took the name of a file; - is still standard output.
     file = tmp_path / "out.md"
-    assert run("--csv", table, "--markdown", file)[:2] == (0, "")
+    assert run("--csv", table, "--markdown", "-o", file)[:2] == (0, "")
     assert file.read_text() == as_markdown == run("--csv", table, "--markdown", "-")[1]
