@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import zipfile
@@ -48,9 +49,12 @@ def kind_of(word: str) -> Kind | None:
     Files that are not recognised count as traces, whose reader says what is wrong with them.
     """
     try:
-        exists = os.path.exists(word)
+        os.stat(word)
+        exists = True
     except ValueError:  # the path contains a NUL
         return None
+    except OSError as error:
+        exists = error.errno not in (errno.ENOENT, errno.ENOTDIR)  # its reader says why
     if not exists:
         if word.isascii() and word.isdigit():
             return Kind.RECORDING
@@ -100,7 +104,7 @@ def _of_content(path: Path) -> Kind:
     head = _head(path)
     if b'"traceEvents"' in head:
         return Kind.TRACE
-    if b'"Kernel Name"' in head and b'"Metric Name"' in head:
+    if b'"Kernel Name"' in head and head.lstrip()[:1] not in (b"{", b"["):
         return Kind.KERNELS
     if b'"input_signatures"' in head or path.name.endswith(_SIGNATURES):
         return Kind.SIGNATURES

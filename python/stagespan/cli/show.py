@@ -34,10 +34,10 @@ def _schema() -> dict[str, Any]:
     from stagespan.trace.json_schema import json_schema
     from stagespan.trace.ncu.limits import NcuReport
 
-    figures = ProcessFigures, JobFigures, ReportFigures, ReportsFigures, ReplayFigures, NcuReport
-    figures = *figures, SignaturesFigures
+    of_processes = ProcessFigures, JobFigures
+    of_files = ReportFigures, ReportsFigures, SignaturesFigures, ReplayFigures, NcuReport
     title = "What a file, a process or a job contains"
-    return either(document_schema(*figures, title=title), json_schema())
+    return either(document_schema(*of_processes, *of_files, title=title), json_schema())
 
 
 @click.command(cls=PageCommand)

@@ -1,6 +1,6 @@
 """What processes do now: their stages, queues, hand-offs, threads and requests of the last seconds.
 
-`stagespan top` shows it, and so does the live page of `stagespan export --page`.
+`stagespan top` shows it, and so does the live page of `stagespan top --web`.
 """
 
 from __future__ import annotations
