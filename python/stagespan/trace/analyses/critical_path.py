@@ -214,8 +214,10 @@ def parts_won_now(trace: Trace, changes: Sequence[Spared]) -> tuple[list[float |
     none of the events is in this step, if there is no critical path, and if the change removes an
     event, because the host then has less to launch, too.
     """
-    described = _described(trace) if device_work(trace).kind.any() else None
-    if not changes or not isinstance(described, tuple):
+    if not changes or not device_work(trace).kind.any():
+        return [None] * len(changes), ""
+    described = _described(trace)
+    if isinstance(described, Unavailable):
         return [None] * len(changes), ""
     _, _, edges = described
     work = np.flatnonzero(edges.kind == _NAMES.index(WORK))

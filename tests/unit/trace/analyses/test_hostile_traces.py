@@ -18,6 +18,7 @@ from hostile import (
     Events,
     many_arrows,
     many_devices,
+    many_names,
     many_processes,
     many_streams,
     many_threads,
@@ -124,7 +125,8 @@ def name_of(make: Callable[[int], Events]) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def _everything_is_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Run all of it once, so that no test counts imports and the compilation of patterns."""
-    everything(read(tmp_path_factory.mktemp("first"), nested_annotations(10)))
+    for make in (nested_annotations, many_names):
+        everything(read(tmp_path_factory.mktemp("first"), make(10)))
 
 
 @pytest.mark.slow
