@@ -154,7 +154,8 @@ def test_the_page_changes_nothing_and_stands_beside_an_exporter(folder: Path) ->
 
 def test_a_page_leaves_no_file(folder: Path) -> None:
     started(SERVICE)
-    before = sorted(folder.iterdir())
+    # A file has a hidden name until all of it is written.
+    before = until(lambda: sorted(path for path in folder.iterdir() if path.name[0] != "."))
     with exporting("--web", "0", verb="top") as (_, line):
         until(lambda: data(line.split()[-1])["stages"])
     assert sorted(folder.iterdir()) == before

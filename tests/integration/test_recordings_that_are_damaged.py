@@ -104,7 +104,7 @@ def test_what_is_not_a_recording_is_named(tmp_path: Path, real_file: Path) -> No
     ):
         with pytest.raises(StagespanError, match=words):
             recording.open(path)
-        shown = command_here("show", str(path))
+        shown = command_here("recover", str(path))
         assert shown.returncode == 2
         assert words in shown.stderr
         assert "Traceback" not in shown.stderr

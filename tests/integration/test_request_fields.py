@@ -44,7 +44,10 @@ def last_segment() -> Segment:
 # --- recorded fields ------------------------------------------------------------------------------
 
 
-def test_named_metadata_is_shown_and_searched(folder: Path) -> None:
+def test_named_metadata_is_shown_and_searched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # wide enough for the last column, whatever the times
     process = started(PROGRAM, STAGESPAN_REQUEST_FIELDS="steps,model")
     found = rows()
     assert found["r1"]["fields"] == {"steps": 60, "model": "wan-1"}

@@ -108,7 +108,8 @@ def _of_content(path: Path) -> Kind:
         return Kind.KERNELS
     if b'"input_signatures"' in head or path.name.endswith(_SIGNATURES):
         return Kind.SIGNATURES
-    if b'"adapter"' in head and b'"iteration"' in head and b'"times_ms"' in head:
+    is_of_stage = b'"stage"' in head or b'"stage_name"' in head
+    if is_of_stage and (b'"times_ms"' in head or b'"timing_ms"' in head):
         return Kind.REPLAY
     if b'"top_kernels"' in head:
         return Kind.BREAKDOWN

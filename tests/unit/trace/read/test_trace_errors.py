@@ -351,7 +351,7 @@ def test_a_trace_of_another_tool_is_named(content: object, tool: str, write_trac
         ("run.nsys-rep", b"\0\1\2\3", "Nsight Systems", "torch.profiler"),
         ("step.pftrace", b"\x0a\x32\x08\0", "Perfetto", "traceconv json"),
         ("host.xplane.pb", b"\x0a\x12\0", "protobuf", "torch.profiler"),
-        ("gemm.ncu-rep", b"NVR\0", "Nsight Compute", "stagespan ncu --report"),
+        ("gemm.ncu-rep", b"NVR\0", "Nsight Compute", "stagespan show FILE"),
     ],
 )
 def test_a_binary_file_of_another_tool_is_named(
