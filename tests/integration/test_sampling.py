@@ -756,7 +756,7 @@ def test_auto_times_what_takes_the_time(tmp_path: Path) -> None:
     assert {"step", *names} <= set(stages), done.stderr
     for name in names:
         timed = stages[name]["duration_ms"] / stages["step"]["duration_ms"]
-        assert timed == pytest.approx(times[name] / times["step"], abs=0.03), name
+        assert timed == pytest.approx(times[name] / times["step"], abs=0.05), name
     # AND each of them is named, also what is only sampled
     assert "timed since --auto found them: __main__:step, " in done.stderr
     is_left = "sampled only: __main__:held, because this version of Python can time it by its name"
