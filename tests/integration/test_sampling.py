@@ -687,6 +687,8 @@ def test_a_file_that_cannot_be_written_does_not_change_the_status(tmp_path: Path
     assert re.fullmatch(rf"stagespan: {path} cannot be written \(.*\n", done.stderr)
 
 
+# A sample waits up to 5 ms for the interpreter's lock, and is then often taken where the thread
+# releases it by itself: behind the function. Functions that are much longer lose little by it.
 STEADY = """
 import asyncio, time
 
@@ -697,14 +699,14 @@ def burn(seconds):
 
 class Model:
     def __call__(self):
-        burn(0.16)
+        burn(0.32)
 
 def load():
-    time.sleep(0.1)
+    time.sleep(0.2)
 
 def rows():
     for _ in range(2):
-        burn(0.06)
+        burn(0.12)
         yield
 
 ROUTES = {}
@@ -715,10 +717,10 @@ def route(function):
 
 @route
 def held():
-    burn(0.08)
+    burn(0.16)
 
 async def fetch():
-    burn(0.06)
+    burn(0.12)
     await asyncio.sleep(0)
 
 def step(model):
@@ -731,7 +733,7 @@ def step(model):
 def main():
     model = Model()
     began = time.perf_counter()
-    while time.perf_counter() < began + 9:
+    while time.perf_counter() < began + 18:
         step(model)
 
 functions = {name: globals()[name] for name in ("load", "rows", "held", "fetch", "step")}
@@ -756,7 +758,7 @@ def test_auto_times_what_takes_the_time(tmp_path: Path) -> None:
     assert {"step", *names} <= set(stages), done.stderr
     for name in names:
         timed = stages[name]["duration_ms"] / stages["step"]["duration_ms"]
-        assert timed == pytest.approx(times[name] / times["step"], abs=0.05), name
+        assert timed == pytest.approx(times[name] / times["step"], abs=0.03), name
     # AND each of them is named, also what is only sampled
     assert "timed since --auto found them: __main__:step, " in done.stderr
     is_left = "sampled only: __main__:held, because this version of Python can time it by its name"
