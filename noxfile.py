@@ -47,7 +47,7 @@ for _variable in ("PYTHONPATH", "VIRTUAL_ENV"):
 OTHER_PYTHONS = ("3.12", "3.13", "3.14")
 OLD_PIP = "22.0.2"
 # pyproject.toml limits each test; this ends a pytest that hangs outside one.
-PYTEST_LIMIT = os.environ.get("PYTEST_LIMIT", "45m")
+PYTEST_LIMIT = os.environ.get("PYTEST_LIMIT", "60m")
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -67,6 +67,7 @@ def run_pytest(session: nox.Session, python: Sequence[str], *arguments: str) -> 
     session.run(
         *("timeout", "--kill-after=60", PYTEST_LIMIT),
         *(*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist", "worksteal"),
+        *("--durations", "60", "--durations-min", "5"),
         *(*arguments, *session.posargs),
         # The workers use all cores, so more threads in torch would only wait for each other.
         env={"OMP_NUM_THREADS": "1"},

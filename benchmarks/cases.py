@@ -15,8 +15,47 @@ UNROLL = 20
 COPIES = 5
 """Equal bare functions: how far their figures differ is what a difference of 0 is worth."""
 
+MOST = {
+    "cpp on": 1.5,
+    "cpp at depth 3": 1.5,
+    "cpp over 200 stages": 1.5,
+    "cpp on a worker thread": 1.5,
+    "with span, reused": 0.7,
+    "with span, new": 1.0,
+    "at depth 3": 1.0,
+    "in a request": 1.0,
+    "on a worker thread": 1.0,
+    "in an asyncio task": 1.9,
+    "nested in a task": 0.9,
+    "in a task and a request": 0.9,
+    "decorated call": 3.0,
+    "decorated coroutine": 2.2,
+    "decorated coroutine, sleep": 3.0,
+    "decorated coroutine, uvloop": 3.0,
+    "with debug context off, new": 1.0,
+    "with request()": 16.0,
+    "extract() and with": 18.0,
+    "inject()": 3.0,
+    "with batch of 1": 4.0,
+    "chunk()": 0.8,
+    "with queued()": 1.0,
+}
+"""The largest ratio of a case to its reference that the project allows, on CPython 3.11."""
+
 Where = Literal[
-    "main", "nested", "request", "worker", "task", "coroutine", "off", "served", "logged", "told"
+    "main",
+    "nested",
+    "request",
+    "worker",
+    "task",
+    "nested task",
+    "request task",
+    "coroutine",
+    "uvloop",
+    "off",
+    "served",
+    "logged",
+    "told",
 ]
 
 
@@ -43,6 +82,46 @@ _DEBUG = "from stagespan import ProfilingContext4Debug as D"
 _FAST = "import torch; from torch._C._profiler import _RecordFunctionFast as fast"
 _NAMES = "from itertools import cycle; from benchmarks.cases import NAMES; names = cycle(NAMES)"
 
+_HAND_TIMED = (
+    "l = []\n"
+    "    async def f():\n"
+    "        t = pc()\n"
+    "        try: {}\n"
+    "        finally: l.append(pc() - t)"
+)
+_DECORATED = _SPAN + "\n    @span('bench_coroutine')\n    async def {}: {}"
+_SLEEP = "from asyncio import sleep\n    "
+
+
+def _coroutines(suffix: str, body: str, where: Where, needs: str = "") -> tuple[Case, ...]:
+    """Return a bare, a hand-timed and a decorated coroutine."""
+    before = _SLEEP if "sleep" in body else ""
+    return (
+        Case(
+            f"bare coroutine{suffix}",
+            "await f()",
+            f"{before}async def f(): {body}",
+            needs,
+            where=where,
+        ),
+        Case(
+            f"hand-timed coroutine{suffix}",
+            "await f()",
+            before + _HAND_TIMED.format(body),
+            needs,
+            where=where,
+        ),
+        Case(
+            f"decorated coroutine{suffix}",
+            "await g()",
+            before + _DECORATED.format("g()", body),
+            needs,
+            "bench_coroutine",
+            where=where,
+        ),
+    )
+
+
 _PYTHON = (
     Case("bare call", "f()", "def f(): pass"),
     *(Case(f"bare call, copy {i}", "f()", "def f(): pass") for i in range(1, COPIES)),
@@ -68,7 +147,6 @@ _PYTHON = (
         "    c = C()",
         where="coroutine",
     ),
-    Case("bare coroutine", "await f()", "async def f(): pass", where="coroutine"),
     Case("bare generator, a turn", "next(g)", "g = (None for _ in iter(int, 1))"),
     Case("next name", "next(names)", _NAMES),
 )
@@ -143,12 +221,45 @@ _STAGESPAN = (
         where="coroutine",
     ),
     Case(
-        "decorated coroutine",
-        "await g()",
-        f"{_SPAN}\n    @span('bench_coroutine')\n    async def g(): pass",
+        "nested in a task",
+        "with span('bench_inner'): pass",
+        _SPAN,
         "",
-        "bench_coroutine",
+        "bench_inner",
+        where="nested task",
+    ),
+    Case(
+        "in a task and a request",
+        "with span('bench_served'): pass",
+        _SPAN,
+        "",
+        "bench_served",
+        where="request task",
+    ),
+    Case(
+        "bare async generator, a turn",
+        "await anext(g)",
+        "async def make():\n        while True: yield\n    g = make()",
         where="coroutine",
+    ),
+    Case(
+        "decorated async generator, a turn",
+        "await anext(g)",
+        f"{_SPAN}\n    @span('bench_turns')\n    async def make():\n"
+        "        while True: yield\n"
+        "    g = make(); await anext(g)",
+        "",
+        "bench_turns",
+        per_loop=True,
+        where="coroutine",
+    ),
+    Case("bare generator, once", "list(make())", "def make(): yield"),
+    Case(
+        "decorated generator, once",
+        "list(make())",
+        f"{_SPAN}\n    @span('bench_once')\n    def make(): yield",
+        "",
+        "bench_once",
     ),
     Case(
         "decorated generator, a turn",
@@ -269,7 +380,13 @@ _PEERS = (
     ),
 )
 
-CASES = (*_PYTHON, *_STAGESPAN, *_PEERS)
+_COROUTINES = (
+    *_coroutines("", "pass", "coroutine"),
+    *_coroutines(", sleep", "await sleep(0)", "coroutine"),
+    *_coroutines(", uvloop", "await sleep(0)", "uvloop", "uvloop"),
+)
+
+CASES = (*_PYTHON, *_STAGESPAN, *_COROUTINES, *_PEERS)
 PEERS = tuple(case.name for case in _PEERS)
 PACKAGES = {
     "opentelemetry": "opentelemetry-api",
@@ -280,11 +397,12 @@ PACKAGES = {
 
 
 def is_installed(case: Case) -> bool:
-    """Whether the other tool that a case needs is installed."""
-    if not case.needs:
-        return True
+    """Whether the other tool that a case needs is installed, and stagespan is new enough."""
+    needed = [case.needs] if case.needs else []
+    if case.where == "told":
+        needed.append("stagespan.contexts.opentelemetry")
     try:
-        return importlib.util.find_spec(case.needs) is not None
+        return all(importlib.util.find_spec(name) is not None for name in needed)
     except ModuleNotFoundError:  # the package around it
         return False
 
@@ -292,7 +410,7 @@ def is_installed(case: Case) -> bool:
 def loop(case: Case) -> Callable[[int], Any]:
     """Compile `run(rounds) -> ns`, or a coroutine function for cases that need one."""
     body = "\n        ".join([case.statement] * UNROLL)
-    prefix = "async " if case.where == "coroutine" else ""
+    prefix = "async " if case.where in ("coroutine", "uvloop") else ""
     source = (
         f"{prefix}def run(rounds, pc=perf_counter_ns):\n"
         f"    {case.setup or 'pass'}\n"

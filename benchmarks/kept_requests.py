@@ -16,6 +16,7 @@ import gzip
 import heapq
 import importlib.util
 import json
+import math
 import random
 import resource
 import statistics
@@ -29,32 +30,32 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from stagespan import _core
 from stagespan.export import kept
 from stagespan.export.requests import Part, Resource
 from stagespan.pages.tables import Column, plain_table
-from stagespan.recording.spans import Span
+from stagespan.recording.spans import ReadSpans
 
 _SLOWEST = 10
 _STAGES = (("parse", "render"), ("encode", "denoise", "decode", "save"))
 _ROWS_A_FILE = 1 << 17
 
 
-def _part(of: Resource, number: int, trace: str, drawn: random.Random, parent: str | None) -> Part:
-    at_ns = begin_ns = 1_700_000_000_000_000_000 + number * 2_000_000
-    spans = []
-    for i, stage in enumerate(_STAGES[parent is not None]):
-        end_ns = at_ns + int(drawn.lognormvariate(16, 1))
-        spans.append(
-            Span(number * 8 + i, 0, stage, "execution", at_ns, end_ns, 1, False, 0, 0, None)
-        )
-        at_ns = end_ns
+def part(of: Resource, number: int, trace: str, drawn: random.Random, parent: str | None) -> Part:
+    """Return a part of a request, with the stages of a root or of a child of ``parent``."""
+    begin_ns = 1_700_000_000_000_000_000 + number * 2_000_000
+    stages = _STAGES[parent is not None]
+    times_ns = [begin_ns]
+    for _ in stages:
+        times_ns.append(times_ns[-1] + int(drawn.lognormvariate(16, 1)))
     segment: Any = {
         "number": number,
         "id": f"request-{number}",
         "trace_id": trace,
         "begin_ns": begin_ns,
-        "end_ns": at_ns,
+        "end_ns": times_ns[-1],
         "status": "ok" if number % 100 else "error",
         "segment": f"{drawn.getrandbits(64):016x}",
         "parent_hop": parent,
@@ -75,7 +76,13 @@ def _part(of: Resource, number: int, trace: str, drawn: random.Random, parent: s
         "last_chunk_ns": None,
         "trace_flags": 1,
     }
-    return Part(of, segment, spans, clock=1)
+    rows = np.zeros(len(stages), _core.spans().dtype)
+    for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns", "cpu_ns"):
+        rows[name] = math.nan
+    rows["id"] = number * 8 + np.arange(len(stages))
+    rows["stage"], rows["begin_ns"] = range(len(stages)), times_ns[:-1]
+    rows["end_ns"], rows["request"], rows["thread"] = times_ns[1:], number, 1
+    return Part(of, segment, ReadSpans(rows, list(stages), {}, {}, 0), clock=1)
 
 
 def write(folder: Path, requests: int) -> None:
@@ -88,8 +95,8 @@ def write(folder: Path, requests: int) -> None:
     keepers = [kept.Keeper(folder / role.host, 1 << 40) for role in roles]
     for number in range(requests):
         trace = f"{drawn.getrandbits(128):032x}"
-        root = _part(roles[number % 2], number, trace, drawn, None)
-        child = _part(roles[1 - number % 2], number, trace, drawn, root.segment["segment"])
+        root = part(roles[number % 2], number, trace, drawn, None)
+        child = part(roles[1 - number % 2], number, trace, drawn, root.segment["segment"])
         keepers[number % 2].put([[root]])
         keepers[1 - number % 2].put([[child]])
     for keeper in keepers:

@@ -21,14 +21,15 @@ from typing import Any
 
 import stagespan
 from benchmarks import cases
-from stagespan.contexts import opentelemetry
 
 _worker = ThreadPoolExecutor(1)
+_NOTHING = contextlib.nullcontext()
 _log = logging.getLogger("stagespan")
 
 
-async def _as_task(body: Callable[[], int]) -> int:
-    return body()
+async def _as_task(body: Callable[[], int], around: Any = _NOTHING) -> int:
+    with around:
+        return body()
 
 
 def _run(case: cases.Case, body: Callable[[int], Any], rounds: int) -> int:
@@ -45,13 +46,22 @@ def _run(case: cases.Case, body: Callable[[int], Any], rounds: int) -> int:
             found = _worker.submit(body, rounds).result()
         case "task":
             found = asyncio.run(_as_task(lambda: body(rounds)))
+        case "nested task" | "request task":
+            around = stagespan.span("outer") if case.where == "nested task" else stagespan.request()
+            found = asyncio.run(_as_task(lambda: body(rounds), around))
         case "coroutine":
             found = asyncio.run(body(rounds))
+        case "uvloop":
+            import uvloop
+
+            found = uvloop.run(body(rounds))
         case "off":
             stagespan.disable()
             found = body(rounds)
             stagespan.enable()
         case "told":  # as with STAGESPAN_OTEL_CONTEXT
+            from stagespan.contexts import opentelemetry
+
             opentelemetry.add_exporter(case)
             found = body(rounds)
             opentelemetry.remove_exporter(case)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -85,9 +86,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profiler", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--calls", type=int, default=500, help="in each round")
+    parser.add_argument("--json", action="store_true", help="print the medians in us as JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = measure(arguments.rounds, arguments.calls)
+    if arguments.json:
+        print(json.dumps(found))
+        return
     for case, us in found.items():
         ratio = f"{us / found['model']:7.2f} x the model" if case.startswith("model ") else ""
         print(f"{case:46}{us:10.2f} µs{ratio}")

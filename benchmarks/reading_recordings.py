@@ -6,13 +6,15 @@ With ``--against``, the interpreter of another checkout reads the same recording
 this one. A scrape of processes is one reading of an exporter. The processes have as many requests
 as a recording has room for, and each has had 20 more since the reading before. A scrape of stages
 is what Prometheus gets of one process, each of whose stages has run since the scrape before; a line
-of it is compared with one that prometheus_client writes of its own histograms.
+of it is compared with one that prometheus_client writes of its own histograms. `requests DIR` reads
+what an exporter has kept, and is compared with a process that only decodes the same files.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import resource
 import signal
 import statistics
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -121,12 +124,18 @@ def scrape_stages(count: int) -> tuple[float, float]:
     return statistics.median(taken_s[1:]), statistics.median(ratios[1:])
 
 
-def recording_of(what: str, count: int, folder: str) -> Path:
-    """Return the recording of a process that has recorded and was killed."""
+def recording_of(
+    what: str, count: int, folder: str, module: Sequence[str] = (sys.executable, __file__)
+) -> Path:
+    """Return the recording of a process that has recorded and was killed.
+
+    ``module`` is the command that runs this module.
+    """
     here = Path(folder, what)
-    here.mkdir(mode=0o700)
+    here.mkdir(mode=0o700, parents=True)
     process = subprocess.Popen(
-        [sys.executable, __file__, "--make", what, str(count)],
+        [*module, "--make", what, str(count)],
+        cwd=Path(__file__).parents[1],
         env=os.environ | _RING | {"STAGESPAN_RECORDING_DIR": str(here)},
     )
     process.wait()
@@ -142,11 +151,42 @@ def cpu_s(python: str, *command: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def scraped(python: str, what: str, count: int) -> list[float]:
-    """Return what `scrape` or `scrape_stages` measures with an interpreter."""
+DECODE = """
+import gzip, pathlib, sys, msgspec
+decode = msgspec.json.Decoder().decode
+lines = [decode(line) for path in pathlib.Path(sys.argv[1]).iterdir() for line in gzip.open(path)]
+"""
+
+
+def keep(folder: Path, count: int) -> None:
+    """Write requests as an exporter keeps them, each in one process."""
+    from benchmarks import kept_requests
+
+    drawn = random.Random(1)
+    of = kept_requests.Resource("svc", "wan", "", 100, "machine", "serve.py", "identity")
+    keeper = kept_requests.kept.Keeper(folder, 1 << 40)
+    for number in range(1, count + 1):
+        trace = f"{drawn.getrandbits(128):032x}"
+        keeper.put([[kept_requests.part(of, number, trace, drawn, None)]])
+    keeper.write()
+
+
+def used(command: list[str]) -> tuple[float, float]:
+    """Return the CPU seconds and the MB at the peak of a process."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+
+
+def scraped(module: list[str], what: str, count: int) -> list[float]:
+    """Return what `scrape` or `scrape_stages` measures with a command that runs this module."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         done = subprocess.run(
-            [python, __file__, "--make", what, str(count)],
+            [*module, "--make", what, str(count)],
+            cwd=Path(__file__).parents[1],
             env=os.environ | {"STAGESPAN_RECORDING_DIR": folder},
             capture_output=True,
             check=True,
@@ -179,9 +219,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         spans = str(recording_of("spans", SPANS // part, folder))
         requests = str(recording_of("requests", REQUESTS // part, folder))
+        kept = Path(folder, "kept")
+        keep(kept, REQUESTS // part)
+        used_kept: list[tuple[float, float]] = []
         for _ in range(options.turns):
+            decoded_s, decoded_mb = used([sys.executable, "-c", DECODE, str(kept)])
+            shown_s, shown_mb = used([sys.executable, "-m", "stagespan", "requests", str(kept)])
+            used_kept.append((shown_s / decoded_s, shown_mb / decoded_mb))
             for python in pythons:
-                of_stages_s, line = scraped(python, "stages", STAGES // part)
+                of_stages_s, line = scraped([python, __file__], "stages", STAGES // part)
                 lines[python].append(line)
                 for what, measured_s in (
                     (f"analyze, {SPANS // part:,} spans", cpu_s(python, "analyze", spans)),
@@ -191,7 +237,7 @@ def main() -> int:
                     ),
                     (
                         f"scrape, {PROCESSES // part:,} processes",
-                        scraped(python, "scrape", PROCESSES // part)[0],
+                        scraped([python, __file__], "scrape", PROCESSES // part)[0],
                     ),
                     (f"scrape, {STAGES // part:,} stages", of_stages_s),
                 ):
@@ -204,6 +250,11 @@ def main() -> int:
         print(row, flush=True)
     ratios = ", ".join(f"{statistics.median(of):.2f} x" for of in lines.values())
     print(f"a line of the last scrape, in lines of prometheus_client: {ratios}")
+    of_cpu, of_memory = (statistics.median(of) for of in zip(*used_kept, strict=True))
+    print(
+        f"requests DIR, {REQUESTS // part:,} kept: {of_cpu:.2f} x the CPU of gunzip and msgspec, "
+        f"{of_memory:.2f} x their memory"
+    )
     return 0
 
 

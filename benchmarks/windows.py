@@ -12,10 +12,12 @@ torch.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,24 +96,33 @@ def cost(model: torch.nn.Module, batch: torch.Tensor, calls: int, options: dict[
     return Cost(events, stop_ms, export_ms, ticker.longest_ms, megabytes)
 
 
-def main() -> None:
-    """Measure, and print a row for each case and number of calls."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.windows", description=__doc__)
-    parser.add_argument("--calls", type=int, nargs="+", default=[50, 500], help="of the model")
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+def _measured(calls: int, rounds: int) -> Iterator[tuple[str, list[Cost]]]:
+    """Yield the costs of the windows of each case."""
     torch.set_num_threads(1)
     model = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
     batch = torch.ones(1, 4, 64)
     with profile_window("warm-up"):
         model(batch)
+    for case, options in CASES.items():
+        yield case, [cost(model, batch, calls, options) for _ in range(rounds)]
+
+
+def main() -> None:
+    """Measure, and print a row for each case and number of calls."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.windows", description=__doc__)
+    parser.add_argument("--calls", type=int, nargs="+", default=[50, 500], help="of the model")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="the raw figures of the most calls")
+    arguments = parser.parse_args()
+    if arguments.json:
+        print(json.dumps(dict(_measured(max(arguments.calls), arguments.rounds))))
+        return
     head = (
         f"{'':26}{'events':>9}{'stop':>10}{'export':>10}{'an event':>11}{'pause':>10}{'trace':>10}"
     )
     print(head)
-    for case, options in CASES.items():
-        for calls in arguments.calls:
-            rounds = [cost(model, batch, calls, options) for _ in range(arguments.rounds)]
+    for calls in arguments.calls:
+        for case, rounds in _measured(calls, arguments.rounds):
             found = Cost(*map(statistics.median, zip(*rounds, strict=True)))
             us = (found.stop_ms + found.export_ms) * 1e3 / max(found.events, 1)
             print(

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import os
 import re
 import struct
 import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,9 @@ class Picture(NamedTuple):
     width: int
     height: int
     """The size of the window in pixels."""
+    measured: Callable[[], str] | None = None
+    """Makes the page by a run, which gives other figures each time; ``page`` is then what it
+    depends on."""
 
     @property
     def path(self) -> Path:
@@ -116,8 +120,8 @@ def trace_page() -> str:
 
 
 def terminal_page() -> str:
-    """Return a page that shows the output of `stagespan show` in docs/slow_stage.md."""
-    document = (DOCS / "slow_stage.md").read_text("utf-8")
+    """Return a page that shows the output of `stagespan show` in docs/debug.md."""
+    document = (DOCS / "debug.md").read_text("utf-8")
     command = "$ stagespan show out/timing.json"
     text = block_after(document, command)
     lines = [html.escape(line) for line in text[text.index(command) :].splitlines()]
@@ -152,6 +156,7 @@ def live_page() -> str:
             "longest_ns": round(p50),
             "errors": errors,
             "errors_per_s": errors / 10,
+            "cpu_ns": None,
             "device_ns": None,
         }
         for name, share, p50, running, errors, count in (
@@ -218,6 +223,7 @@ def live_page() -> str:
     activity = Activity(msgspec.convert(figures, ActivityFigures))
     data = {
         "state": "Live processes wan: 4.",
+        "processes": [(f"worker.py {pid}", f"process/{pid}/") for pid in range(4711, 4715)],
         "sentences": activity.sentences(),
         "tables": [written_table(table) for table in activity.tables()],
         "links": {one["request_id"]: "request" for one in requests},
@@ -226,6 +232,28 @@ def live_page() -> str:
     # Without the policy, which allows only the script as it is.
     page = re.sub(r"<meta http-equiv.*\n", "", pages.live_page("Live processes"))
     return page.replace("\nupdate();\n", f"\n{shown}\n")
+
+
+RECORDED = ROOT / "tests/programs/served_requests.py"
+
+
+def recording_sources() -> str:
+    """Return what the look of the page of a recording depends on."""
+    folder = ROOT / "python/stagespan/pages/html"
+    sources = [RECORDED, *(folder / name for name in ("page.css", "page.html"))]
+    return "\n".join(path.read_text("utf-8") for path in sources)
+
+
+def recording_page() -> str:
+    """Run a program, and return the page of its recording."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        environment = os.environ | {"STAGESPAN_RECORDING_DIR": folder}
+        subprocess.run([sys.executable, RECORDED.name], env=environment, cwd=RECORDED.parent)
+        (recording,) = Path(folder).glob("*.stagespan")
+        page = Path(folder) / "page.html"
+        show = ["-m", "stagespan", "show", str(recording), "--html", str(page)]
+        subprocess.run([sys.executable, *show], check=True, stdout=subprocess.DEVNULL)
+        return page.read_text("utf-8")
 
 
 def notebook_page() -> str:
@@ -248,6 +276,7 @@ def pictures() -> list[Picture]:
         Picture("report_terminal.png", terminal_page(), 940, 204),
         Picture("live_page.png", live_page(), 900, 850),
         Picture("notebook.png", notebook_page(), 800, 562),
+        Picture("recording_page.png", recording_sources(), 1200, 815, recording_page),
     ]
 
 
@@ -263,7 +292,7 @@ def build(wanted: list[Picture]) -> None:
         browser.call("Emulation.setScrollbarsHidden", hidden=True)
         for picture in wanted:
             page, shot = Path(folder) / "source.html", Path(folder) / "shot.png"
-            page.write_text(picture.page, "utf-8")
+            page.write_text(picture.measured() if picture.measured else picture.page, "utf-8")
             browser.size(picture.width, picture.height)
             browser.media()
             browser.open(page)

@@ -26,12 +26,6 @@ using namespace stagespan::benchmark;
 constexpr std::int64_t kLong_ns = 100'000;
 constexpr std::uint32_t kSpansBetweenLooks = 256;
 
-std::int64_t thread_cpu_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
-
 struct Events {
   long switches;
   long faults;

@@ -39,10 +39,10 @@ bool are_requests(PyObject* tuple) noexcept {
   return true;
 }
 
-/// Links the span that has just been opened to the requests, and ends their waits.
-void link(PyObject* requests) noexcept {
+/// Counts the requests of the span that has just been opened, links it to them, and ends their waits.
+void link(std::uint32_t stage, PyObject* requests) noexcept {
   const Py_ssize_t count = PyTuple_GET_SIZE(requests);
-  if (count == 0 || !mode_has(kModeEnabled)) return;
+  if (!mode_has(kModeEnabled)) return;
   const auto request_at = [requests](Py_ssize_t i) {
     return reinterpret_cast<RequestObject*>(PyTuple_GET_ITEM(requests, i));
   };
@@ -50,19 +50,22 @@ void link(PyObject* requests) noexcept {
   ThreadState& thread = current_thread();
   const std::uint64_t span = innermost(thread, *thread.scope).id;
   publish(thread);  // a scope without open spans is removed again
-  if (span == 0) return;
+  const auto batch_size = static_cast<std::uint32_t>(count);
   std::uint64_t numbers[128];
   const auto at_once = static_cast<Py_ssize_t>(std::size(numbers));
-  for (Py_ssize_t first = 0; first < count; first += at_once) {
+  const auto take_from = [&](Py_ssize_t first) {
     const Py_ssize_t size = std::min(at_once, count - first);
     for (Py_ssize_t i = 0; i < size; ++i) numbers[i] = request_at(first + i)->number;
-    Recorder::get().add_links(span, numbers, static_cast<std::uint32_t>(size), static_cast<std::uint32_t>(count));
-  }
+    return static_cast<std::uint32_t>(size);
+  };
+  Recorder::get().count_batch(stage, batch_size, span, numbers, span == 0 ? 0 : take_from(0));
+  for (Py_ssize_t first = at_once; span != 0 && first < count; first += at_once)
+    Recorder::get().add_links(span, numbers, take_from(first), batch_size);
 }
 
 PyObject* enter(BatchObject& self) noexcept {
   Ref span(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&reinterpret_cast<SpanObject*>(self.span)->enter)));
-  if (span) link(self.requests);
+  if (span) link(reinterpret_cast<SpanObject*>(self.span)->stage, self.requests);
   return span.release();
 }
 

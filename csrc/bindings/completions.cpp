@@ -10,6 +10,7 @@
 #include <new>
 #include <thread>
 #include <type_traits>
+#include <utility>
 
 #include "device/layer.h"
 #include "stagespan/recorder.h"
@@ -72,6 +73,7 @@ class Queue {
 
 Immortal<Waiter> g_waiter;
 Queue g_queue;                              // guarded by the interpreter's lock
+std::uint64_t g_unqueued = 0;               // since the queue was last read; guarded like it
 std::int64_t g_peak_rss_bytes[kMaxStages];  // by stage, 0 if not known; guarded like the queue
 
 Waiter& waiter() { return g_waiter.get(); }
@@ -144,7 +146,7 @@ void push_completion(const Completion& completion) noexcept {
     peak_bytes = std::max(peak_bytes, completion.peak_bytes);
   }
   if (!g_queue.push(completion)) {
-    Recorder::get().lose(kLostCompletions);
+    ++g_unqueued;
     return;
   }
   if (completion.device_span != 0) waiter().awaiting.fetch_add(1);
@@ -152,6 +154,11 @@ void push_completion(const Completion& completion) noexcept {
   // it is awaited.
   if (completion.device_span == 0 || device::has_result(completion.device_span) || device::pending() == 0)
     announce_work();
+}
+
+void count_unqueued_completions(bool were_wanted) noexcept {
+  const std::uint64_t unqueued = std::exchange(g_unqueued, 0);
+  if (were_wanted && unqueued != 0) Recorder::get().lose(kLostCompletions, unqueued);
 }
 
 std::vector<Completion> take_completions(bool everything) {
@@ -232,6 +239,7 @@ void completions_after_fork() {
   // Created again instead of cleared, because another thread of the parent may have been using them at the fork: a
   // library can fork without the interpreter's lock.
   g_queue.shrink(0);
+  g_unqueued = 0;
   forget_peak_rss();
   g_waiter.renew();
   device::g_waker.sleeps.store(false);

@@ -24,13 +24,16 @@ struct Completion {
 /// In Completion::flags, in addition to those of a record: the peak is an accelerator's, not the process's.
 inline constexpr std::uint32_t kCompletionDeviceMemory = 1U << 16;
 
-/// Queues a finished context, or counts it as lost if the queue is full. The caller holds the interpreter's lock, which
-/// orders producers and the consumer.
+/// Queues a finished context unless the queue is full. The caller holds the interpreter's lock, which orders producers
+/// and the consumer.
 void push_completion(const Completion& completion) noexcept;
 
 /// Removes and returns complete items, those of each thread in order: an item that awaits its device delays later ones
 /// of its thread, unless `everything` is set.
 std::vector<Completion> take_completions(bool everything);
+
+/// Counts those for which the queue was full as lost log lines, unless nobody wants lines.
+void count_unqueued_completions(bool were_wanted) noexcept;
 
 /// The highest peak RSS of each stage's runs since the last forget_peak_rss(), in bytes; 0 if not known. Has an entry
 /// for each of kMaxStages.

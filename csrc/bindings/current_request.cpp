@@ -224,7 +224,7 @@ PyObject* adopted_enter(PyObject* object, PyObject*) {
   Entered* const entered = make_entered(capsule);
   if (entered == nullptr) return nullptr;
   ThreadState& thread = current_thread();
-  if (thread.attention.load(relaxed) != 0) attend(thread);
+  if (thread.attention().load(relaxed) != 0) attend(thread);
   const std::uint32_t index = has_no_scope(thread) ? 0 : take_frame(thread);
   if (index == 0) {
     Recorder::get().lose(kLostMemory);

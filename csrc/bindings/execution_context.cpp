@@ -133,7 +133,7 @@ void become_base(ThreadState& thread, PyObject* context) noexcept {
 /// Until the code that runs gets a scope. Each span looks for one again, because this scope has no context.
 void have_no_scope(ThreadState& thread) noexcept {
   thread.scope = &thread.nowhere;
-  thread.attention.fetch_or(kAttentionNoScope, relaxed);
+  thread.attention().fetch_or(kAttentionNoScope, relaxed);
 }
 
 /// Releases the frame of a task's scope, so that the scope can leave its table.
@@ -244,36 +244,21 @@ void switch_scope(ThreadState& thread, PyObject* context) noexcept {
 }
 
 WorkingSpan working_span(const void* owner, std::uint32_t stage) noexcept {
-  ParentLink link;
   if (t_state == nullptr) {
     const ErrorAside pending;
     Inherited stored;
     if (!read_inherited(stored)) return {};
+    ParentLink link{.request = stored.link.request};
     if (stored.base == Inherited::kExact)
       link = stored.link;
     else
       Recorder::get().innermost_elsewhere(stored.base, stored.link.request, link);
-  } else {
-    ThreadState& thread = current_thread();
-    const Scope& scope = *thread.scope;
-    const OpenFrame* found = nullptr;
-    for (std::uint32_t index = scope.top; index != scope.root && index != 0;
-         index = thread.frames[index].below.load(relaxed)) {
-      const OpenFrame& frame = thread.frames[index];
-      const bool is_own = thread.locals[index].owner == owner;
-      if (!is_own && (found != nullptr || frame.stage.load(relaxed) != stage)) continue;
-      if ((frame.flags.load(relaxed) & (kFrameInactive | kFrameClosedAway)) != 0) continue;
-      found = &frame;
-      if (is_own) break;
-    }
-    if (found != nullptr) return {found->id.load(relaxed), found->begin_ticks.load(relaxed)};
-    const OpenFrame& root = thread.frames[scope.root];
-    link.id = root.as_parent_id.load(relaxed);
-    link.stage = root.as_parent_stage.load(relaxed);
-    publish(thread);  // a scope without open spans is removed again
+    return working_span_of(link, stage);
   }
-  // The start of a span in other code is not known, and is earlier than now.
-  return link.id != 0 && link.stage == stage ? WorkingSpan{link.id, now_ticks()} : WorkingSpan{};
+  ThreadState& thread = current_thread();
+  const WorkingSpan span = working_span_in(thread, *thread.scope, stage, owner);
+  if (span.frame == nullptr) publish(thread);  // a scope without open spans is removed again
+  return span;
 }
 
 /// Notes when work for a request has ended here, unless other code could run meanwhile.
@@ -295,6 +280,11 @@ bool takes_turns(const ThreadState& thread) noexcept {
   if (context == thread.base.context) return thread.base.takes_turns;
   if (context != nullptr && is_entered(context)) return !is_threads_own(context);
   return static_cast<bool>(current_greenlet());
+}
+
+bool has_greenlets() noexcept {
+  PyObject* const modules = Py_IsInitialized() != 0 ? PyImport_GetModuleDict() : nullptr;
+  return modules != nullptr && PyDict_GetItem(modules, g_greenlet) != nullptr;
 }
 
 Inherited inherited_from(const ThreadState& thread, const Scope& scope) noexcept {

@@ -47,6 +47,9 @@ inline ParentLink innermost(const ThreadState& thread, const Scope& scope) noexc
 /// Whether other code of the thread may run while the running code waits: in a task or a greenlet.
 bool takes_turns(const ThreadState& thread) noexcept;
 
+/// Whether greenlets may run in this process: only their module can make them.
+bool has_greenlets() noexcept;
+
 /// What copies of the scope's context inherit now.
 Inherited inherited_from(const ThreadState& thread, const Scope& scope) noexcept;
 
@@ -69,7 +72,8 @@ inline bool has_no_scope(const ThreadState& thread) noexcept {
 }
 
 /// The open span that `owner` has opened, or else the innermost one of `stage`, in the running code or where its
-/// context was copied; none if there is none. A thread that has opened no spans does not get a state by this call.
+/// context was copied; the current request if there is none. A thread that has opened no spans does not get a state by
+/// this call.
 WorkingSpan working_span(const void* owner, std::uint32_t stage) noexcept;
 
 /// Called when the innermost span of the current scope has changed.

@@ -3,18 +3,21 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "child_call.h"
 #include "completions.h"
 #include "context_layout.h"
 #include "current_request.h"
 #include "device.h"
 #include "docstrings.h"
 #include "execution_context.h"
+#include "listener.h"
 #include "reading.h"
 #include "request_details.h"
 #include "request_object.h"
 #include "request_tables.h"
 #include "sampler.h"
 #include "segments.h"
+#include "span_encoders.h"
 #include "span_object.h"
 #include "stage_names.h"
 #include "stagespan/api.h"
@@ -62,7 +65,8 @@ const Api& api() {
         close_span({static_cast<OpenFrame*>(span.frame), span.id}, static_cast<std::uint16_t>(flags));
       },
       [](std::uint32_t stage, const char* key, std::size_t length, double amount) {
-        Recorder::get().add_work(stage, {key, length}, 0, amount);
+        if (mode_has(kModeEnabled))
+          Recorder::get().add_work(stage, {key, length}, 0, amount, stagespan::working_span(stage));
       },
   };
   return table;
@@ -100,6 +104,8 @@ void define_hooks(py::module_& module) {
         if (PyErr_Occurred() != nullptr) throw py::error_already_set();
       },
       py::arg("names"));
+  module.def("cpu_time_set", [](bool on) { set_cpu_time(on); }, py::arg("on"));
+  module.def("system_counts_set", [](bool on) { set_system_counts(on); }, py::arg("on"));
   module.def("hooks_raise_later", [](const py::object& error) { raise_later(error.ptr()); }, py::arg("error"));
   module.def("memory_set_hook", [](bool on) { g_memory_hook = on; }, py::arg("on"));
   module.def(
@@ -139,7 +145,8 @@ void define_hot_objects(py::module_& module) {
   for (PyMethodDef* functions :
        {g_span_functions, g_token_functions, g_timed_function_functions, g_timed_iterator_functions,
         g_waiting_functions, g_termination_functions, g_current_request_functions, g_segment_functions,
-        g_request_functions, g_request_detail_functions, g_request_table_functions, g_sampler_functions})
+        g_request_functions, g_request_detail_functions, g_request_table_functions, g_sampler_functions,
+        g_listener_functions, g_child_call_functions})
     if (PyModule_AddFunctions(m, functions) != 0) throw py::error_already_set();
   if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_unnamed_span_type(m) ||
       !init_token_type(m) || !init_timed_functions(m) || !init_timed_iterators() || !init_waiting(m) ||
@@ -188,9 +195,11 @@ PYBIND11_MODULE(_core_of_main, module) {
   sp::define_reading(module);
   sp::define_recording(module);
   sp::watch_thread_names();
+  sp::listen_in_spans();
   sp::define_device(module);
   sp::define_trace_scanner(module);
   sp::define_trace_passes(module);
+  sp::define_span_encoders(module);
   module.def("c_api", [] {
     return py::reinterpret_steal<py::object>(
         PyCapsule_New(const_cast<stagespan::Api*>(&sp::api()), stagespan::kApiCapsule, nullptr));

@@ -164,6 +164,7 @@ py::list drain_completions(bool everything) {
   const NoCollection by_allocations;
   py::list result;
   const std::vector<Completion> taken = take_completions(everything);
+  count_unqueued_completions(true);
   if (taken.empty()) return result;
   const PublishedClock clock = Recorder::get().published_clock();
   for (const Completion& c : taken)
@@ -228,7 +229,12 @@ void define_reading(py::module_& module) {
   module.def("request_figures", request_figures, py::arg("requests"));
   module.def("device_drain_completions", drain_completions, py::arg("everything") = false);
   module.def(
-      "device_drop_completions", [](bool everything) { take_completions(everything); }, py::arg("everything") = false);
+      "device_drop_completions",
+      [](bool everything) {
+        take_completions(everything);
+        count_unqueued_completions(false);
+      },
+      py::arg("everything") = false);
   module.def("memory_peak_rss_bytes", peak_rss_bytes);
   module.def("memory_forget_peak_rss", forget_peak_rss);
   module.def("memory_never_free", [](const py::object& object) { object.inc_ref(); }, py::arg("object"));

@@ -18,6 +18,7 @@
 
 #include "object.h"
 #include "reading.h"
+#include "stagespan/commands.h"
 #include "stagespan/cut_off.h"
 #include "stagespan/histogram.h"
 #include "stagespan/process_info.h"
@@ -397,6 +398,19 @@ py::dict segment_of(const Recording& recording, const SegmentCopy& copy) {
   return segment;
 }
 
+// [(key, Unix time of the end or 0, trace)] of all entries. A hop that has come back ends when it is received.
+py::list segment_ends(const Recording& recording) {
+  const NoCollection by_allocations;
+  const ClockFit& fit = recording.copy.fit;
+  py::list result;
+  for (const SegmentCopy& copy : recording.copy.segments) {
+    const std::uint64_t ticks = copy.origin == kOriginReturn ? copy.received_ticks : copy.end_ticks;
+    const py::object trace = trace_text({copy.trace_high, copy.trace_low});
+    result.append(py::make_tuple(key_of(copy), ticks != 0 ? fit.unix_ns(ticks) : 0, trace));
+  }
+  return result;
+}
+
 // [(key, segment)] of all entries, or of those with these keys.
 py::list segments_of(const Recording& recording, const std::optional<std::unordered_set<std::int64_t>>& keys) {
   const NoCollection by_allocations;
@@ -503,6 +517,31 @@ py::list threads_of(const Recording& recording) {
   return result;
 }
 
+// --- asking its process -----------------------------------------------------------------------------------
+
+[[noreturn]] void throw_errno() {
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw py::error_already_set();
+}
+
+void command_write(int fd, std::uint32_t number, const py::bytes& text) {
+  if (!write_command(fd, number, std::string(text))) throw_errno();
+}
+
+void command_ask_threads(int fd, const Recording& recording) {
+  if (!ask_threads(fd, recording.copy.arena)) throw_errno();
+}
+
+void command_cancel(int fd, std::uint32_t number) {
+  if (!cancel_command(fd, number)) throw_errno();
+}
+
+py::tuple command_state(int fd) {
+  CommandState state;
+  if (!read_command_state(fd, state)) throw_errno();
+  return py::make_tuple(state.number, state.listening, state.noticed, state.answered, py::bytes(state.answer));
+}
+
 py::dict lost_of(const Recording& recording) {
   const NoCollection by_allocations;
   py::dict result;
@@ -550,6 +589,7 @@ void define_recording(py::module_& module) {
       .def("spans", spans_of)
       .def("open_spans", open_of)
       .def("segment_keys", segment_keys, py::arg("only_open") = false)
+      .def("segment_ends", segment_ends)
       .def("latest_requests", latest_requests, py::arg("since_ns"))
       .def("segments", segments_of, py::arg("keys") = py::none())
       .def("links", links_of)
@@ -571,6 +611,10 @@ void define_recording(py::module_& module) {
         return py::bytes(marks);
       },
       py::arg("fd"));
+  module.def("command_write", command_write, py::arg("fd"), py::arg("number"), py::arg("text"));
+  module.def("command_ask_threads", command_ask_threads, py::arg("fd"), py::arg("recording"));
+  module.def("command_cancel", command_cancel, py::arg("fd"), py::arg("number"));
+  module.def("command_state", command_state, py::arg("fd"));
   module.def("recording_read", read_recording, py::arg("fd"), py::arg("what"), py::arg("everything") = true);
 }
 

@@ -307,6 +307,25 @@ bool count(RequestObject& self, SegmentStatus status, std::uint64_t ticks) noexc
   return true;
 }
 
+/// Counts the amounts of its spans and chunks when it ends; those of one inside of another request are that one's.
+/// False with an exception set if the name of its pipeline cannot be found.
+bool count_work(const RequestObject& self) noexcept {
+  Recorder& recorder = Recorder::get();
+  if (self.generation != recorder.generation()) return true;
+  const SegmentEntry* const entry = entry_of(self.number, self.shown);
+  if (self.is_nested) {
+    if (entry != nullptr) recorder.pass_request_work(self.number, entry->linked.load(relaxed));
+    return true;
+  }
+  const bool is_again = self.counted.stage != 0;  // its chunks were counted before
+  const std::uint64_t tokens = entry != nullptr && !is_again ? entry->chunk_amount.load(relaxed) : 0;
+  if (tokens == 0 && !recorder.has_request_work(self.number)) return true;
+  const std::uint32_t pipeline = pipeline_stage(self);
+  if (pipeline == kNoStage) return false;
+  recorder.count_request_work(self.number, pipeline, tokens);
+  return true;
+}
+
 /// Whether torch.compile or torch.export runs this code to capture it. Negative with an exception set if that fails.
 int is_captured() noexcept {
   static PyObject* const name = PyUnicode_InternFromString("torch._dynamo");
@@ -423,6 +442,7 @@ bool leave(PyObject* object, PyObject* kind, PyObject* error = nullptr) noexcept
   const std::uint64_t end_ticks =
       self.is_remote ? end_received(self, status) : Recorder::get().end_segment(self.number, self.shown - 1, status);
   remember_ended(self);
+  if (!count_work(self)) return false;
   if (self.follows) return true;  // it is not counted
   if (!count(self, status, ticks_between(self.since_ticks, end_ticks))) return false;
   const Ref entry(finished_entry(self, end_ticks, status));

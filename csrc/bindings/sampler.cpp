@@ -19,8 +19,10 @@
 #include <utility>
 #include <vector>
 
+#include "after_fork.h"
 #include "object.h"
 #include "sampled_stacks.h"
+#include "stagespan/without_signals.h"
 #include "worker_name.h"
 
 namespace stagespan::python {
@@ -35,11 +37,13 @@ constexpr std::int64_t kMs = 1'000'000;
 constexpr std::int64_t kFirstWriteNs = 100 * kMs, kWriteEveryNs = 1000 * kMs;  // in between, twice as late each time
 constexpr std::int64_t kFirstCallNs = 2000 * kMs;  // of the callback, then twice as late each time
 constexpr std::int64_t kFreeCpuNs = 4 * kMs;  // for which the sampler's CPU time is not compared with the process's
-constexpr int kMostCpuShare = 50;             // at most a 50th of the process's CPU time
-constexpr int kSamplesPerCheck = 8;           // of the CPU times, whose clocks are slow
-constexpr int kLongestFactor = 16;            // of the interval, when the sampler would take more
-constexpr int kMostReady = 16;                // times what a thread computed
-constexpr std::size_t kMostEnded = 64;        // threads
+// Of the process's CPU time, at most this part: 1.6 %. The promise is 2 %, of which a sample may take too much, and
+// what the program loses by switches of the lock is not in the sampler's own time.
+constexpr int kMostCpuShare = 64;
+constexpr int kMostSlowdown = 8;        // of the process, by others on a busy machine
+constexpr int kLongestFactor = 16;      // of the interval, in a process that computes little
+constexpr int kMostReady = 16;          // times what a thread computed
+constexpr std::size_t kMostEnded = 64;  // threads
 constexpr std::int64_t kUnknown = -1;
 
 std::int64_t clock_ns(clockid_t clock) noexcept {
@@ -109,6 +113,8 @@ struct Sampler {
   pid_t owner = 0;  // the process that has the thread; 0 without it
   std::atomic<pid_t> native_id{0};
   PyThreadState* state = nullptr;
+  std::int64_t began_ns = 0, process_cpu_ns = 0;  // when the CPU times began to be compared
+  std::int64_t own_cpu_ns = 0;                    // of the sampler's threads that have ended
 
   SampledStacks stacks;
   std::unordered_map<std::uint64_t, Thread> threads;  // by the number of the thread state, which is never used again
@@ -239,21 +245,33 @@ bool wait_until(Sampler& s, std::int64_t until_ns) noexcept {
   return goes_on;
 }
 
+// The time until the next sample: the interval, or longer if the sampler would exceed its part of the CPU time. The
+// last sample took `cost_ns` of it, and the sampler's thread `own_ns` in all.
+std::int64_t next_interval_ns(const Sampler& s, std::int64_t now, std::int64_t own_ns, std::int64_t cost_ns) noexcept {
+  const std::int64_t process_ns = std::max<std::int64_t>(clock_ns(CLOCK_PROCESS_CPUTIME_ID) - s.process_cpu_ns, 1);
+  const std::int64_t missing_ns = (s.own_cpu_ns + own_ns + cost_ns - kFreeCpuNs) * kMostCpuShare - process_ns;
+  if (missing_ns <= 0) return s.interval_ns;
+  // The process computes on as before, it is assumed, but is not left alone for long.
+  const double until_ns =
+      static_cast<double>(missing_ns) * static_cast<double>(now - s.began_ns) / static_cast<double>(process_ns);
+  const std::int64_t longest_ns = std::max(s.interval_ns * kLongestFactor, cost_ns * kMostCpuShare * kMostSlowdown);
+  return std::max(s.interval_ns, static_cast<std::int64_t>(std::min(until_ns, static_cast<double>(longest_ns))));
+}
+
 void* run(void* argument) noexcept {
   Sampler& s = *static_cast<Sampler*>(argument);
   s.native_id = static_cast<pid_t>(syscall(SYS_gettid));
   pthread_setname_np(pthread_self(), "stagespan-sampl");
   PyThreadState* const state = PyThreadState_New(PyInterpreterState_Main());
   const std::int64_t base_ns = s.interval_ns;
-  std::int64_t interval_ns = base_ns, due_ns = clock_ns(CLOCK_MONOTONIC) + base_ns;
+  std::int64_t due_ns = clock_ns(CLOCK_MONOTONIC) + base_ns;
   std::int64_t written_ns = due_ns, write_every_ns = kFirstWriteNs;
-  const std::int64_t process_cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
-  std::int64_t call_after_ns = kFirstCallNs;
+  std::int64_t call_after_ns = kFirstCallNs, own_ns = 0;
   while (wait_until(s, due_ns)) {
     PyEval_RestoreThread(state);
     s.state = state;
     take(s, false);
-    const std::int64_t now = s.last_ns;
+    const std::int64_t now = s.last_ns, cost_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID) - own_ns;
     const bool is_writing = s.is_read_by_others && now - written_ns >= write_every_ns;
     if (is_writing) read_worker(s);
     if (s.callback != nullptr && s.wall_ns >= call_after_ns) {
@@ -264,23 +282,18 @@ void* run(void* argument) noexcept {
     if (is_writing) {
       const std::int64_t before_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
       write(s);
-      const std::int64_t cost_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID) - before_ns;
-      write_every_ns = std::max(std::min(2 * write_every_ns, kWriteEveryNs), cost_ns * kMostCpuShare);
+      const std::int64_t writing_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID) - before_ns;
+      write_every_ns = std::max(std::min(2 * write_every_ns, kWriteEveryNs), writing_ns * kMostCpuShare);
       written_ns = now;
     }
-    if (s.samples % kSamplesPerCheck == 0) {
-      const std::int64_t own_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID) - kFreeCpuNs;
-      const std::int64_t process_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - process_cpu_ns;
-      if (own_ns * kMostCpuShare > process_ns)
-        interval_ns = std::min(interval_ns * 2, base_ns * kLongestFactor);
-      else if (own_ns * 2 * kMostCpuShare < process_ns)
-        interval_ns = std::max(interval_ns / 2, base_ns);
-    }
+    own_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    const std::int64_t interval_ns = next_interval_ns(s, now, own_ns, cost_ns);
     due_ns += interval_ns;
-    if (due_ns <= now) due_ns = now + interval_ns;
+    if (due_ns <= now || interval_ns > base_ns) due_ns = now + interval_ns;
   }
   PyEval_RestoreThread(state);
   s.state = nullptr;
+  s.own_cpu_ns += clock_ns(CLOCK_THREAD_CPUTIME_ID);
   PyThreadState_Clear(state);
   PyThreadState_DeleteCurrent();
   return nullptr;
@@ -296,12 +309,8 @@ void start_thread(Sampler& s) noexcept {
   pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
   pthread_cond_init(&s.condition, &clock);
   pthread_condattr_destroy(&clock);
-  // The program's signals are handled by its own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const WithoutSignals blocked;
   if (pthread_create(&s.thread, nullptr, run, &s) == 0) s.owner = getpid();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void stop_thread(Sampler& s) noexcept {
@@ -312,14 +321,14 @@ void stop_thread(Sampler& s) noexcept {
   pthread_cond_signal(&s.condition);
   pthread_mutex_unlock(&s.mutex);
   const Unlocked waiting;
-  pthread_join(s.thread, nullptr);
-  // The kernel counts a joined thread for some microseconds more, and Python warns of forks with threads.
-  const pid_t native_id = s.native_id;
-  for (int i = 0; i < 1000 && native_id != 0 && syscall(SYS_tgkill, getpid(), native_id, 0) == 0; ++i) sched_yield();
+  join_before_fork(s.thread, s.native_id);
 }
 
 // Forgets what was seen, for a new file.
 void clear(Sampler& s) noexcept {
+  s.began_ns = clock_ns(CLOCK_MONOTONIC);
+  s.process_cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+  s.own_cpu_ns = 0;
   s.stacks.clear();
   s.threads.clear();
   s.collected_ns[0] = s.collected_ns[1] = s.wall_ns = s.samples = 0;
@@ -361,6 +370,13 @@ PyObject* py_stop(PyObject*, PyObject*) noexcept {
   Py_RETURN_NONE;
 }
 
+PyObject* py_text(PyObject*, PyObject*) noexcept {
+  const Sampler& s = sampler();
+  if (!s.is_wanted) Py_RETURN_NONE;
+  const std::string text = text_of(s);
+  return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+}
+
 PyObject* py_before_fork(PyObject*, PyObject*) noexcept {
   Sampler& s = sampler();
   ++s.forks;
@@ -368,29 +384,9 @@ PyObject* py_before_fork(PyObject*, PyObject*) noexcept {
   Py_RETURN_NONE;
 }
 
-// Whether this thread runs the functions that Python calls after a fork.
-bool is_after_fork() noexcept {
-  const NoCollection by_allocations;
-  Ref frame(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
-  while (frame) {
-    auto* const at = reinterpret_cast<PyFrameObject*>(frame.get());
-    const Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(at)));
-    PyObject* const name = reinterpret_cast<PyCodeObject*>(code.get())->co_filename;
-    const char* const text = PyUnicode_Check(name) != 0 ? PyUnicode_AsUTF8(name) : nullptr;
-    PyErr_Clear();
-    const std::string_view file(text == nullptr ? "" : text);
-    for (const std::string_view hook : {"/stagespan/process/sampler.py", "/stagespan/process/forks.py"})
-      if (file.ends_with(hook)) return true;
-    frame = Ref(reinterpret_cast<PyObject*>(PyFrame_GetBack(at)));
-  }
-  return false;
-}
-
 int start_again(void*) noexcept {
   Sampler& s = sampler();
-  if (!s.is_wanted || s.forks != 0) return 0;
-  if (is_after_fork() && Py_AddPendingCall(start_again, nullptr) == 0) return 0;  // it is too early
-  start_thread(s);
+  if (s.is_wanted && s.forks == 0) start_thread(s);
   return 0;
 }
 
@@ -406,11 +402,7 @@ PyObject* py_after_fork(PyObject*, PyObject* in_child) noexcept {
     clear(s);
     name_file(s);
   }
-  // Python 3.12 counts the threads when this has run, and then warns of them. A pending call is made when the fork is
-  // over, but only by the main thread, which may wait for others for a long time.
-  const bool is_later = in_child != Py_True && syscall(SYS_gettid) == getpid();
-  if (is_later && Py_AddPendingCall(start_again, nullptr) == 0) Py_RETURN_NONE;
-  if (s.is_wanted && s.forks == 0) start_thread(s);
+  start_after_fork(start_again, in_child == Py_True);
   Py_RETURN_NONE;
 }
 
@@ -436,6 +428,7 @@ PyObject* py_collection(PyObject*, PyObject* const* arguments, Py_ssize_t count)
 PyMethodDef g_sampler_functions[] = {
     {"sampler_start", py_start, METH_VARARGS, nullptr},
     {"sampler_stop", py_stop, METH_NOARGS, nullptr},
+    {"sampler_text", py_text, METH_NOARGS, nullptr},
     {"sampler_before_fork", py_before_fork, METH_NOARGS, nullptr},
     {"sampler_after_fork", py_after_fork, METH_O, nullptr},
     {"sampler_collection", as_method(py_collection), METH_FASTCALL, nullptr},

@@ -20,7 +20,10 @@ struct Options {
   Kind kind;
   bool reset_peak_memory;
   bool capture_memory;
+  bool cpu_time;
 };
+
+bool g_cpu_time = false;  // of all new spans
 
 STAGESPAN_HOT PyObject* make_for_stage(std::uint32_t stage, PyObject* name, const Options& options) {
   SpanObject* self = nullptr;
@@ -38,14 +41,16 @@ STAGESPAN_HOT PyObject* make_for_stage(std::uint32_t stage, PyObject* name, cons
   self->kind = options.kind;
   self->reset_peak_memory = options.reset_peak_memory;
   self->capture_memory = options.capture_memory;
+  self->cpu_time = options.cpu_time;
   return reinterpret_cast<PyObject*>(self);
 }
 
 std::bitset<kMaxStages> g_debug_stages;
 
-PyObject* make_maybe_annotated(std::uint32_t stage, PyObject* name, Options options) {
+PyObject* make_maybe_extended(std::uint32_t stage, PyObject* name, Options options) {
   if (options.kind == Kind::kDebug) g_debug_stages.set(stage);
-  if (options.kind == Kind::kSpan && is_annotated(stage)) options.kind = Kind::kAnnotated;
+  options.cpu_time = options.cpu_time || g_cpu_time;
+  if (options.kind == Kind::kSpan && (options.cpu_time || is_annotated(stage))) options.kind = Kind::kExtended;
   return make_for_stage(stage, name, options);
 }
 
@@ -74,17 +79,18 @@ Ref qualified_name(PyObject* object) {
 PyObject* decorate_under_its_name(PyObject* function, const Options& options) {
   const Ref name = qualified_name(function);
   if (!name) return nullptr;
-  const Ref span(make_maybe_annotated(stage_of(name.get()), name.get(), options));
+  const Ref span(make_maybe_extended(stage_of(name.get()), name.get(), options));
   return span ? decorate(span.get(), function) : nullptr;
 }
 
 [[gnu::noinline]] PyObject* make_slow(PyObject* name, const Options& options) {
   if (can_be_decorated(name)) [[unlikely]]
     return decorate_under_its_name(name, options);
-  return make_maybe_annotated(stage_of_slow(name), name, options);
+  return make_maybe_extended(stage_of_slow(name), name, options);
 }
 
 STAGESPAN_HOT PyObject* make(PyObject* name, const Options& options) {
+  if (options.cpu_time) return make_slow(name, options);
   const CachedName& cached = cached_name(name);
   if (cached.name == name) [[likely]]
     return make_for_stage(cached.stage, name, options);
@@ -142,30 +148,35 @@ PyObject* make_or_unnamed(PyObject* name, const Options& options) {
 
 PyObject* span_from(PyObject*, PyObject* args) {
   PyObject* name = nullptr;
-  int kind = 0, reset_peak_memory = 0, capture_memory = 0;
-  if (PyArg_ParseTuple(args, "Oiii", &name, &kind, &reset_peak_memory, &capture_memory) == 0) return nullptr;
+  int kind = 0, reset_peak_memory = 0, capture_memory = 0, cpu_time = 0;
+  if (PyArg_ParseTuple(args, "Oiii|i", &name, &kind, &reset_peak_memory, &capture_memory, &cpu_time) == 0)
+    return nullptr;
   if (kind < 0 || kind > 2) {
     PyErr_Format(PyExc_ValueError, "no kind of context has the number %d", kind);
     return nullptr;
   }
-  return make(name, {static_cast<Kind>(kind), reset_peak_memory != 0, capture_memory != 0});
+  return make(name, {static_cast<Kind>(kind), reset_peak_memory != 0, capture_memory != 0, cpu_time != 0});
 }
 
 PyObject* span_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   if (count == 1 && kwnames == nullptr) [[likely]]
-    return make(args[0], {Kind::kSpan, false, false});
-  static const char* const names[] = {"name", nullptr};
+    return make(args[0], {Kind::kSpan, false, false, false});
+  static const char* const names[] = {"name", "cpu", nullptr};
   const Ref positional = positional_tuple(args, static_cast<std::size_t>(count));
   const Ref named = keyword_dict(args, static_cast<std::size_t>(count), kwnames);
   if (!positional || !named) return nullptr;
   PyObject* name = nullptr;
-  if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(), "|O:span", const_cast<char**>(names), &name) == 0)
+  int cpu = 0;
+  if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(), "|O$p:span", const_cast<char**>(names), &name, &cpu) ==
+      0)
     return nullptr;
-  return make_or_unnamed(name, {Kind::kSpan, false, false});
+  return make_or_unnamed(name, {Kind::kSpan, false, false, cpu != 0});
 }
 
 PyObject* span_of_kind(PyObject* name, StageKind kind) {
-  return make_for_stage(stage_of_kind(name, kind), name, {Kind::kSpan, false, false});
+  const bool cpu_time = g_cpu_time && kind == kBatch;
+  return make_for_stage(stage_of_kind(name, kind), name,
+                        {cpu_time ? Kind::kExtended : Kind::kSpan, false, false, cpu_time});
 }
 
 PyObject* queued(PyObject*, PyObject* name) { return span_of_kind(name, kQueue); }
@@ -173,7 +184,7 @@ PyObject* queued(PyObject*, PyObject* name) { return span_of_kind(name, kQueue);
 template <Kind kind>
 PyObject* context_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   if (count == 1 && kwnames == nullptr) [[likely]]
-    return make(args[0], {kind, true, false});
+    return make(args[0], {kind, true, false, false});
   static const char* const names[] = {"name", "reset_peak_memory", "capture_memory", nullptr};
   const Ref positional = positional_tuple(args, static_cast<std::size_t>(count));
   const Ref named = keyword_dict(args, static_cast<std::size_t>(count), kwnames);
@@ -184,10 +195,17 @@ PyObject* context_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObje
   if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(), format, const_cast<char**>(names), &name,
                                   &reset_peak_memory, &capture_memory) == 0)
     return nullptr;
-  return make_or_unnamed(name, {kind, reset_peak_memory != 0, capture_memory != 0});
+  return make_or_unnamed(name, {kind, reset_peak_memory != 0, capture_memory != 0, false});
 }
 
 }  // namespace
+
+bool is_extended(std::uint32_t stage) noexcept { return g_cpu_time || is_annotated(stage); }
+
+void set_cpu_time(bool on) noexcept {
+  g_cpu_time = on;
+  forget_cached_names();
+}
 
 bool has_debug_context(std::uint32_t stage) { return stage < kMaxStages && g_debug_stages.test(stage); }
 

@@ -50,7 +50,10 @@ PyObject* enter(SpanObject* self) noexcept {
   OpenFrame* const frame = begin_run(thread, *self, self, on);
   if (frame != nullptr) [[likely]] {
     ++self->open;
-    if (self->kind != Kind::kSpan) thread.locals[thread.index_of(*frame)].note = call.release();
+    if (self->kind != Kind::kSpan) {
+      thread.locals[thread.index_of(*frame)].note = call.release();
+      if (measures_cpu_time(*self)) begin_cpu_time_of_block(thread, *frame);
+    }
   } else {
     ++self->missed;
   }
@@ -365,7 +368,7 @@ PyObject* kind_text(PyObject* object, void*) {
     case Kind::kDebug:
       return PyUnicode_FromString("debug");
     case Kind::kSpan:
-    case Kind::kAnnotated:
+    case Kind::kExtended:
       break;
   }
   return PyUnicode_FromString("span");
@@ -387,8 +390,9 @@ PyObject* span_reduce(PyObject* object, PyObject*) {
   const Ref make_again(PyObject_GetAttrString(module.get(), "_span_from"));
   if (!make_again) return nullptr;
   const Kind kind = is_context(self->kind) ? self->kind : Kind::kSpan;
-  return Py_BuildValue("O(Oiii)", make_again.get(), self->name, static_cast<int>(kind),
-                       static_cast<int>(self->reset_peak_memory), static_cast<int>(self->capture_memory));
+  return Py_BuildValue("O(Oiiii)", make_again.get(), self->name, static_cast<int>(kind),
+                       static_cast<int>(self->reset_peak_memory), static_cast<int>(self->capture_memory),
+                       static_cast<int>(self->cpu_time));
 }
 
 PyMethodDef g_span_methods[] = {

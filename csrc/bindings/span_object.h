@@ -10,8 +10,9 @@
 
 namespace stagespan::python {
 
-/// An annotated span is a plain span whose runs call the hooks, because its stage was annotated when it was created.
-enum class Kind : std::uint8_t { kSpan, kProfiling, kDebug, kAnnotated };
+/// An extended span is a plain span that does more in its runs than others: its stage was annotated when it was
+/// created, so that they call the hooks, or it measures CPU time.
+enum class Kind : std::uint8_t { kSpan, kProfiling, kDebug, kExtended };
 
 /// Whether it is a context, whose runs have a log line.
 inline bool is_context(Kind kind) noexcept { return kind == Kind::kProfiling || kind == Kind::kDebug; }
@@ -34,10 +35,14 @@ struct SpanObject {
   Kind kind;
   bool reset_peak_memory;
   bool capture_memory;
+  bool cpu_time;  // see measures_cpu_time()
   EnterObject enter;
 };
 
 extern PyTypeObject g_span_type;
+
+/// Whether its runs measure CPU time. Those of debug contexts always do.
+inline bool measures_cpu_time(const SpanObject& span) noexcept { return span.cpu_time || span.kind == Kind::kDebug; }
 
 inline bool is_span(PyObject* object) noexcept { return Py_TYPE(object) == &g_span_type; }
 
@@ -52,6 +57,9 @@ bool has_debug_context(std::uint32_t stage);
 
 /// Decorates `function` with `span`, as `decorate` does.
 PyObject* decorate(PyObject* span, PyObject* function);
+
+/// Sets whether spans and contexts that are created from now on measure CPU time without being asked.
+void set_cpu_time(bool on) noexcept;
 
 /// The built-in functions that make contexts, for the module's method table.
 extern PyMethodDef g_span_functions[];

@@ -120,7 +120,7 @@ std::uint32_t stage_of_kind(PyObject* name, StageKind kind, Chooser chooser) noe
 
 std::uint32_t stage_of_slow(PyObject* name) noexcept {
   const std::uint32_t stage = find_stage(name, kExecution, Chooser::kThisProcess);
-  if (stage > kStageInvalid && may_be_kept(name) && !is_annotated(stage)) {
+  if (stage > kStageInvalid && may_be_kept(name) && !is_extended(stage)) {
     CachedName& cached = cached_name(name);
     PyObject* const before = std::exchange(cached.name, Py_NewRef(name));
     cached.stage = stage;

@@ -29,11 +29,14 @@ STAGESPAN_HOT CachedName& cached_name(PyObject* name) noexcept {
 /// counted and gets a separate stage; the caller's code continues.
 std::uint32_t stage_of_slow(PyObject* name) noexcept;
 
-/// Forgets all cached names, so that each name is looked up again. Call this when the annotated stages change.
+/// Forgets all cached names, so that each name is looked up again. Call this when the extended stages change.
 void forget_cached_names() noexcept;
 
-/// Whether plain spans of the stage are annotated. Their names are not cached, so that others cost nothing more.
+/// Whether plain spans of the stage are annotated.
 bool is_annotated(std::uint32_t stage) noexcept;
+
+/// Whether new spans of the stage are extended. Their names are not cached, so that others cost nothing more.
+bool is_extended(std::uint32_t stage) noexcept;
 
 /// The stage of a name. A name in source code is always the same object, so its address is looked up first.
 STAGESPAN_HOT std::uint32_t stage_of(PyObject* name) noexcept {

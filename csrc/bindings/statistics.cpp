@@ -45,15 +45,17 @@ py::list buckets_of(const Distribution& of, double ns_per_tick) {
   return result;
 }
 
-/// How many durations are in the groups of buckets up to each one. `groups` has the group of each bucket, ascending.
-py::list cumulative_of(const Distribution& of, const py::bytes& groups, std::size_t size) {
+/// How many are in the groups of buckets up to each one. `groups` has the group of each of `bucket_count` buckets,
+/// ascending.
+py::list cumulative_of(const BucketCounts& buckets, std::size_t bucket_count, const py::bytes& groups,
+                       std::size_t size) {
   const auto group_of = static_cast<std::string_view>(groups);
-  if (group_of.size() != kBuckets || static_cast<unsigned char>(group_of.back()) >= size ||
+  if (group_of.size() != bucket_count || static_cast<unsigned char>(group_of.back()) >= size ||
       !std::is_sorted(group_of.begin(), group_of.end(),
                       [](char a, char b) { return static_cast<unsigned char>(a) < static_cast<unsigned char>(b); }))
-    throw py::value_error("groups must be " + std::to_string(kBuckets) + " ascending numbers below the size");
+    throw py::value_error("groups must be " + std::to_string(bucket_count) + " ascending numbers below the size");
   std::vector<std::uint64_t> counts(size);
-  for (const auto& [bucket, count] : of.buckets) counts[static_cast<unsigned char>(group_of[bucket])] += count;
+  for (const auto& [bucket, count] : buckets) counts[static_cast<unsigned char>(group_of[bucket])] += count;
   const NoCollection by_allocations;
   py::list result;
   std::uint64_t sum = 0;
@@ -91,6 +93,17 @@ std::optional<DeviceSummary> device_figure(const StageView& view, DeviceFigure f
   const Distribution& of = view.figures().device[figure];
   return of.count == 0 ? std::nullopt : std::optional(DeviceSummary{view.snapshot, &of});
 }
+
+/// The distribution of amounts in one unit, which is not empty.
+struct AmountSummary {
+  std::shared_ptr<const Snapshot> snapshot;  // holds the distribution
+  const AmountDistribution* of;
+
+  double quantile(double q) const {
+    if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile must be from 0 to 1, not " + std::to_string(q));
+    return of->quantile(q).value();
+  }
+};
 
 py::object name_in(const Snapshot& snapshot, std::uint32_t stage) {
   PyObject* name = nullptr;
@@ -131,6 +144,27 @@ py::object work(const StageView& view) {
   return py::cast(view.figures().work);
 }
 
+py::dict amounts(const StageView& view) {
+  const NoCollection by_allocations;
+  py::dict result;
+  for (const auto& [unit, of] : view.figures().amounts) result[py::str(unit)] = AmountSummary{view.snapshot, &of};
+  return result;
+}
+
+/// The distributions of amounts of all stages of a kind: {name: {unit: summary}}. The unit of batch sizes is None.
+py::dict all_amounts(const std::shared_ptr<Snapshot>& snapshot, std::uint32_t kind) {
+  const NoCollection by_allocations;
+  py::dict result;
+  for (const auto& [stage, figures] : snapshot->stages) {
+    const bool has_size = figures.batch_size.count != 0;
+    if (figures.kind != kind || (figures.amounts.empty() && !has_size)) continue;
+    py::dict units = amounts(StageView{snapshot, stage});
+    if (has_size) units[py::none()] = AmountSummary{snapshot, &figures.batch_size};
+    result[name_in(*snapshot, stage)] = units;
+  }
+  return result;
+}
+
 py::dict stages(const std::shared_ptr<Snapshot>& snapshot, std::uint32_t kind) {
   const NoCollection by_allocations;
   py::dict result;
@@ -157,7 +191,33 @@ void define_statistics(py::module_& module) {
       .def(
           "cumulative",
           [](const DeviceSummary& view, const py::bytes& groups, std::size_t size) {
-            return cumulative_of(*view.of, groups, size);
+            return cumulative_of(view.of->buckets, kBuckets, groups, size);
+          },
+          py::arg("groups"), py::arg("size"));
+
+  py::class_<AmountSummary>(module, "AmountSummary")
+      .def_property_readonly("count", [](const AmountSummary& view) { return view.of->count; })
+      .def_property_readonly("total", [](const AmountSummary& view) { return view.of->sum; })
+      .def_property_readonly(
+          "mean", [](const AmountSummary& view) { return view.of->sum / static_cast<double>(view.of->count); })
+      .def_property_readonly("min", [](const AmountSummary& view) { return view.of->least; })
+      .def_property_readonly("max", [](const AmountSummary& view) { return view.of->most; })
+      .def_property_readonly("p50", [](const AmountSummary& view) { return view.quantile(0.50); })
+      .def_property_readonly("p95", [](const AmountSummary& view) { return view.quantile(0.95); })
+      .def_property_readonly("p99", [](const AmountSummary& view) { return view.quantile(0.99); })
+      .def("quantile", &AmountSummary::quantile, py::arg("q"))
+      .def("buckets",
+           [](const AmountSummary& view) {
+             const NoCollection by_allocations;
+             py::list result;
+             for (const auto& [bucket, count] : view.of->buckets)
+               result.append(py::make_tuple(view.of->amount_in(bucket), count));
+             return result;
+           })
+      .def(
+          "cumulative",
+          [](const AmountSummary& view, const py::bytes& groups, std::size_t size) {
+            return cumulative_of(view.of->buckets, kAmountBuckets, groups, size);
           },
           py::arg("groups"), py::arg("size"));
 
@@ -181,7 +241,7 @@ void define_statistics(py::module_& module) {
       .def(
           "cumulative",
           [](const StageView& view, const py::bytes& groups, std::size_t size) {
-            return cumulative_of(view.host(), groups, size);
+            return cumulative_of(view.host().buckets, kBuckets, groups, size);
           },
           py::arg("groups"), py::arg("size"))
       .def_property_readonly("errors", [](const StageView& view) { return view.figures().errors; })
@@ -189,8 +249,20 @@ void define_statistics(py::module_& module) {
                              [](const StageView& view) { return view.ns(view.figures().suspended_ticks); })
       .def_property_readonly("children_ns",
                              [](const StageView& view) { return view.ns(view.figures().children_ticks); })
+      .def_property_readonly("cpu_total_ns",
+                             [](const StageView& view) {
+                               const StageFigures& of = view.figures();
+                               return of.cpu_count != 0 ? std::optional(of.cpu_ns) : std::nullopt;
+                             })
+      .def_property_readonly("cpu_count", [](const StageView& view) { return view.figures().cpu_count; })
       .def_property_readonly("parents", parents)
       .def_property_readonly("work", work)
+      .def_property_readonly("amounts", amounts)
+      .def_property_readonly("batch_size",
+                             [](const StageView& view) {
+                               const AmountDistribution& of = view.figures().batch_size;
+                               return of.count != 0 ? std::optional(AmountSummary{view.snapshot, &of}) : std::nullopt;
+                             })
       .def_property_readonly("device_elapsed_ns",
                              [](const StageView& view) { return device_figure(view, kDeviceElapsed); })
       .def_property_readonly("device_queue_ns", [](const StageView& view) { return device_figure(view, kDeviceQueue); })
@@ -201,6 +273,7 @@ void define_statistics(py::module_& module) {
       .def_property_readonly("ns_per_tick", [](const Snapshot& snapshot) { return snapshot.ns_per_tick; })
       .def_property_readonly("resets", [](const Snapshot& snapshot) { return snapshot.resets; })
       .def("stages", stages, py::arg("kind") = 0)
+      .def("amounts", all_amounts, py::arg("kind"))
       .def(
           "since",
           [](const Snapshot& later, const Snapshot& earlier) {
@@ -217,6 +290,11 @@ void define_statistics(py::module_& module) {
       .def("unpack", [](const PackedSnapshot& packed) { return std::make_shared<Snapshot>(packed.unpack()); });
 
   module.def("snapshot", fresh_snapshot);
+  module.def("amount_bounds", [] {
+    std::vector<double> bounds(kAmountBuckets);
+    for (std::uint32_t bucket = 0; bucket < kAmountBuckets; ++bucket) bounds[bucket] = amount_bucket_high(bucket);
+    return bounds;
+  });
   module.def("histogram_bounds", [] {
     std::vector<std::uint64_t> bounds(kBuckets + 1);
     for (std::uint32_t bucket = 0; bucket <= kBuckets; ++bucket) bounds[bucket] = bucket_low(bucket);

@@ -64,7 +64,7 @@ void SuspendableRun::start() noexcept {
   }
   if (!on) return;
   ThreadState& thread = current_thread();
-  if (thread.attention.load(relaxed) != 0) attend(thread);
+  if (thread.attention().load(relaxed) != 0) attend(thread);
   state_ = State::kRecording;
   generation_ = Recorder::get().generation();
   const OpenFrame& below = thread.frames[thread.scope->top];
@@ -153,7 +153,7 @@ SuspendableRun::Turn SuspendableRun::begin_turn() noexcept {
   if (state_ == State::kNew) start();
   if (state_ != State::kRecording || generation_ != Recorder::get().generation() || is_cut_off()) return turn;
   ThreadState& thread = current_thread();
-  if (thread.attention.load(relaxed) != 0) attend(thread);
+  if (thread.attention().load(relaxed) != 0) attend(thread);
   OpenFrame* frame = unpark(thread);
   if (frame == nullptr) frame = open_turn(thread);
   publish(thread);

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,8 +17,11 @@
 #include <iterator>
 #include <memory>
 
+#include "after_fork.h"
 #include "object.h"
+#include "stagespan/clock.h"
 #include "stagespan/recorder.h"
+#include "stagespan/without_signals.h"
 
 namespace stagespan::python {
 
@@ -62,14 +66,16 @@ std::atomic<std::int64_t> g_first_ns{0};
 std::atomic<bool> g_is_writing{false};
 pthread_t g_writer;
 
+// The thread that waits for SIGTERM. It ends before a fork, since Python 3.12 and later warn of a fork with threads,
+// and starts again in the parent. A signal in between is kept by `g_first_ns` and the semaphore. Guarded by Python's
+// lock.
+pthread_t g_waiter;
+std::atomic<pid_t> g_waiter_id{0};
+bool g_has_waiter = false;
+int g_forks = 0;
+
 std::size_t index_of(int number) noexcept {
   return static_cast<std::size_t>(std::find(kSignals, kSignals + kSignalCount, number) - kSignals);
-}
-
-std::int64_t clock_ns() noexcept {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
 void sleep_ms(long milliseconds) noexcept {
@@ -153,7 +159,7 @@ void on_signal(int number, siginfo_t*, void*) {
   }
   if (number == SIGTERM && g_is_watching.load()) {
     if (g_owner.load() != getpid()) end_process();
-    const std::int64_t now_ns = clock_ns();
+    const std::int64_t now_ns = monotonic_ns();
     std::int64_t first_ns = 0;
     if (g_first_ns.compare_exchange_strong(first_ns, now_ns))
       sem_post(&g_received);
@@ -186,11 +192,13 @@ void* write_reports(void*) {
 }
 
 void* wait_for_signal(void*) {
+  g_waiter_id.store(static_cast<pid_t>(syscall(SYS_gettid)));
   while (sem_wait(&g_received) != 0) {
   }
+  if (g_first_ns.load() == 0) return nullptr;  // no signal, but a fork
   if (pthread_create(&g_writer, nullptr, write_reports, nullptr) == 0) {
     g_is_writing.store(true);
-    while (sem_trywait(&g_written) != 0 && clock_ns() - g_first_ns.load() < kLongestNs) sleep_ms(2);
+    while (sem_trywait(&g_written) != 0 && monotonic_ns() - g_first_ns.load() < kLongestNs) sleep_ms(2);
   }
   end_process();
 }
@@ -211,16 +219,9 @@ void* end_late(void* argument) {
   _exit(0);
 }
 
-// Starts a thread that takes no signals, which the main thread must get.
-bool start_thread(void* (*run)(void*), void* argument = nullptr) noexcept {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  pthread_t thread;
-  const bool started = pthread_create(&thread, nullptr, run, argument) == 0;
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (started) pthread_detach(thread);
-  return started;
+bool start_thread(pthread_t& thread, void* (*run)(void*), void* argument = nullptr) noexcept {
+  const WithoutSignals blocked;
+  return pthread_create(&thread, nullptr, run, argument) == 0;
 }
 
 bool is_plain(const struct sigaction& action) noexcept {
@@ -248,7 +249,8 @@ PyObject* watch_termination(PyObject*, PyObject* write) {
     sem_init(&g_written, 0, 0);
     g_first_ns.store(0);
     g_is_writing.store(false);
-    if (!start_thread(wait_for_signal)) {
+    g_has_waiter = start_thread(g_waiter, wait_for_signal);
+    if (!g_has_waiter) {
       g_is_watching.store(false);
       Py_RETURN_FALSE;
     }
@@ -265,12 +267,42 @@ PyObject* unwatch_termination(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* before_fork(PyObject*, PyObject*) {
+  ++g_forks;
+  // After a signal, the thread waits for the writer, which may be the thread that forks here.
+  if (!g_has_waiter || g_owner.load() != getpid() || g_first_ns.load() != 0) Py_RETURN_NONE;
+  g_has_waiter = false;
+  sem_post(&g_received);
+  // A signal may come before the thread has ended: it then writes the reports, and the process ends instead of forking.
+  const Unlocked unlocked;
+  join_before_fork(g_waiter, g_waiter_id.load());
+  Py_RETURN_NONE;
+}
+
+int start_waiting(void*) {
+  if (g_forks != 0 || g_owner.load() != getpid() || g_has_waiter) return 0;
+  g_has_waiter = start_thread(g_waiter, wait_for_signal);
+  // Without its thread, the handler would wait for reports that nobody writes.
+  if (!g_has_waiter) g_is_watching.store(false);
+  return 0;
+}
+
+PyObject* after_fork(PyObject*, PyObject* in_child) {
+  if (in_child == Py_True) {
+    g_forks = 0;  // a child has no thread, and begins to watch by itself
+    Py_RETURN_NONE;
+  }
+  --g_forks;
+  if (g_owner.load() == getpid()) start_after_fork(start_waiting, false);
+  Py_RETURN_NONE;
+}
+
 PyObject* await_termination(PyObject*, PyObject*) {
   const bool is_due = g_owner.load() == getpid() && g_first_ns.load() != 0;
   const bool is_writer = g_is_writing.load() && pthread_equal(pthread_self(), g_writer) != 0;
   if (is_due && !is_writer) {
     const Unlocked unlocked;
-    while (clock_ns() - g_first_ns.load() < 2 * kLongestNs) sleep_ms(10);
+    while (monotonic_ns() - g_first_ns.load() < 2 * kLongestNs) sleep_ms(10);
   }
   Py_RETURN_NONE;
 }
@@ -278,10 +310,12 @@ PyObject* await_termination(PyObject*, PyObject*) {
 PyObject* end_after(PyObject*, PyObject* arguments) {
   auto deadline = std::make_unique<Deadline>();
   if (PyArg_ParseTuple(arguments, "il", &deadline->fd, &deadline->milliseconds) == 0) return nullptr;
-  if (!start_thread(end_late, deadline.get())) {
+  pthread_t thread;
+  if (!start_thread(thread, end_late, deadline.get())) {
     PyErr_SetString(PyExc_RuntimeError, "can't start new thread");
     return nullptr;
   }
+  pthread_detach(thread);
   (void)deadline.release();  // the thread owns it
   Py_RETURN_NONE;
 }
@@ -324,6 +358,10 @@ PyMethodDef g_termination_functions[] = {
      "the signal stops the process."},
     {"termination_mark_stop", mark_stop, METH_O,
      "mark_stop(number)\n--\n\nSay in the recording that the process ends because of a signal."},
+    {"termination_before_fork", before_fork, METH_NOARGS,
+     "before_fork()\n--\n\nEnd the thread that waits for SIGTERM until the fork is over."},
+    {"termination_after_fork", after_fork, METH_O,
+     "after_fork(in_child)\n--\n\nIn the parent, wait for SIGTERM again."},
     {"termination_await", await_termination, METH_NOARGS,
      "await_termination()\n--\n\nIf SIGTERM has been received, wait until it ends the process."},
     {"termination_end_after", end_after, METH_VARARGS,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 
 #include "stage_names.h"
 #include "stagespan/clock.h"
@@ -178,7 +179,7 @@ bool wants_hooks(const SpanObject& span) noexcept {
     look_for_torch();
   }
   if (g_hooks.enter == nullptr || span.kind == Kind::kSpan) return false;
-  if (span.kind == Kind::kAnnotated) return is_annotated(span.stage);
+  if (span.kind == Kind::kExtended) return is_annotated(span.stage);
   return span.kind == Kind::kDebug || g_memory_hook || span.capture_memory || is_profiled(span.stage);
 }
 
@@ -261,6 +262,48 @@ void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState&
   ensure_service();
 }
 
+namespace {
+
+// Whether the running Python code can be suspended in a place that its thread does not show: a generator anywhere, a
+// coroutine outside of tasks.
+bool may_yield_unseen(const ThreadState& thread) noexcept {
+  PyFrameObject* const frame = PyEval_GetFrame();
+  if (frame == nullptr) return false;
+  PyCodeObject* const code = PyFrame_GetCode(frame);
+  const int flags = code->co_flags;
+  Py_DECREF(reinterpret_cast<PyObject*>(code));
+  if ((flags & (CO_GENERATOR | CO_ASYNC_GENERATOR)) != 0) return true;
+  return (flags & (CO_COROUTINE | CO_ITERABLE_COROUTINE)) != 0 && !takes_turns(thread);
+}
+
+// The CPU time of a run that ends now, and what the kernel has counted; unknown if other code of the thread has run in
+// between.
+std::int64_t take_cpu_ns(ThreadState& thread, const OpenFrame& frame, std::optional<SystemCounts>& system) noexcept {
+  const std::int64_t now_ns = thread_cpu_ns();
+  const CpuBegin begin = take_cpu_begin(thread, frame.id.load(std::memory_order_relaxed));
+  if (begin.span == 0) return kUnknownNs;
+  const bool has_switched = thread_state()->context_ver != begin.turn;
+  if (has_switched && (has_greenlets() || (!begin.is_call && takes_turns(thread)))) return kUnknownNs;
+  if (has_system_counts()) {
+    const SystemCounts now = system_counts();
+    system = SystemCounts{
+        now.page_faults - begin.system.page_faults, now.voluntary_switches - begin.system.voluntary_switches,
+        now.involuntary_switches - begin.system.involuntary_switches, now.system_us - begin.system.system_us};
+  }
+  return now_ns - begin.cpu_ns;
+}
+
+}  // namespace
+
+void begin_cpu_time_of_block(ThreadState& thread, const OpenFrame& frame) noexcept {
+  const std::uint64_t id = frame.id.load(std::memory_order_relaxed);
+  if (id != 0 && !may_yield_unseen(thread)) begin_cpu_time(thread, {id, 0, thread_state()->context_ver, false});
+}
+
+void begin_cpu_time_of_call(ThreadState& thread, const OpenFrame& frame) noexcept {
+  begin_cpu_time(thread, {frame.id.load(std::memory_order_relaxed), 0, thread_state()->context_ver, true});
+}
+
 void end_run_slow(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::uint16_t flags, PyObject* result,
                   PyObject* error) noexcept {
   ErrorAside pending;
@@ -279,13 +322,16 @@ void end_run_slow(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::
   } else {
     const Ref call(static_cast<PyObject*>(std::exchange(local.note, nullptr)));
     if (call) hooks_leave(call.get());
+    std::optional<SystemCounts> system;
+    const std::int64_t cpu_ns = measures_cpu_time(span) ? take_cpu_ns(thread, frame, system) : kUnknownNs;
     FinishedSpan finished_span = finished(thread, frame, now_ticks(), flags);
     close_on_device(thread, frame, finished_span, is_context(span.kind));
     if (span.kind == Kind::kDebug) finished_span.flags |= kFlagDebug;
     if (call)
       finished_span.flags |= hooks_exit(call.get(), result, error != nullptr ? error : pending.value(), finished_span);
     Scope& scope = scope_of(thread, thread.index_of(frame));
-    commit_span(thread, finished_span);
+    if (system) Recorder::get().add_system_counts(finished_span, *system);  // before readers see the span
+    commit_span_with_cpu_time(thread, finished_span, cpu_ns);
     charge_parent(thread, frame.below.load(std::memory_order_relaxed), finished_span.duration_ticks());
     drop_frame(thread, frame, finished_span.end_ticks);
     publish_elsewhere(thread, scope);

@@ -73,6 +73,11 @@ void ensure_service() noexcept;
 /// Queues the log line of a finished context; `call` may be null.
 void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState& thread, PyObject* call) noexcept;
 
+/// Notes the CPU clock for a run that has just been opened: of a block, which other code of the thread may interrupt if
+/// it waits, or of a call. Does nothing where the time could not be told from that of other code.
+void begin_cpu_time_of_block(ThreadState& thread, const OpenFrame& frame) noexcept;
+void begin_cpu_time_of_call(ThreadState& thread, const OpenFrame& frame) noexcept;
+
 /// Opens a run in the calling thread; a frame that records nothing if the span's kind is off.
 STAGESPAN_HOT OpenFrame* begin_run(ThreadState& thread, const SpanObject& span, const void* owner, bool on) noexcept {
   OpenFrame* const frame = on ? open_frame(thread, span.stage, owner) : open_inactive(thread, owner);
@@ -130,7 +135,10 @@ STAGESPAN_HOT PyObject* call_timed(SpanObject& span, PyObject* function, PyObjec
   const std::uint64_t id = thread.next_id;
   publish(thread);
   FrameLocal& local = thread.locals[thread.index_of(*frame)];
-  if (span.kind != Kind::kSpan) local.note = call.release();
+  if (span.kind != Kind::kSpan) {
+    local.note = call.release();
+    if (measures_cpu_time(span)) begin_cpu_time_of_call(thread, *frame);
+  }
   open_on_device(thread, frame);
 
   PyObject* const result = body();

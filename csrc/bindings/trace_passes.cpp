@@ -1,9 +1,11 @@
 // trace_passes.cpp: gives the passes of csrc/trace columns of numpy, to read and to fill, without copies.
 #include "trace_passes.h"
 
+#include <array>
 #include <cstdint>
 #include <string>
 
+#include "trace/division.h"
 #include "trace/nesting.h"
 #include "trace/schedule.h"
 
@@ -80,6 +82,28 @@ void topological_ranks(const py::buffer& source, const py::buffer& target, const
   trace::topological_ranks(edges, filled.fill());
 }
 
+void divide(const py::buffer& part, const py::buffer& request, const py::buffer& owned, const py::buffer& outside) {
+  const Numbers parts(part, false), requests(request, false);
+  Numbers owners(owned, true), filled(outside, true);
+  check(parts.size() % 8 == 0 && requests.size() % 2 == 0, "the parts have no 8 columns, or the requests no 2");
+  const std::size_t count = parts.size() / 8, number = requests.size() / 2;
+  check(filled.size() == 3 * number, "the last array has no 3 columns for each request");
+  std::array<const std::int64_t*, 8> column{};
+  for (std::size_t i = 0; i < column.size(); ++i) column[i] = parts.data() + i * count;
+  const auto [of, kind, depth, level, since, owner, begin, end] = column;
+  for (std::size_t i = 0; i < count; ++i) {
+    const bool follows = of[i] >= (i == 0 ? 0 : of[i - 1]) && of[i] < static_cast<std::int64_t>(number);
+    check(follows, "the parts are not sorted by request, or one has a request that does not exist");
+    check(owner[i] >= 0 && owner[i] < static_cast<std::int64_t>(owners.size()),
+          "a part has an owner that does not exist");
+  }
+  const py::gil_scoped_release released;
+  std::int64_t* outputs = filled.fill();
+  trace::divide({of, kind, depth, level, since, owner, begin, end, count},
+                {requests.data(), requests.data() + number, number},
+                {owners.fill(), outputs, outputs + number, outputs + 2 * number});
+}
+
 }  // namespace
 
 void define_trace_passes(py::module_& module) {
@@ -87,6 +111,7 @@ void define_trace_passes(py::module_& module) {
   module.def("trace_earliest", &earliest);
   module.def("trace_latest", &latest);
   module.def("trace_topological_ranks", &topological_ranks);
+  module.def("divide_requests", &divide);
 }
 
 }  // namespace stagespan::python

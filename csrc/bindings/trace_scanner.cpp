@@ -126,6 +126,7 @@ class TraceScanner {
     result["adjusted"] = all.adjusted;
     result["events"] = table_of(all.events);
     result["instants"] = table_of(all.instants);
+    result["counters"] = table_of(all.counters);
     py::dict flows;
     flows["id"] = column(all.flows.id);
     flows["category"] = column(all.flows.category);

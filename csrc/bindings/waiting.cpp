@@ -14,6 +14,7 @@
 #include "object.h"
 #include "stagespan/reader.h"
 #include "stagespan/recorder.h"
+#include "stagespan/span_row.h"
 
 namespace stagespan::python {
 
@@ -21,26 +22,6 @@ namespace {
 
 // A daemon thread may be ended when it takes the lock again or imports numpy. No code that is compiled with exceptions,
 // such as pybind11, may be on the stack then.
-
-#define STAGESPAN_SPAN_ROW_FIELDS(FIELD)                                        \
-  FIELD(std::uint32_t, stage, 0)                                                \
-  FIELD(std::uint32_t, thread, 0)                                               \
-  FIELD(std::int64_t, begin_ns, 0)                                              \
-  FIELD(std::int64_t, end_ns, 0)                                                \
-  FIELD(std::uint64_t, id, 0)                                                   \
-  FIELD(std::uint64_t, parent, 0)                                               \
-  FIELD(std::uint64_t, request, 0)                                              \
-  FIELD(std::int64_t, suspended_ns, 0)                                          \
-  FIELD(std::uint16_t, depth, 0)                                                \
-  FIELD(std::uint16_t, flags, 0)                                                \
-  FIELD(double, device_elapsed_ns, 0) /* NaN if not known, like the next two */ \
-  FIELD(double, device_queue_ns, 0)                                             \
-  FIELD(double, device_tail_ns, 0)
-
-/// A row of `spans()`.
-struct SpanRow {
-  STAGESPAN_SPAN_ROW_FIELDS(STAGESPAN_PLAIN_FIELD)
-};
 
 /// The name of a type of numbers in numpy.
 template <class T>
@@ -95,6 +76,12 @@ struct FittedClock {
   }
 };
 
+// A time that is longer than the span cannot be true. The two clocks may differ a little.
+double cpu_ns_in(std::int64_t cpu_ns, std::int64_t duration_ns) noexcept {
+  const std::int64_t most_ns = duration_ns + duration_ns / 100 + 1'000'000;
+  return known(cpu_ns <= most_ns ? cpu_ns : kUnknownNs);
+}
+
 template <class Clock>
 PyObject* rows_by(const std::vector<SpanCopy>& copies, const DeviceCopies& devices, const Clock& clock) {
   const Ref rows(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(copies.size() * sizeof(SpanRow))));
@@ -117,7 +104,8 @@ PyObject* rows_by(const std::vector<SpanCopy>& copies, const DeviceCopies& devic
               copy.flags,
               known(device.elapsed_ns),
               known(device.queue_ns),
-              known(device.tail_ns)};
+              known(device.tail_ns),
+              cpu_ns_in(copy.cpu_ns, end - begin)};
   }
   const Ref numpy = import_numpy();
   static PyObject* row_type = nullptr;

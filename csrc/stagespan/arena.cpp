@@ -34,6 +34,7 @@ std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions
       {kRegionFrames, sizeof(OpenFrame), slot_frames},
       {kRegionLocals, sizeof(FrameLocal), slot_frames},  // the last frames are never used: there is space for the shift
       {kRegionRings, sizeof(SpanRecord), std::uint64_t{sizes.ring_spans} * kMaxThreads},
+      {kRegionCpuTimes, sizeof(CpuTime), std::uint64_t{cpu_times_per_slot(sizes.ring_spans)} * kMaxThreads},
       {kRegionBlocks, sizeof(StatsBlock), kMaxBlocks},
       {kRegionDevice, sizeof(DeviceRecord), kDeviceSpans},
       {kRegionDeviceBlocks, sizeof(StatsBlock), std::uint64_t{kMaxDeviceStages} * kDeviceFigures},
@@ -43,6 +44,7 @@ std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions
       {kRegionAmounts, sizeof(AmountRecord), std::uint64_t{sizes.segment_entries} * kAmountsPerRequest},
       {kRegionFields, sizeof(FieldsEntry), sizes.segment_entries},
       {kRegionFailures, sizeof(FailureRecord), kFailures},
+      {kRegionWorkBlocks, sizeof(WorkBlock), kMaxWorkBlocks},
   };
   std::uint64_t offset = round_up(sizeof(ArenaHeader), kPageBytes);
   for (const auto& want : wanted) {

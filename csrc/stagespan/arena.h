@@ -47,9 +47,13 @@ class ArenaView {
   std::uint64_t amount_count() const noexcept { return std::uint64_t{header().segment_entries} * kAmountsPerRequest; }
   FieldsEntry* fields() const noexcept { return region<FieldsEntry>(kRegionFields); }
   FailureRecord* failures() const noexcept { return region<FailureRecord>(kRegionFailures); }
+  WorkBlock* work_blocks() const noexcept { return region<WorkBlock>(kRegionWorkBlocks); }
   OpenFrame* detached() const noexcept { return region<OpenFrame>(kRegionDetached); }
   SpanRecord* ring(std::uint32_t slot) const noexcept {
     return region<SpanRecord>(kRegionRings) + std::size_t{slot} * header().ring_spans;
+  }
+  CpuTime* cpu_times(std::uint32_t slot) const noexcept {
+    return region<CpuTime>(kRegionCpuTimes) + std::size_t{slot} * cpu_times_per_slot(header().ring_spans);
   }
   StatsBlock* blocks() const noexcept { return region<StatsBlock>(kRegionBlocks); }
   DeviceRecord* device_ring() const noexcept { return region<DeviceRecord>(kRegionDevice); }

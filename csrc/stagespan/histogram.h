@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <limits>
 
 #include "layout.h"
 
@@ -47,6 +48,28 @@ constexpr double bucket_value(std::uint32_t bucket) noexcept {
   const auto low = static_cast<double>(bucket_low(bucket));
   const auto high = static_cast<double>(bucket_high(bucket) - 1);
   return low + high > 0 ? 2 * low * high / (low + high) : 0;
+}
+
+// Amounts of work are numbers of any unit and size, so their buckets are the first bits of a double: 16 to a power of
+// two, at most 3.1 % wide to either side. Unlike those of durations they contain their upper bound and not their lower
+// one: whole numbers up to 32 have a bucket each, and "at most 8" is exact. The first one also contains 0.
+
+inline constexpr int kLeastAmountExponent = -10;
+inline constexpr int kMostAmountExponent = 52;
+static_assert(kAmountBuckets == 2 + 16 * (kMostAmountExponent - kLeastAmountExponent));
+inline constexpr std::uint64_t kFirstAmountBits = std::uint64_t{1023 + kLeastAmountExponent} << 4;
+
+/// The largest amount in a bucket; infinite for the last one.
+constexpr double amount_bucket_high(std::uint32_t bucket) noexcept {
+  return bucket + 1 < kAmountBuckets ? std::bit_cast<double>((kFirstAmountBits + bucket) << 48)
+                                     : std::numeric_limits<double>::infinity();
+}
+
+/// Index of the bucket that contains an amount, which is not negative.
+constexpr std::uint32_t amount_bucket_of(double amount) noexcept {
+  if (amount <= amount_bucket_high(0)) return 0;
+  const std::uint64_t bucket = ((std::bit_cast<std::uint64_t>(amount) - 1) >> 48) - kFirstAmountBits + 1;
+  return static_cast<std::uint32_t>(bucket < kAmountBuckets ? bucket : kAmountBuckets - 1);
 }
 
 }  // namespace stagespan

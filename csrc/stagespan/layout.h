@@ -36,6 +36,8 @@ namespace stagespan {
 //   | FrameLocal *|  as many: further fields of each frame
 //   +-------------+ regions[kRegionRings]
 //   | SpanRecord *|  x ring_spans x max_threads: the latest finished spans of each thread
+//   +-------------+ regions[kRegionCpuTimes]
+//   | CpuTime    *|  x cpu_times_per_slot() x max_threads: the CPU time of the span in the same place of its ring
 //   +-------------+ regions[kRegionBlocks]
 //   | StatsBlock *|  x max_blocks: figures of one (thread, stage), claimed when first needed
 //   +-------------+ regions[kRegionDevice]
@@ -54,10 +56,12 @@ namespace stagespan {
 //   | FieldsEntry*|  x segment_entries: what the program has said of the request in the same place
 //   +-------------+ regions[kRegionFailures]
 //   | FailureRec.*|  x kFailures: the types of the latest exceptions that spans and requests have ended with
+//   +-------------+ regions[kRegionWorkBlocks]
+//   | WorkBlock  *|  x kMaxWorkBlocks: distributions by (stage, work key), claimed when first needed
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 15;
+inline constexpr std::uint32_t kLayoutVersion = 18;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -79,6 +83,8 @@ inline constexpr std::uint32_t kNamePoolBytes = kMaxStages * 128;
 inline constexpr std::uint32_t kMaxWorkKeys = 256;
 inline constexpr std::uint32_t kMaxWork = 4096;
 inline constexpr std::uint32_t kWorkKeyBytes = 63;
+inline constexpr std::uint32_t kBatchSizeKey = kMaxWorkKeys;  // stands for the number of requests of a batch
+inline constexpr std::uint32_t kMaxWorkBlocks = 1024;         // the last one is shared by all further keys
 inline constexpr std::uint32_t kDefaultRingSpans = 8192;
 inline constexpr std::uint32_t kLeastRingSpans = 64;
 inline constexpr std::uint32_t kMostRingSpans = 1U << 20;
@@ -102,6 +108,8 @@ inline constexpr std::uint32_t kGaugeNameBytes = 56;
 inline constexpr std::uint32_t kRequestIdBytes = 64;
 inline constexpr std::uint32_t kBranchBytes = 16;
 inline constexpr std::uint32_t kThreadNameBytes = 64;
+inline constexpr std::uint32_t kCommandBytes = 2048;
+inline constexpr std::uint32_t kAnswerBytes = 4096;
 
 inline constexpr std::uint32_t kPageBytes = 4096;
 /// The offset of a slot's first FrameLocal in its pages. Frames begin on a page, and processors confuse addresses with
@@ -117,11 +125,18 @@ inline constexpr std::uint32_t kLinksAtOnce = kSegmentsAtOnce * kLinksPerRequest
 inline constexpr std::uint32_t kSentAtOnce = kSegmentsAtOnce * kSentPerRequest;
 inline constexpr std::uint32_t kAmountsAtOnce = kSegmentsAtOnce * kAmountsPerRequest;
 inline constexpr std::uint32_t kFailuresAtOnce = 128;
+inline constexpr std::uint32_t kWorkBlocksAtOnce = 4;
 
 /// The distance of two slots' frames in the arrays of frames and of locals. It is the same in both, so that a thread
 /// finds a frame and its local by one index, also beyond its own frames. The locals of a slot reach into the next page
 /// because of their shift, so there are some frames between two slots that are never used.
 constexpr std::uint32_t frames_per_slot(std::uint32_t frames_per_thread) { return frames_per_thread + kFramesAtOnce; }
+
+/// The distance of two slots' CPU times: whole pages, also for the smallest rings.
+constexpr std::uint32_t cpu_times_per_slot(std::uint32_t ring_spans) {
+  constexpr std::uint32_t kFewest = 256;
+  return ring_spans < kFewest ? kFewest : ring_spans;
+}
 
 // Stages that exist from the start.
 inline constexpr std::uint32_t kStageOverflow = 0;       // for names and statistics beyond the limits of the tables
@@ -142,7 +157,7 @@ enum Cause : std::uint32_t {
   kLostDetached,         // tokens and suspended coroutines that are timed but not shown as open
   kLostUnmatched,        // ends without a start
   kLostAbandoned,        // begins without an end
-  kLostWork,             // work counters that did not fit into the table, and amounts that are not finite
+  kLostWork,             // work without a counter or distribution of its own, or whose amount is not finite or negative
   kLostCompletions,      // log lines for which the queue was full
   kLostHookErrors,       // exceptions inside hooks
   kLostRecords,          // `record` with times that cannot be placed
@@ -203,6 +218,7 @@ enum Region : std::uint32_t {
   kRegionFrames,
   kRegionLocals,
   kRegionRings,
+  kRegionCpuTimes,
   kRegionBlocks,
   kRegionDevice,
   kRegionDeviceBlocks,
@@ -212,6 +228,7 @@ enum Region : std::uint32_t {
   kRegionAmounts,
   kRegionFields,
   kRegionFailures,
+  kRegionWorkBlocks,
   kRegionCount,
 };
 
@@ -276,6 +293,30 @@ struct GaugeEntry {
   std::atomic<double> value;
 };
 
+/// Who notices a command.
+enum Listening : std::uint32_t {
+  kListensInSpans,   // the next thread that opens a span
+  kListensAtOnce,    // a thread that waits for it
+  kListensToNobody,  // no thread could be started
+};
+
+/// What another program asks of this process, and its answer: both are texts. See commands.h.
+struct CommandBlock {
+  // Written by the program that asks, one at a time: it holds a lock (flock) on the file meanwhile.
+  std::atomic<std::uint32_t> bell;       // the futex of the thread that waits: it changes with each command
+  std::atomic<std::uint32_t> cancelled;  // the number of the command that is to end
+  std::atomic<std::uint32_t> number;     // of the latest command, which follows
+  std::atomic<std::uint32_t> text_bytes;
+  char text[kCommandBytes];
+  // Written by this process.
+  std::atomic<std::uint32_t> listening;  // a Listening
+  std::atomic<std::uint32_t> noticed;    // the number of the latest command that a thread has noticed
+  std::atomic<std::uint32_t> version;    // odd while the answer changes
+  std::atomic<std::uint32_t> answered;   // the number of the command that the answer is about
+  std::atomic<std::uint32_t> answer_bytes;
+  char answer[kAnswerBytes];
+};
+
 inline constexpr std::uint32_t kStopIsFinal = 0x100;
 
 struct ArenaHeader {
@@ -323,6 +364,7 @@ struct ArenaHeader {
   std::atomic<std::uint8_t> slot_pieces[kMaxThreads + 1];
   std::atomic<std::uint8_t> frame_pieces[kMaxThreads];  // state of the first frames that are not in the file
   std::atomic<std::uint8_t> ring_pieces[kMaxThreads];
+  std::atomic<std::uint8_t> cpu_time_pieces[kMaxThreads];  // also claimed while there is no file
   std::atomic<std::uint8_t> block_pieces[kMaxBlocks / kBlocksAtOnce];
   std::atomic<std::uint8_t> device_block_pieces[kMaxDeviceStages / kDeviceStagesAtOnce];
   std::atomic<std::uint8_t> segment_pieces[kMostRequests / kSegmentsAtOnce];
@@ -331,6 +373,8 @@ struct ArenaHeader {
   std::atomic<std::uint8_t> amount_pieces[kMostRequests / kSegmentsAtOnce];
   std::atomic<std::uint8_t> fields_pieces[kMostRequests / kSegmentsAtOnce];
   std::atomic<std::uint8_t> failure_pieces[kFailures / kFailuresAtOnce];
+  std::atomic<std::uint8_t> work_block_pieces[kMaxWorkBlocks / kWorkBlocksAtOnce];
+  std::atomic<std::uint32_t> work_block_count;
   std::atomic<std::uint32_t> field_count;  // names of fields that are recorded; a name never changes
   std::atomic<std::uint32_t> gauge_count;
   char field_names[kMostFields][kFieldNameBytes];
@@ -346,6 +390,7 @@ struct ArenaHeader {
   std::atomic<std::uint64_t> changes;
   std::atomic<std::uint8_t> device_ring_piece;
   std::atomic<std::uint8_t> refusals;  // why pieces were refused: bits of Refusal
+  CommandBlock commands;
 };
 
 /// What the spans of a stage are. One name may occur in several kinds, which are different stages.
@@ -419,6 +464,7 @@ enum SpanFlag : std::uint16_t {
   kFlagDebug = 32,
   kFlagRecorded = 64,       // timed elsewhere, so not in its ring's order of ends
   kFlagPublished = 127,     // the bits above are visible in a record
+  kFrameWork = 128,         // work was added to it, which is counted when it ends
   kFrameInactive = 256,     // latched while off: keeps begin and end paired, records nothing
   kFrameRoot = 512,         // bottom of a scope
   kFrameClosedAway = 1024,  // ended by another thread; its owner drops it
@@ -502,12 +548,24 @@ struct alignas(64) SpanRecord {
 };
 static_assert(sizeof(SpanRecord) == 64);
 
+// The CPU time of a span, which its record has no room for. It is in the same place as the record, but in a table that
+// is reserved for a thread when one of its spans first asks for CPU time. `span` is the id in the record, 0 while the
+// time is being written, and stored last.
+struct CpuTime {
+  std::atomic<std::uint64_t> span;
+  std::atomic<std::uint64_t> cpu_ns;
+};
+static_assert(cpu_times_per_slot(kLeastRingSpans) * sizeof(CpuTime) % 4096 == 0);
+
 // An open span, 64 bytes. `id` is 0 while the frame is free or being filled, and is stored last, so a reader that finds
 // the same id before and after copying has a complete frame.
 //
 // The `as_parent_*` fields describe the parent of a span that is opened above this frame. For an active span they are
 // its own, for an inactive span those of the frame below, and for the root of a task's scope those of the creating
 // task. `begin` can therefore treat all frames alike.
+//
+// `attention` is used in the first frame of a thread only. It is there, and not in the thread's state, so that another
+// program can set a bit of it; a span needs the address of the frames anyway.
 struct alignas(64) OpenFrame {
   std::atomic<std::uint64_t> id;
   std::atomic<std::uint64_t> begin_ticks;
@@ -521,9 +579,18 @@ struct alignas(64) OpenFrame {
   std::atomic<std::uint16_t> depth;
   std::atomic<std::uint16_t> as_parent_depth;
   std::atomic<std::uint16_t> flags;
-  std::uint16_t reserved;
+  std::atomic<std::uint16_t> attention;  // bits of Attention
 };
 static_assert(sizeof(OpenFrame) == 64);
+
+/// Reasons why a thread cannot open a span with the fast path.
+enum Attention : std::uint16_t {
+  kAttentionClosedAway = 1,  // another thread has ended one of its spans
+  kAttentionNoCounter = 2,   // permanent: its clock is a system call
+  kAttentionNoMemory = 4,    // permanent: used instead of the states of threads for which there was no memory
+  kAttentionNoScope = 8,     // the running code may have no scope
+  kAttentionAsked = 0x100,   // another program has written a command; it sets the whole second byte
+};
 
 struct Scope;
 
@@ -783,10 +850,29 @@ struct alignas(64) StatsBlock {
   std::atomic<std::uint64_t> suspended_ticks;
   Wrap wraps[kWraps];
   std::atomic<std::uint32_t> buckets[kBuckets];
-  std::uint32_t padding[8];
+  std::atomic<std::uint64_t> cpu_ns;     // of the spans whose CPU time is known
+  std::atomic<std::uint64_t> cpu_count;  // the number of these
+  std::uint32_t padding[4];
 };
 static_assert(sizeof(StatsBlock) == 256 + 4096);
 static_assert(kBlocksAtOnce * sizeof(StatsBlock) % 4096 == 0);
+
+inline constexpr std::uint32_t kAmountBuckets = 994;
+
+// The distribution of the amounts that the runs of a stage, or the requests of a pipeline, have had in one unit: one
+// page. Written with the recorder's lock, and read without it.
+struct alignas(64) WorkBlock {
+  std::atomic<std::uint64_t> key;  // as in a WorkEntry; also with kBatchSizeKey
+  std::atomic<std::uint64_t> count;
+  std::atomic<double> sum;
+  std::atomic<double> least;
+  std::atomic<double> most;
+  std::atomic<std::uint64_t> fractions;  // how many are not whole numbers
+  std::uint64_t reserved[2];
+  std::atomic<std::uint32_t> buckets[kAmountBuckets];
+  std::uint32_t padding[14];
+};
+static_assert(sizeof(WorkBlock) == 4096);
 
 /// A device time that is not known.
 inline constexpr std::int64_t kUnknownNs = INT64_MIN;

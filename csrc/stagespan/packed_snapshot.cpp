@@ -61,18 +61,51 @@ class Reader {
   const char* at_;
 };
 
+void pack(Writer& writer, const BucketCounts& buckets) {
+  writer.number(buckets.size());
+  std::uint32_t previous = 0;
+  for (const auto& [bucket, count] : buckets) {
+    writer.number(bucket - std::exchange(previous, bucket));
+    writer.number(count);
+  }
+}
+
+void unpack(Reader& reader, BucketCounts& buckets) {
+  buckets.resize(reader.number());
+  std::uint32_t previous = 0;
+  for (auto& [bucket, count] : buckets) {
+    bucket = previous += static_cast<std::uint32_t>(reader.number());
+    count = reader.number();
+  }
+}
+
 void pack(Writer& writer, const Distribution& distribution) {
   writer.number(distribution.count);
   if (distribution.count == 0) return;
   writer.number(distribution.sum_ticks);
   writer.number(distribution.min_ticks);
   writer.number(distribution.max_ticks);
-  writer.number(distribution.buckets.size());
-  std::uint32_t previous = 0;
-  for (const auto& [bucket, count] : distribution.buckets) {
-    writer.number(bucket - std::exchange(previous, bucket));
-    writer.number(count);
-  }
+  pack(writer, distribution.buckets);
+}
+
+void pack(Writer& writer, const AmountDistribution& distribution) {
+  writer.number(distribution.count);
+  if (distribution.count == 0) return;
+  writer.fraction(distribution.sum);
+  writer.fraction(distribution.least);
+  writer.fraction(distribution.most);
+  writer.number(distribution.fractions);
+  pack(writer, distribution.buckets);
+}
+
+void unpack(Reader& reader, AmountDistribution& distribution) {
+  distribution.count = reader.number();
+  if (distribution.count == 0) return;
+  distribution.sum = reader.fraction();
+  distribution.least = reader.fraction();
+  distribution.most = reader.fraction();
+  distribution.fractions = reader.number();
+  unpack(reader, distribution.buckets);
 }
 
 void unpack(Reader& reader, Distribution& distribution) {
@@ -81,12 +114,7 @@ void unpack(Reader& reader, Distribution& distribution) {
   distribution.sum_ticks = reader.number();
   distribution.min_ticks = reader.number();
   distribution.max_ticks = reader.number();
-  distribution.buckets.resize(reader.number());
-  std::uint32_t previous = 0;
-  for (auto& [bucket, count] : distribution.buckets) {
-    bucket = previous += static_cast<std::uint32_t>(reader.number());
-    count = reader.number();
-  }
+  unpack(reader, distribution.buckets);
 }
 
 }  // namespace
@@ -106,6 +134,8 @@ PackedSnapshot::PackedSnapshot(const Snapshot& snapshot) {
     writer.number(figures.errors);
     writer.number(figures.suspended_ticks);
     writer.number(figures.children_ticks);
+    writer.number(figures.cpu_ns);
+    writer.number(figures.cpu_count);
     writer.number(figures.parents.size());
     for (const auto& [parent, edge] : figures.parents) {
       writer.number(parent);
@@ -117,6 +147,12 @@ PackedSnapshot::PackedSnapshot(const Snapshot& snapshot) {
       writer.text(key);
       writer.fraction(amount);
     }
+    writer.number(figures.amounts.size());
+    for (const auto& [key, amounts] : figures.amounts) {
+      writer.text(key);
+      pack(writer, amounts);
+    }
+    pack(writer, figures.batch_size);
     for (const Distribution& figure : figures.device) pack(writer, figure);
   }
   packed_ = writer.take();
@@ -132,6 +168,8 @@ Snapshot PackedSnapshot::unpack() const {
     figures.errors = reader.number();
     figures.suspended_ticks = reader.number();
     figures.children_ticks = reader.number();
+    figures.cpu_ns = reader.number();
+    figures.cpu_count = reader.number();
     for (std::uint64_t parents = reader.number(); parents != 0; --parents) {
       EdgeFigures& edge = figures.parents[static_cast<std::uint32_t>(reader.number())];
       edge.count = reader.number();
@@ -141,6 +179,11 @@ Snapshot PackedSnapshot::unpack() const {
       const std::string key = reader.text();
       figures.work[key] = reader.fraction();
     }
+    for (std::uint64_t units = reader.number(); units != 0; --units) {
+      const std::string key = reader.text();
+      stagespan::unpack(reader, figures.amounts[key]);
+    }
+    stagespan::unpack(reader, figures.batch_size);
     for (Distribution& figure : figures.device) stagespan::unpack(reader, figure);
   }
   return snapshot;

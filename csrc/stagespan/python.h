@@ -105,6 +105,12 @@ class ScopedTimer {
   std::uint32_t flags_ = 0;
 };
 
+/// Adds to a work counter of a stage, as `add` of a span in Python does: for the innermost open scope or span of this
+/// stage in the calling thread, or else for the request that is current. Takes a lock: call it once a run.
+STAGESPAN_DETAIL_OWN inline void add_work(StageName& stage, std::string_view counter, double amount) noexcept {
+  if (const Api* const api = detail::g_api) api->add_work(stage.stage(*api), counter.data(), counter.size(), amount);
+}
+
 }  // namespace STAGESPAN_API_NAMESPACE
 }  // namespace stagespan
 

@@ -20,10 +20,22 @@ std::uint16_t kind_bits(ArenaView arena, std::uint32_t stage) {
   return stage < kMaxStages ? static_cast<std::uint16_t>(arena.name(stage).kind << kKindShift) : std::uint16_t{0};
 }
 
-std::optional<SpanCopy> copy_record(ArenaView arena, const SpanRecord& record, std::uint64_t number) {
+std::int64_t cpu_ns_of(const CpuTime& time, std::uint64_t span) {
+  if (time.span.load(std::memory_order_acquire) != span) return kUnknownNs;
+  const auto cpu_ns = static_cast<std::int64_t>(time.cpu_ns.load(relaxed));
+  // As for the number of a record: a writer clears the id before it changes the time.
+  load_fence();
+  return time.span.load(relaxed) == span ? cpu_ns : kUnknownNs;
+}
+
+std::optional<SpanCopy> copy_record(ArenaView arena, std::uint32_t slot, std::uint64_t number) {
+  const ArenaHeader& header = arena.header();
+  const std::uint64_t place = number & (header.ring_spans - 1);
   SpanCopy copy;
-  if (!read_record(record, number, copy)) return std::nullopt;
+  if (!read_record(arena.ring(slot)[place], number, static_cast<SpanFields&>(copy))) return std::nullopt;
   copy.flags |= kind_bits(arena, copy.stage);
+  if (header.cpu_time_pieces[slot].load(relaxed) != kPieceUnclaimed)
+    copy.cpu_ns = cpu_ns_of(arena.cpu_times(slot)[place], copy.id);
   return copy;
 }
 
@@ -89,9 +101,8 @@ std::vector<SpanCopy> read_spans(ArenaView arena) {
   for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
     const std::uint64_t capacity = arena.header().ring_spans;
     const Held held = held_by(arena.slot(i), capacity);
-    const SpanRecord* const ring = arena.ring(i);
     for (std::uint64_t number = held.oldest; number < held.head; ++number)
-      if (const auto copy = copy_record(arena, ring[number & (capacity - 1)], number)) result.push_back(*copy);
+      if (const auto copy = copy_record(arena, i, number)) result.push_back(*copy);
   }
   sort_by_begin(result);
   return result;
@@ -105,13 +116,12 @@ std::vector<SpanCopy> read_new_spans(ArenaView arena, ReadPositions& positions) 
     const ThreadSlot& slot = arena.slot(i);
     const std::uint64_t capacity = arena.header().ring_spans;
     const Held held = held_by(slot, capacity);
-    const SpanRecord* const ring = arena.ring(i);
     // Records that a reset removed are not counted as lost, but those overwritten since the last reading are.
     std::uint64_t& next = positions.next[i];
     next = std::max(next, held.oldest - held.overwritten);
     positions.overwritten += held.oldest - std::min(held.oldest, next);
     for (next = std::max(next, held.oldest); next < held.head; ++next) {
-      if (const auto copy = copy_record(arena, ring[next & (capacity - 1)], next))
+      if (const auto copy = copy_record(arena, i, next))
         result.push_back(*copy);
       else
         ++positions.overwritten;
@@ -146,7 +156,7 @@ std::vector<SpanCopy> read_requests(ArenaView arena, const std::vector<std::uint
     bool is_whole = held.overwritten == 0;
     std::uint64_t earliest_end = kNever;
     for (std::uint64_t number = held.head; number-- > held.oldest;) {
-      const auto copy = copy_record(arena, arena.ring(i)[number & (capacity - 1)], number);
+      const auto copy = copy_record(arena, i, number);
       if (!copy) {
         is_whole = false;
         break;

@@ -15,7 +15,9 @@
 namespace stagespan {
 
 /// A finished span from a ring, in ticks. Its flags contain its kind, see kKindShift.
-using SpanCopy = SpanFields;
+struct SpanCopy : SpanFields {
+  std::int64_t cpu_ns = kUnknownNs;
+};
 
 /// The number of spans that the rings have overwritten.
 std::uint64_t overwritten(ArenaView arena);

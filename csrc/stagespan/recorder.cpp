@@ -1,4 +1,4 @@
-// recorder.cpp: start, names, work counters, resets and forks.
+// recorder.cpp: start, names, gauges, resets and forks.
 #include "recorder.h"
 
 #include <pthread.h>
@@ -39,41 +39,6 @@ std::uint32_t segment_entries_wanted() {
   const std::optional<std::int64_t> wanted = whole_number(variable("STAGESPAN_REQUESTS"));
   if (!wanted || *wanted < kFewestRequests || *wanted > kMostRequests) return kDefaultRequests;
   return (static_cast<std::uint32_t>(*wanted) + kSegmentsAtOnce - 1) / kSegmentsAtOnce * kSegmentsAtOnce;
-}
-
-// The sum of two finite numbers, or the largest double.
-double saturated_sum(double a, double b) {
-  constexpr double largest = std::numeric_limits<double>::max();
-  return std::clamp(a + b, -largest, largest);
-}
-
-// Adds to a counter. If the integer part would overflow, it is moved to the other part, which has the range of a
-// double.
-void add_amount(ArenaHeader& header, WorkEntry& entry, std::int64_t whole, double fraction) {
-  const std::int64_t before = entry.whole.load(relaxed);
-  std::int64_t sum = 0;
-  if (!__builtin_add_overflow(before, whole, &sum)) {
-    entry.whole.store(sum, relaxed);
-    if (fraction != 0) entry.fraction.store(saturated_sum(entry.fraction.load(relaxed), fraction), relaxed);
-    return;
-  }
-  const double carried = static_cast<double>(before) + static_cast<double>(whole) + fraction;
-  const FiguresMove move(header);
-  entry.whole.store(0, relaxed);
-  entry.fraction.store(saturated_sum(entry.fraction.load(relaxed), carried), relaxed);
-}
-
-// Adds to the value of an AmountRecord. Returns false and changes nothing if the sum of integers would overflow.
-bool add_value(std::uint64_t& sum, std::uint64_t value, bool is_fraction) {
-  if (is_fraction) {
-    sum = std::bit_cast<std::uint64_t>(saturated_sum(std::bit_cast<double>(sum), std::bit_cast<double>(value)));
-    return true;
-  }
-  std::int64_t whole = 0;
-  if (__builtin_add_overflow(std::bit_cast<std::int64_t>(sum), std::bit_cast<std::int64_t>(value), &whole))
-    return false;
-  sum = std::bit_cast<std::uint64_t>(whole);
-  return true;
 }
 
 RecordingWish recording_wish() {
@@ -151,6 +116,9 @@ void Recorder::prepare_arena() {
     is_free_segment_[i] = true;
   }
   sent_counts_.reset();
+  work_blocks_.clear();
+  g_span_work.clear();
+  request_work_.clear();
   segments_taken_ = 0;
   segments_freed_ = header.segment_entries;
   arena_.slot(kSharedSlot).state.store(kSlotLive, relaxed);
@@ -240,82 +208,6 @@ std::vector<std::string> Recorder::names() const {
   result.reserve(count);
   for (std::uint32_t stage = 0; stage < count; ++stage) result.emplace_back(name_of(stage));
   return result;
-}
-
-void Recorder::add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction,
-                        WorkingSpan span) noexcept {
-  if (!arena_) return;
-  // One NaN would make the whole counter NaN.
-  if (!std::isfinite(fraction)) {
-    lose(kLostWork);
-    return;
-  }
-  const std::lock_guard lock(cold_);
-  try {
-    add_work_locked(stage, key, whole, fraction, span);
-  } catch (const std::bad_alloc&) {
-    lose(kLostMemory);
-  }
-}
-
-void Recorder::add_work_locked(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction,
-                               WorkingSpan span) {
-  ArenaHeader& header = arena_.header();
-  SingleWriter::add(header.changes, std::uint64_t{1});
-  std::string text(cut(key, kWorkKeyBytes));
-  auto found = work_keys_.find(text);
-  if (found == work_keys_.end()) {
-    const std::uint32_t count = header.work_key_count.load(relaxed);
-    if (count >= kMaxWorkKeys) {
-      lose(kLostWork);
-      return;
-    }
-    found = work_keys_.emplace(std::move(text), count).first;
-    std::memcpy(arena_.work_keys()[count].text, found->first.data(), found->first.size());
-    header.work_key_count.store(count + 1, std::memory_order_release);
-  }
-  const std::uint32_t index = found->second;
-  if (span.id != 0 && (whole != 0 || fraction == 0))
-    add_amount_locked(span, index, std::bit_cast<std::uint64_t>(whole));
-  if (span.id != 0 && fraction != 0)
-    add_amount_locked(span, index | kAmountIsFraction, std::bit_cast<std::uint64_t>(fraction));
-  const std::uint64_t wanted = (std::uint64_t{stage} + 1) << 32 | index;
-  const std::uint32_t start = (stage * 31 + index * 7) % kMaxWork;
-  for (std::uint32_t probe = 0; probe < kMaxWork; ++probe) {
-    WorkEntry& entry = arena_.work()[(start + probe) % kMaxWork];
-    const std::uint64_t seen = entry.key.load(relaxed);
-    if (seen != 0 && seen != wanted) continue;
-    add_amount(header, entry, whole, fraction);
-    // Release: a reader that sees the key sees its text and amount.
-    if (seen == 0) entry.key.store(wanted, std::memory_order_release);
-    return;
-  }
-  lose(kLostWork);
-}
-
-// Adds to one of the latest records if it is of the same span and key, so that a loop that adds a few at a time needs
-// one record.
-void Recorder::add_amount_locked(WorkingSpan span, std::uint32_t key, std::uint64_t value) noexcept {
-  constexpr std::uint64_t kLatest = 4;
-  ArenaHeader& header = arena_.header();
-  AmountRecord* const amounts = arena_.amounts();
-  const std::uint64_t capacity = arena_.amount_count();
-  const std::uint64_t number = header.amount_head.load(relaxed);
-  for (std::uint64_t before = 1; before <= std::min(number, kLatest); ++before) {
-    AmountRecord& record = amounts[(number - before) % capacity];
-    if (record.span.load(relaxed) != span.id || record.key.load(relaxed) != key) continue;
-    std::uint64_t sum = record.value.load(relaxed);
-    if (!add_value(sum, value, (key & kAmountIsFraction) != 0)) break;
-    record.value.store(sum, relaxed);
-    return;
-  }
-  const std::uint64_t index = number % capacity;
-  claim_piece_locked(header.amount_pieces, kRegionAmounts, index, kAmountsAtOnce);
-  AmountRecord& record = amounts[index];
-  if (number >= capacity) SingleWriter::raise(header.amounts_since_ticks, record.span_begin_ticks.load(relaxed));
-  store_fence();  // a reader that sees that the previous record is gone sees from when on all amounts are there
-  write_record(record, number, AmountFields{span.id, span.begin_ticks, value, key});
-  header.amount_head.store(number + 1, std::memory_order_release);
 }
 
 ClockFit Recorder::clock_fit() noexcept {
@@ -420,12 +312,7 @@ void Recorder::reset() {
       prepare(arena_.device_block(i, figure));
     }
   }
-  for (std::uint32_t i = 0; i < kMaxWork; ++i) {
-    WorkEntry& entry = arena_.work()[i];
-    entry.key.store(0, relaxed);
-    entry.whole.store(0, relaxed);
-    entry.fraction.store(0, relaxed);
-  }
+  clear_work();
 }
 
 // --- the recording ----------------------------------------------------------------------------------------
@@ -463,6 +350,21 @@ bool Recorder::start_recording_locked() noexcept {
   recording_.start(arena_, recording_wish_, pieces, std::size(pieces));
   if (recording_.place().kind == RecordingKind::kFile) watch_for_cut_off(arena_);
   return true;
+}
+
+void Recorder::begin_recording() noexcept {
+  if (!arena_) return;
+  bool begins = false;
+  {
+    const std::lock_guard lock(cold_);
+    begins = start_recording_locked();
+  }
+  if (begins) after_start();
+}
+
+void Recorder::after_start() noexcept {
+  recording_.tidy();
+  if (void (*const hook)() = on_recording.load(relaxed); hook != nullptr) hook();
 }
 
 bool Recorder::reserve_locked(Region region, std::uint64_t first, std::uint64_t count) noexcept {
@@ -524,6 +426,19 @@ void Recorder::reserve_blocks_locked(std::uint32_t first) noexcept {
 
 void Recorder::reserve_device_ring_locked() noexcept {
   claim_piece_locked(&arena_.header().device_ring_piece, kRegionDevice, 0, kDeviceSpans);
+}
+
+void Recorder::claim_cpu_times(ThreadState& thread) noexcept {
+  if (thread.ring == nullptr) return;
+  const std::lock_guard lock(cold_);
+  std::atomic<std::uint8_t>& piece = arena_.header().cpu_time_pieces[thread.slot_index];
+  if (piece.load(relaxed) == kPieceUnclaimed) {
+    const std::uint64_t count = cpu_times_per_slot(arena_.header().ring_spans);
+    const bool has_room =
+        !recording_.is_active() || reserve_locked(kRegionCpuTimes, std::uint64_t{thread.slot_index} * count, count);
+    piece.store(has_room ? kPieceRecorded : kPieceRefused, std::memory_order_release);
+  }
+  thread.cpu_times = arena_.cpu_times(thread.slot_index);
 }
 
 void Recorder::reserve_device_stages_locked(std::uint32_t first) noexcept {

@@ -43,6 +43,8 @@ struct FoundFrame {
 struct WorkingSpan {
   std::uint64_t id = 0;
   std::uint64_t begin_ticks = 0;
+  OpenFrame* frame = nullptr;  // null if it is not one of the calling thread
+  std::uint64_t request = 0;   // if there is no span: the request that is current, or 0
 };
 
 /// What the figures of requests contain of one.
@@ -74,10 +76,21 @@ class Recorder {
   StageKind kind_of(std::uint32_t stage) const noexcept;
   std::vector<std::string> names() const;
 
-  /// Adds to a work counter of a stage, and to the amounts of the span that has done the work. If a sum would exceed
-  /// the largest double, it stays at that value.
+  /// Adds to a work counter of a stage, and to the amounts of the span or request that has done the work. If a sum
+  /// would exceed the largest double, it stays at that value. When the span or request ends, its amounts are counted.
   void add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction,
                 WorkingSpan span = {}) noexcept;
+  /// Adds what the kernel has done for a span that ends to its amounts and to the counters of its stage. It is not in
+  /// the distributions, nor in the work of the request, where nested spans would count it twice.
+  void add_system_counts(const FinishedSpan& span, const SystemCounts& counts) noexcept;
+  /// Counts the amounts of a finished span in the distributions of its stage, and adds them to its request.
+  void count_span_work(const FinishedSpan& span) noexcept;
+  bool has_request_work(std::uint64_t request) const noexcept { return request_work_.may_have(request); }
+  /// Counts the amounts of the spans of a request that has ended in the distributions of its pipeline. `tokens` are
+  /// those of its chunks, which are counted if its spans have not added any.
+  void count_request_work(std::uint64_t request, std::uint32_t pipeline, std::uint64_t tokens) noexcept;
+  /// Adds the amounts of a request that has ended to those of the one around it.
+  void pass_request_work(std::uint64_t request, std::uint64_t outer) noexcept;
 
   /// The calling thread's state, created with its first span. If there is no memory for it, returns a replacement that
   /// all such threads share until they get their own; their spans are counted as lost.
@@ -145,6 +158,8 @@ class Recorder {
   /// The number of forks between the first process and this one.
   std::uint32_t generation() const noexcept { return generation_.load(std::memory_order_relaxed); }
 
+  /// Creates the recording, if no span has done so.
+  void begin_recording() noexcept;
   /// Where the recording is, and if it is not in a file, why.
   RecordingPlace recording_place();
   /// Gives the recording a name that readers do not look for. Has no effect once the recording exists.
@@ -159,6 +174,9 @@ class Recorder {
   void mark_stop(int signal, bool is_final) noexcept;
   /// Called without the lock after a recording was created, by the thread that opens the first span.
   std::atomic<void (*)()> on_recording{nullptr};
+
+  /// Called by a thread that opens a span after another program has written a command.
+  std::atomic<void (*)() noexcept> on_command{nullptr};
 
   /// Called without the lock by a thread that is about to open its first span. Provides its name if it knows a better
   /// one than the system does.
@@ -219,7 +237,10 @@ class Recorder {
   /// Records a message that a request has sent; its count is set here. If it is the one of the hop `before`, sent anew,
   /// that one is replaced, and false returned. The interpreter's lock is held.
   bool add_sent(SentFields sent, std::uint64_t before) noexcept;
-  /// Links the span of a batch to `count` of the `batch_size` requests that it served.
+  /// Counts a batch of `batch_size` requests of a stage, and links its span to the first `count` of them.
+  void count_batch(std::uint32_t stage, std::uint32_t batch_size, std::uint64_t span, const std::uint64_t* requests,
+                   std::uint32_t count) noexcept;
+  /// Links the span of a batch to `count` further ones of its requests.
   void add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count,
                  std::uint32_t batch_size) noexcept;
 
@@ -241,6 +262,8 @@ class Recorder {
   /// Reserve memory in the recording before it is first written.
   void reserve_frames(std::uint32_t slot_index, std::uint32_t first) noexcept;
   void reserve_device_ring_locked() noexcept;
+  /// Gives a thread its table of CPU times, unless it has no ring.
+  void claim_cpu_times(ThreadState& thread) noexcept;
   void reserve_device_stages_locked(std::uint32_t first) noexcept;
 
   /// Locked while names, slots or blocks change owners. Readers of statistics lock it too.
@@ -258,6 +281,15 @@ class Recorder {
   void add_work_locked(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction,
                        WorkingSpan span);
   void add_amount_locked(WorkingSpan span, std::uint32_t key, std::uint64_t value) noexcept;
+  void add_counter_locked(std::uint32_t stage, std::uint32_t key, std::int64_t whole, double fraction) noexcept;
+  std::uint32_t work_key_locked(std::string_view key);
+  void add_open_locked(WorkingSpan span, std::uint32_t key, double amount) noexcept;
+  void add_to_request_locked(std::uint64_t request, std::uint32_t key, double amount) noexcept;
+  WorkBlock* work_block_locked(std::uint32_t stage, std::uint32_t key);
+  void add_links_locked(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count,
+                        std::uint32_t batch_size) noexcept;
+  void count_amount_locked(std::uint32_t stage, std::uint32_t key, double amount) noexcept;
+  void clear_work() noexcept;
   bool take_away_locked(const FoundFrame& found, void** note) noexcept;
   std::uint64_t first_id(std::uint32_t slot_index) const noexcept;
   std::unique_ptr<ThreadState> new_thread() noexcept;
@@ -285,6 +317,7 @@ class Recorder {
   void restore_names() noexcept;
   ThreadState& attach_to_slot(bool& begins) noexcept;
   bool start_recording_locked() noexcept;
+  void after_start() noexcept;
   bool reserve_locked(Region region, std::uint64_t first, std::uint64_t count) noexcept;
   /// Reserves the elements around one, as many as are reserved at once, unless that was tried before.
   void claim_piece_locked(std::atomic<std::uint8_t>* pieces, Region region, std::uint64_t index,
@@ -311,6 +344,8 @@ class Recorder {
   std::uint32_t exception_types_ = 0;
   std::vector<std::string> field_names_;  // by number
   std::unordered_map<std::string, std::uint32_t> work_keys_;
+  std::unordered_map<std::uint64_t, std::uint32_t> work_blocks_;  // by key of a WorkBlock
+  OpenWork request_work_;                                         // of open requests, by their numbers
   std::vector<std::uint32_t> free_blocks_;
   std::vector<ThreadState*> threads_;
   ThreadState stand_in_;

@@ -49,7 +49,7 @@ void Recorder::hide_detached(std::uint32_t shown_at) noexcept {
 
 DetachedSpan Recorder::open_detached(std::uint32_t stage, std::uint16_t flags) {
   ThreadState& thread = this_thread();
-  if (thread.attention.load(relaxed) != 0) attend(thread);
+  if (thread.attention().load(relaxed) != 0) attend(thread);
   const OpenFrame& below = thread.frames[thread.scope->top];
   DetachedSpan detached{{0, 0, ++thread.next_id, below.as_parent_id.load(relaxed), thread.scope->request, 0, 0, stage,
                          below.as_parent_stage.load(relaxed), below.as_parent_depth.load(relaxed), flags},
@@ -122,7 +122,7 @@ bool Recorder::close_away(const FoundFrame& found, std::uint16_t flags, Finished
     // Its events belong to the owner, which may be dropping them at this moment.
     if ((ended.flags & kFrameDevice) != 0) lose(kLostDeviceElsewhere);
     ended.flags &= static_cast<std::uint16_t>(~kFrameDevice);
-    found.thread->attention.fetch_or(kAttentionClosedAway, std::memory_order_release);
+    found.thread->attention().fetch_or(kAttentionClosedAway, std::memory_order_release);
   }
   commit_span(this_thread(), ended);
   if (span != nullptr) *span = ended;
@@ -132,7 +132,7 @@ bool Recorder::close_away(const FoundFrame& found, std::uint16_t flags, Finished
 bool Recorder::drop_away(const FoundFrame& found, void** note) noexcept {
   const std::lock_guard lock(cold_);
   if (!take_away_locked(found, note)) return false;
-  found.thread->attention.fetch_or(kAttentionClosedAway, std::memory_order_release);
+  found.thread->attention().fetch_or(kAttentionClosedAway, std::memory_order_release);
   return true;
 }
 
@@ -146,7 +146,7 @@ bool Recorder::record(std::uint32_t stage, std::int64_t begin_ns, std::int64_t e
     return false;
   }
   ThreadState& thread = this_thread();
-  if (thread.attention.load(relaxed) != 0) attend(thread);
+  if (thread.attention().load(relaxed) != 0) attend(thread);
   const OpenFrame& below = thread.frames[thread.scope->top];
   commit_span(thread, {begin, end, ++thread.next_id, below.as_parent_id.load(relaxed), thread.scope->request, 0, 0,
                        stage, below.as_parent_stage.load(relaxed), below.as_parent_depth.load(relaxed),

@@ -327,10 +327,23 @@ bool Recorder::add_sent(SentFields sent, std::uint64_t before) noexcept {
   return true;
 }
 
+void Recorder::count_batch(std::uint32_t stage, std::uint32_t batch_size, std::uint64_t span,
+                           const std::uint64_t* requests, std::uint32_t count) noexcept {
+  if (!arena_) return;
+  const std::lock_guard lock(cold_);
+  count_amount_locked(stage, kBatchSizeKey, batch_size);
+  add_links_locked(span, requests, count, batch_size);
+}
+
 void Recorder::add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count,
                          std::uint32_t batch_size) noexcept {
   if (!arena_) return;
   const std::lock_guard lock(cold_);
+  add_links_locked(span, requests, count, batch_size);
+}
+
+void Recorder::add_links_locked(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count,
+                                std::uint32_t batch_size) noexcept {
   ArenaHeader& header = arena_.header();
   const std::uint64_t capacity = arena_.link_count();
   std::uint64_t number = header.link_head.load(relaxed);

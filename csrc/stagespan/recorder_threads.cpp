@@ -84,6 +84,15 @@ void Recorder::settle(ThreadState& thread, std::uint32_t slot_index) noexcept {
     thread.next_id = first_id(kMaxThreads + (slotless_threads_++ % kSlotlessIds));
     thread.base.top = thread.base.root = take_frame(thread);
   }
+  if (slot_index != kSharedSlot) {
+    // Removes what an earlier thread has left. The asker writes the number first, and then the words of the threads
+    // that it sees. In the one order of exchange() and load(), either the number is seen here, or the asker sees this
+    // thread and writes its word after the exchange.
+    thread.attention().exchange(0);
+    const CommandBlock& commands = arena_.header().commands;
+    if (commands.number.load() != commands.noticed.load(relaxed)) thread.attention().fetch_or(kAttentionAsked, relaxed);
+  }
+  if (!detail::g_counter_is_usable) thread.attention().fetch_or(kAttentionNoCounter, relaxed);
   thread.nowhere.top = thread.nowhere.root = thread.base.root;
   make_root(thread, thread.base.root, {});
   // By this, readers tell the frames of the thread's own code from those of its tasks.
@@ -133,8 +142,8 @@ void Recorder::give_back_chunks_locked(ThreadState& thread) noexcept {
 
 void Recorder::prepare_stand_in() noexcept {
   // One frame, the root: it opens no spans. Detached spans are recorded as those of a thread without a slot.
-  stand_in_.attention.store(kAttentionNoMemory, relaxed);
   stand_in_.frames = &stand_in_frame_;
+  stand_in_.attention().store(kAttentionNoMemory, relaxed);
   stand_in_.frame_capacity = 1;
   stand_in_.locals = &stand_in_local_;
   stand_in_.scope = &stand_in_.base;
@@ -161,7 +170,6 @@ std::unique_ptr<ThreadState> Recorder::new_thread() noexcept {
   if (!thread) return nullptr;
   thread->thread = static_cast<std::uint32_t>(syscall(SYS_gettid));
   thread->ident = static_cast<std::uint64_t>(pthread_self());
-  if (!detail::g_counter_is_usable) thread->attention.store(kAttentionNoCounter, relaxed);
   thread->scope = &thread->base;
   return thread;
 }
@@ -187,10 +195,7 @@ std::uint32_t Recorder::choose_slot_locked() const noexcept {
 ThreadState& Recorder::attach() noexcept {
   bool begins = false;
   ThreadState& thread = attach_to_slot(begins);
-  if (begins) {
-    recording_.tidy();
-    if (void (*const hook)() = on_recording.load(relaxed); hook != nullptr) hook();
-  }
+  if (begins) after_start();
   return thread;
 }
 
@@ -202,6 +207,7 @@ ThreadState& Recorder::attach_to_slot(bool& begins) noexcept {
   if (!arena_) {
     // Nothing is recorded, but code that opens and closes spans still finds frames to pair them.
     if (!give_own_frames(*thread)) return stand_in_;
+    if (!detail::g_counter_is_usable) thread->attention().store(kAttentionNoCounter, relaxed);
     make_root(*thread, 0, {});
     return *(t_state = thread.release());
   }
@@ -243,7 +249,9 @@ void Recorder::detach(ThreadState* thread) noexcept {
   std::uint64_t open = 0;
   for_each_frame(*thread, [&](std::uint32_t index) {
     OpenFrame& frame = thread->frames[index];
-    if (frame.id.load(relaxed) != 0 && (frame.flags.load(relaxed) & kFrameClosedAway) == 0) ++open;
+    const std::uint64_t id = frame.id.load(relaxed);
+    if (id != 0 && (frame.flags.load(relaxed) & kFrameClosedAway) == 0) ++open;
+    g_span_work.take(id, [](std::uint32_t, double) {});
     frame.id.store(0, relaxed);
     frame.below.store(0, relaxed);
     thread->locals[index].clear();  // the next thread of the slot finds them initialised

@@ -3,7 +3,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -32,6 +31,7 @@
 #include "recording_reader.h"
 #include "text.h"
 #include "variables.h"
+#include "without_signals.h"
 
 #ifndef MFD_CLOEXEC
 #define MFD_CLOEXEC 1U
@@ -56,23 +56,6 @@ constexpr std::string_view kSuffix = ".stagespan";
 constexpr const char* kExporterFile = ".exporter";
 // The folder of the `stagespan run` that this process works for: process/command.py.
 constexpr const char* kCommandFolder = "_STAGESPAN_COMMAND_DIR";
-
-/// Blocks signals while this object exists: a signal would interrupt the reservation of space, which would then start
-/// again.
-class WithoutSignals {
- public:
-  WithoutSignals() noexcept {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~WithoutSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  WithoutSignals(const WithoutSignals&) = delete;
-  WithoutSignals& operator=(const WithoutSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 std::string why(int error) { return std::strerror(error); }
 
@@ -360,6 +343,7 @@ void RecordingFile::make(ArenaView arena, const RecordingWish& wish, const Piece
     bool has_space = true;
     int error = 0;
     {
+      // A signal would interrupt the reservation of space, which would then start again.
       const WithoutSignals none;
       for (std::size_t i = 0; has_space && i < count; ++i)
         has_space = fallocate(fd_, 0, static_cast<off_t>(pieces[i].offset), static_cast<off_t>(pieces[i].bytes)) == 0;

@@ -77,6 +77,7 @@ class Copier {
   void take_amounts();
   void take_fields();
   void take_failures();
+  void take_work_blocks();
   void take_work_keys();
   void take_device();
   void check_figures();
@@ -86,6 +87,7 @@ class Copier {
   void find_open(RecordingParts parts);
   void check_work();
   void check_amounts();
+  void check_work_blocks();
   void check_names();
   void check_clock();
   bool is_stage(std::uint32_t stage) const { return stage < copy_.names.size(); }
@@ -259,6 +261,7 @@ void Copier::take_figures() {
       std::fill_n(block_is_missing_.begin() + first, count, std::uint8_t{0});
     }
     take(arena.work(), kMaxWork * sizeof(WorkEntry));
+    take_work_blocks();
     load_fence();
     read_to(&after, offsetof(ArenaHeader, fold_version), sizeof(after));
     copy_.is_moving = (before & 1) != 0 || before != after;
@@ -290,6 +293,11 @@ void Copier::take_threads(RecordingParts parts) {
       slot.floor.store(0, relaxed);
     } else if (parts == RecordingParts::kAll && plain(header().ring_pieces[i]) == kPieceRecorded) {
       take_whole(arena.ring(i), std::min(head, capacity), commit_of<SpanRecord>);
+      // After the records, which are written after their CPU times.
+      load_fence();
+      take(&header().cpu_time_pieces[i], 1);
+      if (plain(header().cpu_time_pieces[i]) == kPieceRecorded)
+        take_whole(arena.cpu_times(i), std::min(head, capacity), [](const CpuTime& time) { return plain(time.span); });
     }
     const std::uint32_t frames =
         std::min({plain(slot.frames_high_water), plain(header().frames_recorded[i]), header().frames_per_thread});
@@ -325,6 +333,13 @@ void Copier::check_threads(RecordingParts parts) {
       if (plain(record.commit) == 0 || is_stage(plain(record.stage))) continue;
       ++copy_.damaged;
       record.commit.store(0, relaxed);
+    }
+    if (plain(header().cpu_time_pieces[i]) != kPieceRecorded) continue;
+    for (std::uint64_t k = 0; k < held; ++k) {
+      CpuTime& time = arena.cpu_times(i)[k];
+      if (plain(time.cpu_ns) <= static_cast<std::uint64_t>(kMost_ns)) continue;
+      ++copy_.damaged;
+      time.span.store(0, relaxed);
     }
   }
   check_frames(arena.detached(), std::min(plain(header().detached_high_water), kMaxDetached));
@@ -384,6 +399,17 @@ void Copier::take_amounts() {
   // Records that were overwritten during the copy are missing in it.
   load_fence();
   take(&header().amounts_since_ticks, sizeof(header().amounts_since_ticks));
+}
+
+void Copier::take_work_blocks() {
+  take(&header().work_block_count, sizeof(header().work_block_count));
+  take(header().work_block_pieces, sizeof(header().work_block_pieces));
+  const std::uint32_t used = std::min(plain(header().work_block_count), kMaxWorkBlocks);
+  header().work_block_count.store(used, relaxed);
+  for (std::uint32_t first = 0; first < used; first += kWorkBlocksAtOnce)
+    if (plain(header().work_block_pieces[first / kWorkBlocksAtOnce]) == kPieceRecorded)
+      take(copy_.arena.work_blocks() + first,
+           std::uint64_t{std::min(kWorkBlocksAtOnce, used - first)} * sizeof(WorkBlock));
 }
 
 void Copier::take_fields() {
@@ -520,6 +546,22 @@ void Copier::check_work() {
   }
 }
 
+void Copier::check_work_blocks() {
+  const std::uint32_t keys = plain(header().work_key_count);
+  for (std::uint32_t i = 0; i < plain(header().work_block_count); ++i) {
+    WorkBlock& block = copy_.arena.work_blocks()[i];
+    const std::uint64_t key = plain(block.key), stage = key >> 32, unit = key & 0xffffffff;
+    if (plain(block.count) == 0) continue;
+    const bool is_known =
+        stage != 0 && is_stage(static_cast<std::uint32_t>(stage - 1)) && (unit < keys || unit == kBatchSizeKey);
+    const auto is_amount = [](double amount) { return amount >= 0 && std::isfinite(amount); };
+    if (is_known && is_amount(plain(block.sum)) && is_amount(plain(block.least)) && is_amount(plain(block.most)))
+      continue;
+    ++copy_.damaged;
+    block.count.store(0, relaxed);
+  }
+}
+
 void Copier::check_amounts() {
   const std::uint32_t keys = plain(header().work_key_count);
   const std::uint64_t head = plain(header().amount_head);
@@ -544,6 +586,7 @@ void Copier::check_figures() {
   for (std::uint32_t i = 0; i < slots_; ++i) check_stats(copy_.arena.slot(i));
   check_stats(copy_.arena.slot(kSharedSlot));
   check_work();
+  check_work_blocks();
   header().fold_version.store(0, relaxed);  // a copy does not change
 }
 

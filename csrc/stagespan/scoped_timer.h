@@ -26,6 +26,13 @@ OpenSpan open_span(std::uint32_t stage) noexcept;
 /// has changed then.
 void close_span(OpenSpan span, std::uint16_t flags) noexcept;
 
+/// What the code that runs in the calling thread adds work of a stage to: its innermost open span of the stage.
+WorkingSpan working_span(std::uint32_t stage) noexcept;
+/// The same in a scope of the thread: the span that `owner` has opened, or else the innermost one of the stage.
+WorkingSpan working_span_in(ThreadState& thread, const Scope& scope, std::uint32_t stage, const void* owner) noexcept;
+/// The same for what other code has open.
+WorkingSpan working_span_of(const ParentLink& link, std::uint32_t stage) noexcept;
+
 /// Times its enclosing scope. Remembers whether the recorder was on when it opened. The functions that do the work are
 /// not inlined and take values, so that a timer that is off needs no memory.
 class ScopedTimer {

@@ -54,6 +54,8 @@ void add_block(StageFigures& to, Buckets& buckets, const StatsBlock& block) {
   to.errors += block.errors.load(relaxed);
   to.suspended_ticks += block.suspended_ticks.load(relaxed);
   to.children_ticks += block.children_ticks.load(relaxed);
+  to.cpu_ns += block.cpu_ns.load(relaxed);
+  to.cpu_count += block.cpu_count.load(relaxed);
   add_histogram(block, buckets.data());
 }
 
@@ -66,6 +68,27 @@ void read_work(ArenaView arena, std::map<std::uint32_t, StageFigures>& stages) {
     const auto stage = static_cast<std::uint32_t>(key >> 32) - 1;
     const WorkKey& name = arena.work_keys()[key & 0xffffffff];
     stages[stage].work[name.text] += static_cast<double>(entry.whole.load(relaxed)) + entry.fraction.load(relaxed);
+  }
+}
+
+// Amounts that are being counted may be in some figures and not in others.
+void read_work_blocks(ArenaView arena, std::map<std::uint32_t, StageFigures>& stages) {
+  const std::uint32_t blocks = arena.header().work_block_count.load(std::memory_order_acquire);
+  for (std::uint32_t i = 0; i < std::min(blocks, kMaxWorkBlocks); ++i) {
+    const WorkBlock& block = arena.work_blocks()[i];
+    AmountDistribution found;
+    found.count = block.count.load(relaxed);
+    const std::uint64_t key = block.key.load(relaxed);
+    if (found.count == 0 || key == 0) continue;
+    found.sum = block.sum.load(relaxed);
+    found.least = block.least.load(relaxed);
+    found.most = std::max(found.least, block.most.load(relaxed));
+    found.fractions = block.fractions.load(relaxed);
+    for (std::uint32_t bucket = 0; bucket < kAmountBuckets; ++bucket)
+      if (const std::uint32_t n = block.buckets[bucket].load(relaxed); n != 0) found.buckets.emplace_back(bucket, n);
+    StageFigures& stage = stages[static_cast<std::uint32_t>(key >> 32) - 1];
+    const std::uint64_t unit = key & 0xffffffff;
+    (unit == kBatchSizeKey ? stage.batch_size : stage.amounts[arena.work_keys()[unit].text]) = std::move(found);
   }
 }
 
@@ -105,21 +128,38 @@ std::uint64_t take_off(std::uint64_t& from, std::uint64_t amount) {
   return amount - taken;
 }
 
+// The earlier ones may contain a thread's latest span twice.
+void subtract(BucketCounts& later, const BucketCounts& earlier) {
+  std::map<std::uint32_t, std::uint64_t> left(later.begin(), later.end());
+  for (const auto& [bucket, n] : earlier) left[bucket] -= std::min(left[bucket], n);
+  std::erase_if(left, [](const auto& entry) { return entry.second == 0; });
+  later.assign(left.begin(), left.end());
+}
+
 // The difference of `later` and `earlier`. The minimum and maximum of an interval are not recorded, so the bounds of
 // the lowest and highest bucket are used.
 void subtract(Distribution& later, const Distribution& earlier) {
   take_off(later.count, earlier.count);
   take_off(later.sum_ticks, earlier.sum_ticks);
-  std::map<std::uint32_t, std::uint64_t> left(later.buckets.begin(), later.buckets.end());
-  // The earlier one may contain a thread's latest span twice.
-  for (const auto& [bucket, n] : earlier.buckets) left[bucket] -= std::min(left[bucket], n);
-  std::erase_if(left, [](const auto& entry) { return entry.second == 0; });
-  later.buckets.assign(left.begin(), left.end());
-  if (earlier.count == 0 || left.empty()) return;
-  later.min_ticks = std::max(later.min_ticks, bucket_low(left.begin()->first));
+  subtract(later.buckets, earlier.buckets);
+  if (earlier.count == 0 || later.buckets.empty()) return;
+  later.min_ticks = std::max(later.min_ticks, bucket_low(later.buckets.front().first));
   // The last bucket has no upper bound.
-  if (left.rbegin()->first != kBuckets - 1)
-    later.max_ticks = std::min(later.max_ticks, bucket_high(left.rbegin()->first) - 1);
+  const std::uint32_t highest = later.buckets.back().first;
+  if (highest != kBuckets - 1) later.max_ticks = std::min(later.max_ticks, bucket_high(highest) - 1);
+}
+
+// The same for amounts.
+void subtract(AmountDistribution& later, const AmountDistribution& earlier) {
+  if (earlier.count == 0) return;
+  take_off(later.count, earlier.count);
+  take_off(later.fractions, earlier.fractions);
+  later.sum = std::max(later.sum - earlier.sum, 0.0);
+  subtract(later.buckets, earlier.buckets);
+  if (later.buckets.empty()) return;
+  const std::uint32_t lowest = later.buckets.front().first;
+  if (lowest != 0) later.least = std::max(later.least, amount_bucket_high(lowest - 1));
+  later.most = std::min(later.most, amount_bucket_high(later.buckets.back().first));
 }
 
 // The spans of a parent move to "several" if a thread leaves whose block had an edge for that parent, and the shared
@@ -187,6 +227,28 @@ std::optional<double> Distribution::quantile_ticks(double q) const {
   return high;
 }
 
+double AmountDistribution::amount_in(std::uint32_t bucket) const {
+  const double high = amount_bucket_high(bucket), low = bucket != 0 ? amount_bucket_high(bucket - 1) : 0;
+  if (std::isinf(high)) return most;  // the best estimate, as there is no upper bound
+  double amount = 2 * low * high / (low + high);
+  if (fractions == 0) amount = high - low <= 1 ? std::floor(high) : std::round(amount);
+  return std::clamp(amount, least, most);
+}
+
+std::optional<double> AmountDistribution::quantile(double q) const {
+  if (count == 0) return std::nullopt;
+  std::uint64_t total = 0;
+  for (const auto& [bucket, n] : buckets) total += n;
+  const auto rank = static_cast<std::uint64_t>(std::ceil(std::clamp(q, 0.0, 1.0) * static_cast<double>(total)));
+  std::uint64_t seen = 0;
+  for (const auto& [bucket, n] : buckets) {
+    seen += n;
+    if (seen < rank) continue;
+    return amount_in(bucket);
+  }
+  return most;
+}
+
 Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
   if (!arena) return {};
   const ArenaHeader& header = arena.header();
@@ -211,6 +273,7 @@ Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
     snapshot.resets = header.resets.load(relaxed);
     snapshot.stages = read_blocks(arena);
     read_work(arena, snapshot.stages);
+    read_work_blocks(arena, snapshot.stages);
     load_fence();
     snapshot.is_exact = (before & 1) == 0 && header.fold_version.load(relaxed) == before;
     if (is_last || snapshot.is_exact) break;
@@ -236,12 +299,18 @@ Snapshot difference(const Snapshot& later, const Snapshot& earlier) {
     take_off(now.errors, before.errors);
     take_off(now.suspended_ticks, before.suspended_ticks);
     take_off(now.children_ticks, before.children_ticks);
+    take_off(now.cpu_ns, before.cpu_ns);
+    take_off(now.cpu_count, before.cpu_count);
     subtract(now.parents, before.parents);
     std::erase_if(now.parents, [](const auto& entry) { return entry.second.count == 0; });
     for (const auto& [key, amount] : before.work) now.work[key] -= amount;
+    for (const auto& [key, amounts] : before.amounts) subtract(now.amounts[key], amounts);
+    std::erase_if(now.amounts, [](const auto& entry) { return entry.second.count == 0; });
+    subtract(now.batch_size, before.batch_size);
     const bool no_work =
         std::all_of(now.work.begin(), now.work.end(), [](const auto& entry) { return entry.second == 0; });
-    if (now.host.count == 0 && no_work && now.device[kDeviceElapsed].count == 0) result.stages.erase(found);
+    if (now.host.count == 0 && no_work && now.amounts.empty() && now.device[kDeviceElapsed].count == 0)
+      result.stages.erase(found);
   }
   return result;
 }

@@ -15,17 +15,36 @@
 
 namespace stagespan {
 
+/// The numbers of a histogram: (bucket, count), ascending, without empty buckets.
+using BucketCounts = std::vector<std::pair<std::uint32_t, std::uint64_t>>;
+
 /// The distribution of a duration, in ticks.
 struct Distribution {
   std::uint64_t count = 0;
   std::uint64_t sum_ticks = 0;
   std::uint64_t min_ticks = 0;
   std::uint64_t max_ticks = 0;
-  std::vector<std::pair<std::uint32_t, std::uint64_t>> buckets;  // (bucket, count), ascending, without empty ones
+  BucketCounts buckets;
 
   /// The duration that a share `q` in [0, 1] of the spans does not exceed, within 2.1 % of the exact one. Empty if
   /// `count` is 0.
   std::optional<double> quantile_ticks(double q) const;
+};
+
+/// The distribution of the amounts that runs or requests have had in one unit, in that unit.
+struct AmountDistribution {
+  std::uint64_t count = 0;
+  double sum = 0;
+  double least = 0;
+  double most = 0;
+  std::uint64_t fractions = 0;  // how many are not whole numbers
+  BucketCounts buckets;
+
+  /// The amount that a share `q` in [0, 1] of them does not exceed, within 3.1 % of the exact one, and exact for whole
+  /// numbers up to 32. Empty if `count` is 0.
+  std::optional<double> quantile(double q) const;
+  /// What stands for the amounts in a bucket: a whole number if all are.
+  double amount_in(std::uint32_t bucket) const;
 };
 
 struct EdgeFigures {
@@ -39,9 +58,13 @@ struct StageFigures {
   std::uint64_t errors = 0;
   std::uint64_t suspended_ticks = 0;
   std::uint64_t children_ticks = 0;
+  std::uint64_t cpu_ns = 0;                      // of the spans whose CPU time is known
+  std::uint64_t cpu_count = 0;                   // the number of these
   std::map<std::uint32_t, EdgeFigures> parents;  // by parent stage; kNoStage is top level
   std::map<std::string, double> work;
-  std::array<Distribution, kDeviceFigures> device;  // in ns, not in ticks; count 0 if unknown
+  std::map<std::string, AmountDistribution> amounts;  // by unit
+  AmountDistribution batch_size;                      // of a batch
+  std::array<Distribution, kDeviceFigures> device;    // in ns, not in ticks; count 0 if unknown
 };
 
 /// Cumulative figures. Each figure is consistent, but a span that ends while its stage is read may be in some of them

@@ -50,7 +50,7 @@ OpenFrame* open_frame_slow(ThreadState& thread, std::uint32_t stage, const void*
 /// one call for the slow path, at its end if possible, so that the fast path does not need to save registers.
 STAGESPAN_HOT OpenFrame* try_open_frame(ThreadState& thread, std::uint32_t stage, const void* owner) noexcept {
   constexpr auto relaxed = std::memory_order_relaxed;
-  if (thread.attention.load(relaxed) != 0) [[unlikely]]
+  if (thread.attention().load(relaxed) != 0) [[unlikely]]
     return nullptr;
   const std::uint32_t index = thread.free_head;
   if (index >= thread.frame_capacity) [[unlikely]]

@@ -24,6 +24,8 @@ void clear(StatsBlock& block) noexcept {
   block.errors.store(0, relaxed);
   block.suspended_ticks.store(0, relaxed);
   block.children_ticks.store(0, relaxed);
+  block.cpu_ns.store(0, relaxed);
+  block.cpu_count.store(0, relaxed);
   for (Edge& edge : block.edges) {
     edge.used.store(0, relaxed);
     edge.count.store(0, relaxed);
@@ -51,6 +53,8 @@ void fold(const StatsBlock& from, StatsBlock& to) noexcept {
   ManyWriters::add(to.errors, from.errors.load(relaxed));
   ManyWriters::add(to.suspended_ticks, from.suspended_ticks.load(relaxed));
   ManyWriters::add(to.children_ticks, from.children_ticks.load(relaxed));
+  ManyWriters::add(to.cpu_ns, from.cpu_ns.load(relaxed));
+  ManyWriters::add(to.cpu_count, from.cpu_count.load(relaxed));
   for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket) {
     const std::uint32_t count = from.buckets[bucket].load(relaxed);
     if (count == 0) continue;

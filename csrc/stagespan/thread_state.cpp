@@ -1,7 +1,11 @@
 // thread_state.cpp: rare operations on a thread's open spans.
 #include "thread_state.h"
 
+#include <sys/resource.h>
+#include <time.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <utility>
 
@@ -74,7 +78,80 @@ std::uint32_t take_frame_in_scope(ThreadState& thread) noexcept {
   return nullptr;
 }
 
+std::atomic<bool> g_system_counts{false};
+
 }  // namespace
+
+std::int64_t thread_cpu_ns() noexcept {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+void set_system_counts(bool on) noexcept { g_system_counts.store(on, relaxed); }
+
+bool has_system_counts() noexcept { return g_system_counts.load(relaxed); }
+
+SystemCounts system_counts() noexcept {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return {usage.ru_minflt + usage.ru_majflt, usage.ru_nvcsw, usage.ru_nivcsw,
+          std::int64_t{usage.ru_stime.tv_sec} * 1'000'000 + usage.ru_stime.tv_usec};
+}
+
+void begin_cpu_time(ThreadState& thread, CpuBegin begin) noexcept {
+  if (thread.cpu_begins == nullptr) {
+    thread.cpu_begins.reset(static_cast<CpuBegin*>(std::calloc(kMostCpuBegins, sizeof(CpuBegin))));
+    if (thread.cpu_begins == nullptr) return;  // the time stays unknown
+    Recorder::get().claim_cpu_times(thread);
+  }
+  CpuBegin* const begins = thread.cpu_begins.get();
+  // Those of spans that were dropped are never taken.
+  if (thread.cpu_begin_count == kMostCpuBegins) {
+    std::copy(begins + kMostCpuBegins / 2, begins + kMostCpuBegins, begins);
+    thread.cpu_begin_count = kMostCpuBegins / 2;
+  }
+  CpuBegin& own = begins[thread.cpu_begin_count++];
+  own = begin;
+  if (has_system_counts()) own.system = system_counts();
+  own.cpu_ns = thread_cpu_ns();
+}
+
+CpuBegin take_cpu_begin(ThreadState& thread, std::uint64_t span) noexcept {
+  CpuBegin* const begins = thread.cpu_begins.get();
+  for (std::uint32_t i = thread.cpu_begin_count; i-- > 0;) {
+    if (begins[i].span != span) continue;
+    const CpuBegin begin = begins[i];
+    std::copy(begins + i + 1, begins + thread.cpu_begin_count, begins + i);
+    --thread.cpu_begin_count;
+    return begin;
+  }
+  return {};
+}
+
+void commit_span_with_cpu_time(ThreadState& thread, const FinishedSpan& span, std::int64_t cpu_ns) noexcept {
+  const bool is_known = cpu_ns >= 0;
+  if (is_known && thread.cpu_times != nullptr) {
+    CpuTime& time = thread.cpu_times[thread.head & thread.ring_mask];
+    time.span.store(0, relaxed);
+    store_fence();  // a reader that sees this time sees that the previous one has been removed
+    time.cpu_ns.store(static_cast<std::uint64_t>(cpu_ns), relaxed);
+    time.span.store(span.id, std::memory_order_release);
+  }
+  commit_span(thread, span);
+  // Counted after the span, which gets its stage a block.
+  const std::uint32_t block = thread.stats[span.stage].load(relaxed);
+  if (!is_known || block == 0) return;
+  StatsBlock& figures = thread.blocks[(block & ~kSharedBlock) - 1];
+  const auto add = [&](auto writer) {
+    writer.add(figures.cpu_ns, static_cast<std::uint64_t>(cpu_ns));
+    writer.add(figures.cpu_count, std::uint64_t{1});
+  };
+  if ((block & kSharedBlock) == 0)
+    add(SingleWriter{});
+  else
+    add(ManyWriters{});
+}
 
 void reserve_frames(ThreadState& thread, std::uint32_t first) noexcept {
   if (first != 0) Recorder::get().reserve_frames(thread.slot_index, first);  // those of the root are already allocated
@@ -165,10 +242,14 @@ bool innermost_of_request(ThreadState& thread, std::uint64_t request, ParentLink
 }
 
 void attend(ThreadState& thread) noexcept {
-  if (thread.scope != &thread.nowhere) thread.attention.fetch_and(~std::uint32_t{kAttentionNoScope}, relaxed);
-  if ((thread.attention.load(relaxed) & kAttentionClosedAway) == 0) return;
-  thread.attention.fetch_and(~std::uint32_t{kAttentionClosedAway}, std::memory_order_acquire);
-  drop_closed_away(thread);
+  const std::uint16_t reasons = thread.attention().load(relaxed);
+  // Threads without a slot share the word, and may have other reasons.
+  std::uint16_t settled = thread.slot == nullptr ? 0 : reasons & (kAttentionClosedAway | kAttentionAsked);
+  if (thread.slot != nullptr && thread.scope != &thread.nowhere) settled |= reasons & kAttentionNoScope;
+  if (settled != 0) thread.attention().fetch_and(static_cast<std::uint16_t>(~settled), std::memory_order_acquire);
+  if ((reasons & kAttentionClosedAway) != 0) drop_closed_away(thread);
+  if ((reasons & kAttentionAsked) != 0)
+    if (void (*const hook)() noexcept = Recorder::get().on_command.load(relaxed); hook != nullptr) hook();
 }
 
 OpenFrame* open_frame_slow(ThreadState& thread, std::uint32_t stage, const void* owner) noexcept {
@@ -223,7 +304,7 @@ void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::u
 }
 
 OpenFrame* open_inactive(ThreadState& thread, const void* owner) noexcept {
-  if (thread.attention.load(relaxed) != 0) attend(thread);
+  if (thread.attention().load(relaxed) != 0) attend(thread);
   const std::uint32_t index = take_frame_in_scope(thread);
   if (index == 0) return no_frame_left();
   Scope& scope = *thread.scope;

@@ -11,6 +11,7 @@
 #include "clock.h"
 #include "layout.h"
 #include "mode.h"
+#include "open_work.h"
 #include "stage_stats.h"
 
 namespace stagespan {
@@ -100,12 +101,24 @@ struct DeviceHooks {
 /// Set when a device is first attached, and never reset.
 extern std::atomic<const DeviceHooks*> g_device_hooks;
 
-/// Reasons why a thread cannot open a span with the fast path.
-enum Attention : std::uint32_t {
-  kAttentionClosedAway = 1,  // another thread has ended one of its spans
-  kAttentionNoCounter = 2,   // permanent: its clock is a system call
-  kAttentionNoMemory = 4,    // permanent: used instead of the states of threads for which there was no memory
-  kAttentionNoScope = 8,     // the running code may have no scope
+/// Spans of a thread that measure CPU time and are open at once. If there are more, the oldest ones do not get it.
+inline constexpr std::uint32_t kMostCpuBegins = 256;
+
+/// What the kernel has counted of a thread (getrusage).
+struct SystemCounts {
+  std::int64_t page_faults = 0;
+  std::int64_t voluntary_switches = 0;    // context switches because the thread waited
+  std::int64_t involuntary_switches = 0;  // because others got the processor
+  std::int64_t system_us = 0;             // CPU time in the kernel
+};
+
+/// The CPU clock of a thread at the begin of one of its open spans.
+struct CpuBegin {
+  std::uint64_t span = 0;  // its id; 0 if there is none
+  std::int64_t cpu_ns = 0;
+  std::uint64_t turn = 0;  // the bindings' own: tells whether other code of the thread has run since
+  bool is_call = false;    // of a function, which ends before any other code of its thread goes on
+  SystemCounts system{};   // only while they are counted
 };
 
 struct ThreadState {
@@ -116,7 +129,6 @@ struct ThreadState {
   std::uint64_t next_id = 0;  // the last id that was used; see Recorder::first_id
   std::uint32_t free_head = 1;
   std::uint32_t frame_capacity = 0;
-  std::atomic<std::uint32_t> attention{0};  // set by other threads, checked when a span opens
   std::uint32_t thread = 0;
   SpanRecord* ring = nullptr;  // null if the thread did not find a slot
   std::uint64_t head = 0;
@@ -143,17 +155,23 @@ struct ThreadState {
   std::unique_ptr<OpenFrame[]> frames_storage;               // only without an arena
   std::unique_ptr<ScopeTable> scopes;                        // created by the bindings when a task first opens a span
   void* device = nullptr;                                    // owned by the device layer
+  // Null until one of its spans asks for CPU time. The begins are those of such spans, the outermost first.
+  CpuTime* cpu_times = nullptr;
+  std::unique_ptr<CpuBegin[], FreeMemory> cpu_begins;
+  std::uint32_t cpu_begin_count = 0;
   // The end of the last work for a request that is known (Recorder::last_work), the request, and the number of records
   // in the ring that were searched for it.
   std::uint64_t work_ticks = 0;
   std::uint64_t work_request = 0;
   std::uint64_t work_head = 0;
 
+  /// Reasons not to use the fast path, which other threads set. Threads without a slot share it.
+  std::atomic<std::uint16_t>& attention() const noexcept { return frames->attention; }
   std::uint32_t index_of(const OpenFrame& frame) const noexcept { return static_cast<std::uint32_t>(&frame - frames); }
   /// Whether a frame is none of those that readers see.
   bool is_hidden(std::uint32_t index) const noexcept { return index >= frame_capacity; }
   /// Whether this state does not belong to a single thread: it opens no spans, and threads without memory share it.
-  bool is_stand_in() const noexcept { return (attention.load(std::memory_order_relaxed) & kAttentionNoMemory) != 0; }
+  bool is_stand_in() const noexcept { return (attention().load(std::memory_order_relaxed) & kAttentionNoMemory) != 0; }
 };
 
 // Initial-exec, because a general access would cost a call for every span. C libraries other than glibc have no space
@@ -249,13 +267,32 @@ STAGESPAN_HOT void show_span(ThreadState& thread, const FinishedSpan& span) noex
   thread.slot->head.store(number + 1, std::memory_order_release);
 }
 
+/// Counts the work that was added to a finished span.
+void count_work(const FinishedSpan& span) noexcept;
+
 /// Writes a finished span to the statistics and to the ring.
 STAGESPAN_HOT void commit_span(ThreadState& thread, const FinishedSpan& span) noexcept {
   add_figures(thread, span.stage,
               {span.duration_ticks(), span.suspended_ticks, span.children_ticks, span.parent_stage,
                (span.flags & kFlagError) != 0});
   show_span(thread, span);
+  if (g_span_work.may_have(span.id)) [[unlikely]]
+    count_work(span);
 }
+
+/// Notes the CPU clock of the calling thread for a span that has just begun. `begin.cpu_ns` is set here.
+void begin_cpu_time(ThreadState& thread, CpuBegin begin) noexcept;
+/// Removes and returns what was noted for a span of the calling thread.
+CpuBegin take_cpu_begin(ThreadState& thread, std::uint64_t span) noexcept;
+/// The CPU time of the calling thread.
+std::int64_t thread_cpu_ns() noexcept;
+/// Whether spans that measure CPU time also count what the kernel does for their thread.
+void set_system_counts(bool on) noexcept;
+bool has_system_counts() noexcept;
+/// What the kernel has counted of the calling thread until now.
+SystemCounts system_counts() noexcept;
+/// commit_span() with the CPU time of the span, which may be kUnknownNs.
+void commit_span_with_cpu_time(ThreadState& thread, const FinishedSpan& span, std::int64_t cpu_ns) noexcept;
 
 /// The device's part of a span on the stack; see DeviceHooks.
 void device_open(ThreadState& thread, OpenFrame& frame) noexcept;

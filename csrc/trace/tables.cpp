@@ -9,8 +9,6 @@ namespace {
 
 const char* cause_of_phase(char phase) noexcept {
   switch (phase) {
-    case 'C':
-      return "counter";
     case 'P':
       return "sample";
     case 'v':
@@ -74,10 +72,11 @@ void Tables::add(const Entry& entry) {
   const char letter = phase.size() == 1 ? phase[0] : '\0';
   if (letter == 'X') return add_complete(entry);
   if (letter == 's' || letter == 't' || letter == 'f') return add_flow(entry, letter == 's');
-  if (letter == 'i' || letter == 'I' || letter == 'R') {
+  const bool counts = letter == 'C';
+  if (counts || letter == 'i' || letter == 'I' || letter == 'R') {
     looks_like_a_trace = true;
     const std::int64_t begin_ns = time(entry.begin);
-    if (timed(begin_ns, kUntimed)) add_event(entry, &instants, begin_ns, 0);
+    if (timed(begin_ns, kUntimed)) add_event(entry, counts ? &counters : &instants, begin_ns, 0);
     return;
   }
   if (letter == 'M') return add_naming(entry);

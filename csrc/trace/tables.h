@@ -37,7 +37,7 @@ class Ids {
   std::vector<std::pair<std::int64_t, std::string>> named_;
 };
 
-/// Events with a duration, or instants.
+/// Events with a duration, instants, or values of counters.
 struct EventTable {
   Growing<std::int32_t> name, category, shape;
   Growing<std::int64_t> begin_ns, duration_ns, pid, tid;
@@ -69,7 +69,7 @@ class Tables {
 
   std::uint64_t total = 0;
   bool looks_like_a_trace = false;
-  EventTable events, instants;
+  EventTable events, instants, counters;
   FlowTable flows;
   Interner names, categories, texts;
   ArgumentKeys keys;

@@ -92,6 +92,10 @@ with _imports.OnFirstUse(globals()) as _lazy:
         profile_steps as profile_steps,
         profile_window as profile_window,
     )
+    from stagespan.profiling.capture import (
+        Capture as Capture,
+        capture as capture,
+    )
     from stagespan.recording.any_path import analyze as analyze
     from stagespan.report.changes_pages import compare_timing_reports as compare_timing_reports
     from stagespan.report.tables import print_timing_summary as print_timing_summary
@@ -156,18 +160,16 @@ _context.lazy_hook("memory", "stagespan.device.memory")
 _context.lazy_hook("service", "stagespan.live.service")
 _context.lazy_hook("service", "stagespan.live.recording_updates")
 _context.lazy_hook("breakdown", "stagespan.recording.breakdown")
-if _settings.profiler_names():
-    _unused = _imports.load(
-        "stagespan.profiling.unused"
-    )  # programs of plain spans start no service
-    if _command.folder():
-        _unused.leave_out()  # the command says what was not profiled in any process
+if _settings.profiler_names():  # programs of plain spans start no service
+    _imports.load("stagespan.profiling.unused")
 if is_available():
     _dynamo.install()
     _device.install()
     _own_recording.install(__version__)
     if _settings.get("STAGESPAN_OTEL_CONTEXT"):
         _imports.load("stagespan.contexts.opentelemetry").install()
+if is_available() and (_settings.get("STAGESPAN_LISTEN") or _command.folder()):
+    _imports.load("stagespan.process.commands").listen()
 if _settings.get("STAGESPAN_PROPAGATE_TO_THREADS"):
     _imports.load("stagespan.contexts.threads").propagate_to_threads()
 if _stall_s := _settings.get("STAGESPAN_STALL_S"):

@@ -262,7 +262,7 @@ class batch:
     ) -> None: ...
 
 @overload
-def span(name: str) -> Span:
+def span(name: str, *, cpu: bool = False) -> Span:
     """Time a block or the calls of a function as a stage.
 
     With a name, the result is a context manager for `with` and `async with`, and a decorator for
@@ -276,6 +276,11 @@ def span(name: str) -> Span:
         name: Name of the stage; or, without parentheses (`@span`), the function to decorate. An
             empty name, or an object that is neither a string nor callable, is counted and replaced
             by "(invalid name)"; the program continues.
+        cpu: Whether each run measures the CPU time of its thread beside its duration, by two system
+            calls. The time is unknown in runs during which other code of the thread could run:
+            in decorated coroutine functions and generators, in a `with` block in the body of a
+            generator, and in one that awaits something. STAGESPAN_CPU_TIME=true measures it for
+            all stages.
 
     Raises:
         TypeError: If it decorates a class, a property or an object that cannot be called.
@@ -296,7 +301,7 @@ def span(name: str) -> Span:
 @overload
 def span(name: _F) -> _F: ...
 @overload
-def span() -> UnnamedSpan: ...
+def span(*, cpu: bool = False) -> UnnamedSpan: ...
 def queued(name: str, /) -> Span:
     """Time a wait inside this process: `with queued("replica"):`.
 
@@ -567,6 +572,14 @@ def profiler_set_annotated_names(names: Sequence[str]) -> None:
     all.
     """
 
+def cpu_time_set(on: bool) -> None:
+    """Set whether spans and contexts that are made from now on measure CPU time."""
+
+def system_counts_set(on: bool) -> None:
+    """Set whether spans that measure CPU time also count page faults, context switches and the time
+    in the kernel as work.
+    """
+
 def hooks_set_torch_callback(callback: Callable[[], None] | None) -> None:
     """Call back once, when a context first runs after torch has been imported."""
 
@@ -721,6 +734,38 @@ class _Histogram(_Durations):
 class Summary(_Histogram):
     """Distribution of a duration of at least one run; times in ns."""
 
+class AmountSummary:
+    """The distribution of at least one amount, in the unit of the amounts. Its quantiles are within
+    3.1 % of the exact ones, and exact for whole numbers up to 32.
+    """
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def total(self) -> float: ...
+    @property
+    def mean(self) -> float: ...
+    @property
+    def min(self) -> float: ...
+    @property
+    def max(self) -> float: ...
+    @property
+    def p50(self) -> float: ...
+    @property
+    def p95(self) -> float: ...
+    @property
+    def p99(self) -> float: ...
+    def quantile(self, q: float) -> float:
+        """Raises ValueError if `q` is not from 0 to 1."""
+    def buckets(self) -> list[tuple[float, int]]:
+        """Amounts, ascending, and how many there are of each."""
+    def cumulative(self, groups: bytes, size: int) -> list[int]:
+        """Return how many are in the groups of buckets up to each one.
+
+        `groups` has the group of each bucket, ascending.
+        """
+
+@final
 class StageSummary(_Histogram):
     """One stage's figures of at least one run, host time in ns."""
 
@@ -731,6 +776,10 @@ class StageSummary(_Histogram):
     @property
     def suspended_ns(self) -> int: ...
     @property
+    def cpu_total_ns(self) -> int | None: ...
+    @property
+    def cpu_count(self) -> int: ...
+    @property
     def children_ns(self) -> int:
         """The part of `total_ns` during which child spans ran in the same execution context."""
     @property
@@ -740,6 +789,12 @@ class StageSummary(_Histogram):
         """
     @property
     def work(self) -> dict[str, float]: ...
+    @property
+    def amounts(self) -> dict[str, AmountSummary]:
+        """The amounts that single runs have added, by unit."""
+    @property
+    def batch_size(self) -> AmountSummary | None:
+        """The numbers of requests that batches have served; None if there was no batch."""
     @property
     def device_elapsed_ns(self) -> Summary | None: ...
     @property
@@ -760,6 +815,13 @@ class Snapshot:
         """How often the figures had been set to zero."""
     def stages(self, kind: int = 0) -> dict[str, StageSummary]:
         """The stages of a kind that have run at least once, by name."""
+    def amounts(self, kind: int) -> dict[str, dict[str | None, AmountSummary]]:
+        """The amounts that single runs of the stages of a kind, or requests, have added, by name
+        and unit.
+
+        Those of requests have the kind of the status ok, whatever their status. None stands for the
+        numbers of requests that batches have served.
+        """
     def since(self, earlier: Snapshot) -> Snapshot:
         """Return the figures between `earlier` and this snapshot. Minimum and maximum are then
         bounds of histogram buckets. Raises ValueError if `earlier` is the later snapshot.
@@ -781,6 +843,9 @@ class PackedSnapshot:
     def unpack(self) -> Snapshot: ...
 
 def snapshot() -> Snapshot: ...
+def amount_bounds() -> list[float]:
+    """The largest amount in each bucket of an `AmountSummary`; infinite for the last one."""
+
 def histogram_bounds() -> list[int]:
     """Return the lowest duration of each bucket, in ticks, and the end of the last one."""
 
@@ -800,7 +865,7 @@ class SpanCursor:
 def spans(*, since: SpanCursor | None = None) -> NDArray[np.void]:
     """Return the spans in the rings, ordered by begin: stage, thread, begin_ns, end_ns, id, parent,
     request, suspended_ns, depth, flags, and as float64 device_elapsed_ns, device_queue_ns,
-    device_tail_ns, which are NaN if unknown. The times of a span are the same in each call.
+    device_tail_ns, cpu_ns, which are NaN if unknown. The times of a span are the same in each call.
 
     With a cursor, return only spans that have ended since the last call with that cursor.
     """
@@ -995,6 +1060,7 @@ class RecordingCopy:
     def spans(self) -> NDArray[np.void]: ...
     def open_spans(self) -> list[dict[str, Any]]: ...
     def segment_keys(self, only_open: bool = ...) -> list[int]: ...
+    def segment_ends(self) -> list[tuple[int, int, str | None]]: ...
     def latest_requests(self, since_ns: int) -> list[int]:
         """The keys of requests that began here and have ended since a time: the latest one of each
         pipeline, status and bucket of `export.figures.BOUNDS_NS`."""
@@ -1016,6 +1082,22 @@ def recording_read(fd: int, what: str | bytes, everything: bool = ...) -> Record
     """Copy the recording in an open file. Raises ValueError, with what was wrong in one sentence
     that begins with `what`."""
 
+def command_write(fd: int, number: int, text: bytes) -> None:
+    """Write a command to the file of a recording, and wake the thread of its process that waits for
+    commands. Raises OSError."""
+
+def command_ask_threads(fd: int, recording: RecordingCopy) -> None:
+    """Let the next span of each thread notice the command. The copy of the recording was made after
+    the command was written. Raises OSError."""
+
+def command_cancel(fd: int, number: int) -> None:
+    """Ask a process to end a command. Raises OSError."""
+
+def command_state(fd: int) -> tuple[int, int, int, int, bytes]:
+    """Return the number of the latest command of a recording, who listens (0: the next thread that
+    opens a span, 1: a thread that waits, 2: nobody), the number of the command that was noticed,
+    that of the latest answer, and the answer. Raises OSError."""
+
 def termination_watch(write: Callable[[], None]) -> bool:
     """Call `write` in a separate thread before SIGTERM ends the process. Returns False, and does
     nothing, if the program handles or ignores SIGTERM."""
@@ -1029,6 +1111,12 @@ def termination_watch_stops(number: int) -> None:
 
 def termination_mark_stop(number: int) -> None:
     """Say in the recording that the process ends because of the signal `number`."""
+
+def termination_before_fork() -> None:
+    """End the thread that waits for SIGTERM, until `termination_after_fork` is called."""
+
+def termination_after_fork(in_child: bool, /) -> None:
+    """After a fork, wait for SIGTERM again in the parent; a child calls `termination_watch`."""
 
 def termination_await() -> None:
     """If SIGTERM has been received, wait until it ends the process."""
@@ -1053,6 +1141,9 @@ def sampler_start(
 def sampler_stop() -> None:
     """End the thread, and write the file. Has no effect if nothing is sampled."""
 
+def sampler_text() -> str | None:
+    """Return what the file would contain now; None if nothing is sampled."""
+
 def sampler_before_fork() -> None:
     """End the thread until `sampler_after_fork` is called."""
 
@@ -1061,6 +1152,36 @@ def sampler_after_fork(in_child: bool, /) -> None:
 
 def sampler_collection(phase: str, info: dict[str, int], /) -> None:
     """Take the time of a garbage collection: for `gc.callbacks`."""
+
+def listener_start() -> None:
+    """Create the recording, and have a thread wait for commands of other programs until the process
+    ends. Without this call, a command starts the thread when a span opens, and it ends 60 s after
+    the last command. It calls `turn` of `process/commands.py`."""
+
+def listener_stop() -> None:
+    """End the thread, and start no other one."""
+
+def listener_before_fork() -> None:
+    """End the thread until `listener_after_fork` is called, or wait for it for a second."""
+
+def listener_after_fork(in_child: bool, /) -> None:
+    """Start the thread again if there was one; in a child only if `listener_start` was called."""
+
+def command_read() -> tuple[int, int, bytes]:
+    """Return the number of the latest command of another program, the number of the one that is to
+    end, and the text of the latest one."""
+
+def command_answer(number: int, text: bytes, /) -> bool:
+    """Answer a command. Returns False if the text is too long."""
+
+def call_in_child(function: Callable[[Any], object], argument: object, /) -> tuple[int, int]:
+    """Call a function that is written in C in a forked child, and end the child. Python's fork
+    handlers are not called, and the child blocks all signals.
+
+    Returns the child's process id, and a descriptor from which one byte can be read once the
+    function has returned. Without that byte, the child has ended in another way. The caller closes
+    the descriptor and waits for the child. Raises TypeError for a function of Python, and OSError
+    if the system cannot fork."""
 
 def c_api() -> object:
     """Return the capsule that other extensions attach to (`stagespan/python.h`)."""
@@ -1141,3 +1262,58 @@ def trace_topological_ranks(
     source: NDArray[np.int64], target: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> None:
     """Compute the position of each point in a topological order of the graph."""
+
+def divide_requests(
+    parts: NDArray[np.int64],
+    requests: NDArray[np.int64],
+    owned: NDArray[np.int64],
+    outside: NDArray[np.int64],
+) -> None:
+    """Divide the time of requests among what was open in them.
+
+    ``parts`` has 8 rows: request (ascending), kind, depth, level, since, owner, begin and end, with
+    a column for each part. Of those that are open at once, the lowest kind gets the time, then the
+    largest depth, level and since. ``requests`` has two rows: begin and end. The time of each owner
+    is added to ``owned``; ``outside`` gets three rows: what belongs to no part, and of that what is
+    before the first and after the last one.
+    """
+
+def encode_spans(
+    rows: NDArray[np.void] | None,
+    segments: list[Any],
+    names: list[str],
+    kinds: tuple[str, ...],
+    trace_id: bytes,
+    segment: int,
+    route: str | None,
+    work: dict[int, dict[str, int | float]],
+    failures: dict[int, tuple[str, str | None]],
+) -> list[tuple[bytes, int]]:
+    """Encode spans as parts of messages of OTLP of the type ScopeSpans, with their numbers.
+
+    ``rows`` are those of `spans`, which become children of the segment or of each other. The other
+    spans are ``segments``, as tuples (name, trace id, id, parent or None, whether the parent is
+    remote, kind, begin and end in Unix ns, attributes, links as pairs of ids, status, its message
+    or None); numbers are those of OTLP. Spans that OTLP cannot express are left out. Raises
+    TypeError or ValueError if something is of another type.
+    """
+
+def encode_kept_spans(
+    rows: NDArray[np.void],
+    names: list[str],
+    kinds: tuple[str, ...],
+    amounts_since_ns: int,
+    work: dict[int, bytes],
+    failures: dict[int, bytes],
+) -> bytes:
+    """Encode rows of `spans` as a JSON array of arrays, in the order of the fields of a kept span.
+
+    ``work`` has a JSON object for each span that has amounts, and ``failures`` the type and the
+    message of its exception as two values of JSON. Work is null for spans that began at
+    ``amounts_since_ns`` or earlier. Raises ValueError if a span has no valid name or kind.
+    """
+
+def encode_resource_spans(
+    attributes: dict[str, Any], schema_url: str, scope: str, scope_version: str, spans: list[bytes]
+) -> bytes:
+    """Encode what `encode_spans` has returned as a part of an ExportTraceServiceRequest."""

@@ -49,6 +49,10 @@ class TraceError(StagespanError, ValueError):
     """A trace file cannot be read."""
 
 
+class NotJsonError(TraceError):
+    """A file that is read as a trace is a text that is not JSON."""
+
+
 class HarnessError(StagespanError, RuntimeError):
     """A stage cannot be replayed."""
 

@@ -29,8 +29,6 @@ from stagespan.sampling.result import Sampled, sampled
 from stagespan.sampling.stacks import read_processes
 from stagespan.sampling.stages import magic_line
 
-_WIDTH = 100
-
 
 def load_ipython_extension(shell: Any) -> None:
     """Define the magic ``%%stagespan``. IPython calls it for ``%load_ext stagespan``."""
@@ -250,12 +248,9 @@ def _of_line(text: str) -> _Shown:
 def _of_samples(result: Sampled | None, sample_ms: float) -> _Shown:
     if result is None:
         return _of_line(f"No sample was taken, because the cell ended within {sample_ms:g} ms.")
-    from rich.console import Console
-
     command = magic_line(result.suggested_stages)
     printed = io.StringIO()
-    console = Console(file=printed, width=_WIDTH, force_jupyter=False, force_terminal=False)
-    print_sampled(result, command, console)
+    print_sampled(result, command, printed)
     html = result._repr_html_()
     if result.suggested_stages:
         html += f"<p>To time these functions as stages:</p><pre>{escape(command)}</pre>"

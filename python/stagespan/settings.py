@@ -70,6 +70,15 @@ VARIABLES: tuple[Variable, ...] = (
         "requests of this process are exported to the same place",
     ),
     Variable(
+        "STAGESPAN_LISTEN",
+        (),
+        "switch",
+        False,
+        "whether the recording exists from the import on and a thread waits for what commands such "
+        "as `stagespan show PID --sample 5` ask; by default, a process notices them when a span "
+        "opens",
+    ),
+    Variable(
         "STAGESPAN_EXCEPTION_MESSAGES",
         (),
         "switch",
@@ -226,6 +235,22 @@ VARIABLES: tuple[Variable, ...] = (
         "switch",
         True,
         "whether the recorder is on when the process starts",
+    ),
+    Variable(
+        "STAGESPAN_CPU_TIME",
+        (),
+        "switch",
+        False,
+        "whether all spans and contexts measure the CPU time of their thread beside their "
+        "duration, which takes two system calls a span",
+    ),
+    Variable(
+        "STAGESPAN_SYSTEM",
+        (),
+        "switch",
+        False,
+        "whether all spans and contexts measure the CPU time of their thread, and count its page "
+        "faults and context switches, which takes four system calls and a lock a span",
     ),
     Variable(
         "STAGESPAN_PROPAGATE_TO_THREADS",

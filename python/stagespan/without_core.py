@@ -149,7 +149,7 @@ class batch(Nothing):
 Span = Token = SpanCursor = Snapshot = PackedSnapshot = snapshot = queued = Nothing
 
 
-def span(name: Any = None) -> Any:
+def span(name: Any = None, *, cpu: bool = False) -> Any:
     """Return a context that measures nothing, or the function that it decorates."""
     return name if callable(name) else Nothing(name)
 
@@ -333,7 +333,8 @@ _ANSWERS: dict[str, Callable[[], Any]] = {
     "request_inheritance request_set_functions request_set_finished request_set_pipeline "
     "request_set_details request_set_context exceptions_keep_messages gauge_set "
     "segment_wait timed_by termination_unwatch termination_await termination_watch_stops "
-    "termination_mark_stop": lambda: None,
+    "termination_mark_stop termination_before_fork termination_after_fork "
+    "cpu_time_set system_counts_set": lambda: None,
     "is_enabled is_debug recording_is_cut_off termination_watch": bool,
     "request_record_field": lambda: True,
     "segment_now recording_boot": int,
@@ -370,7 +371,8 @@ def spans(*, since: Nothing | None = None) -> Any:
     names = ("begin_ns", "end_ns", "id", "parent", "request", "suspended_ns", "depth", "flags")
     types = ("i8", "i8", "u8", "u8", "u8", "i8", "u2", "u2")
     fields = [("stage", "u4"), ("thread", "u4"), *zip(names, types, strict=True)]
-    fields += [(f"device_{time}_ns", "f8") for time in ("elapsed", "queue", "tail")]
+    times = *(f"device_{time}_ns" for time in ("elapsed", "queue", "tail")), "cpu_ns"
+    fields += [(time, "f8") for time in times]
     return np.empty(0, np.dtype(fields, align=True))
 
 

@@ -54,6 +54,13 @@ class Recordings : public RecorderTest {
     close(fd);
     return wrong;
   }
+  /// What a reader takes of this process.
+  static RecordingCopy copied() {
+    RecordingCopy copy;
+    EXPECT_EQ(read(file_of(getpid()), copy), "");
+    EXPECT_EQ(copy.damaged, 0U);
+    return copy;
+  }
 };
 
 }  // namespace stagespan::test

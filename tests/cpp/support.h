@@ -115,6 +115,20 @@ inline std::vector<SpanCopy> spans_of(std::uint32_t stage) {
 }
 
 /// All fields of a span, for comparison.
+/// Records a span of the calling thread that has just begun, with its CPU time.
+inline void commit_with_cpu_time(std::uint32_t stage, std::int64_t cpu_ns) {
+  ThreadState& thread = Recorder::get().this_thread();
+  const std::uint64_t now = now_ticks(), id = ++thread.next_id;
+  begin_cpu_time(thread, {id, 0, 0, false});
+  (void)take_cpu_begin(thread, id);
+  FinishedSpan span{};
+  span.begin_ticks = span.end_ticks = now;
+  span.id = id;
+  span.stage = stage;
+  span.parent_stage = kNoStage;
+  commit_span_with_cpu_time(thread, span, cpu_ns);
+}
+
 inline auto fields(const SpanCopy& span) {
   return std::tuple(span.begin_ticks, span.end_ticks, span.id, span.parent, span.request, span.suspended_ticks,
                     span.stage, span.thread, span.depth, span.flags);

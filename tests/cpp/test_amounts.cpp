@@ -16,12 +16,6 @@ using AmountsBySpan = std::unordered_map<std::uint64_t, std::map<std::uint32_t, 
 
 class Amounts : public test::Recordings {
  protected:
-  RecordingCopy copied() {
-    RecordingCopy copy;
-    EXPECT_EQ(read(file_of(getpid()), copy), "");
-    EXPECT_EQ(copy.damaged, 0U);
-    return copy;
-  }
   /// The sum of a span's amounts in a unit; NaN if it has none.
   static double amount_of(const RecordingCopy& copy, std::uint64_t span, const std::string& unit) {
     const AmountsBySpan found = read_amounts(copy.arena);

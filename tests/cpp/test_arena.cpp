@@ -82,6 +82,7 @@ TEST(Arena, RegionsHaveTheSizesOfTheLayout) {
   expect_region(arena, kRegionFailures, arena.failures(), kFailures);
   expect_region(arena, kRegionDetached, arena.detached(), kMaxDetached);
   expect_region(arena, kRegionRings, arena.ring(0), 1024 * kMaxThreads);
+  expect_region(arena, kRegionCpuTimes, arena.cpu_times(0), 1024 * kMaxThreads);
   expect_region(arena, kRegionBlocks, arena.blocks(), kMaxBlocks);
   expect_region(arena, kRegionDevice, arena.device_ring(), kDeviceSpans);
   expect_region(arena, kRegionDeviceStages, arena.device_stages(), kMaxStages);
@@ -226,7 +227,7 @@ TEST(Arena, FramesAndRingsShrinkIfTheSystemRefusesTheirSize) {
   EXPECT_LT(smallest_arena_bytes(), before);
   const OwnedArena smallest(create_arena({kLeastRingSpans, kFewestFrames, kFewestRequests}).base());
   EXPECT_EQ(ArenaView(smallest.get()).header().size_bytes, smallest_arena_bytes());
-  EXPECT_LE(before, 85 * kMiB);
+  EXPECT_LE(before, 90 * kMiB);
   // GIVEN a process with almost no further address space
   EXPECT_EQ(sizes_within(in_use + 8 * kMiB), std::pair(0U, 0U));
 #endif

@@ -109,5 +109,27 @@ TEST(Histogram, LongerDurationsNeverFallIntoLowerBuckets) {
   }
 }
 
+TEST(AmountHistogram, EveryBucketHoldsItsUpperBoundAndTheNextBeginsBehindIt) {
+  EXPECT_EQ(amount_bucket_of(0), 0U);
+  for (std::uint32_t bucket = 0; bucket + 1 < kAmountBuckets; ++bucket) {
+    const double high = amount_bucket_high(bucket);
+    EXPECT_EQ(amount_bucket_of(high), bucket) << high;
+    EXPECT_EQ(amount_bucket_of(std::nextafter(high, 2 * high)), bucket + 1) << high;
+    if (bucket != 0 && bucket + 2 < kAmountBuckets) {
+      EXPECT_LE(amount_bucket_high(bucket + 1) / high, 17.0 / 16);
+    }
+  }
+  for (const double huge : {0x1.00001p52, 1e300, std::numeric_limits<double>::max()})
+    EXPECT_EQ(amount_bucket_of(huge), kAmountBuckets - 1);
+  for (const double tiny : {0x1p-10, 1e-300, std::numeric_limits<double>::denorm_min()})
+    EXPECT_EQ(amount_bucket_of(tiny), 0U);
+}
+
+TEST(AmountHistogram, WholeNumbersUpTo32AndPowersOfTwoAreUpperBounds) {
+  for (int whole = 1; whole <= 32; ++whole) EXPECT_EQ(amount_bucket_high(amount_bucket_of(whole)), whole);
+  for (double power = 0x1p-10; power <= 0x1p52; power *= 2)
+    EXPECT_EQ(amount_bucket_high(amount_bucket_of(power)), power);
+}
+
 }  // namespace
 }  // namespace stagespan

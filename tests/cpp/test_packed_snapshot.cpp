@@ -24,6 +24,28 @@ Distribution random_distribution(std::mt19937_64& random) {
   return result;
 }
 
+AmountDistribution random_amounts(std::mt19937_64& random) {
+  AmountDistribution result;
+  if (random() % 4 == 0) return result;
+  result.count = (random() >> (random() % 64)) + 1;
+  result.sum = 1e300;
+  result.least = 0.25;
+  result.most = static_cast<double>(random());
+  result.fractions = random() % 3;
+  for (std::uint32_t bucket = 0; bucket < kAmountBuckets; ++bucket)
+    if (random() % 5 == 0) result.buckets.emplace_back(bucket, random() >> (random() % 64));
+  return result;
+}
+
+void expect_same(const AmountDistribution& a, const AmountDistribution& b) {
+  EXPECT_EQ(a.count, b.count);
+  EXPECT_EQ(a.sum, b.sum);
+  EXPECT_EQ(a.least, b.least);
+  EXPECT_EQ(a.most, b.most);
+  EXPECT_EQ(a.fractions, b.fractions);
+  EXPECT_EQ(a.buckets, b.buckets);
+}
+
 void expect_same(const Distribution& a, const Distribution& b) {
   EXPECT_EQ(a.count, b.count);
   EXPECT_EQ(a.sum_ticks, b.sum_ticks);
@@ -50,6 +72,8 @@ TEST(PackedSnapshot, ReturnsWhatWasPacked) {
       figures.children_ticks = ~std::uint64_t{0};
       figures.parents = {{kNoStage, {1, 2}}, {kSeveralStages, {random(), random()}}, {i, {0, 0}}};
       figures.work = {{"", -0.5}, {"tokens", 1e300}};
+      figures.amounts = {{"", random_amounts(random)}, {"tokens", random_amounts(random)}};
+      figures.batch_size = random_amounts(random);
       for (Distribution& figure : figures.device) figure = random_distribution(random);
     }
     const PackedSnapshot packed(snapshot);
@@ -69,6 +93,9 @@ TEST(PackedSnapshot, ReturnsWhatWasPacked) {
       EXPECT_EQ(figures.suspended_ticks, same.suspended_ticks);
       EXPECT_EQ(figures.children_ticks, same.children_ticks);
       EXPECT_EQ(figures.work, same.work);
+      ASSERT_EQ(figures.amounts.size(), same.amounts.size());
+      for (const auto& [unit, amounts] : figures.amounts) expect_same(amounts, same.amounts.at(unit));
+      expect_same(figures.batch_size, same.batch_size);
       ASSERT_EQ(figures.parents.size(), same.parents.size());
       for (const auto& [parent, edge] : figures.parents) {
         EXPECT_EQ(edge.count, same.parents.at(parent).count);

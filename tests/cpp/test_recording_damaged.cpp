@@ -59,6 +59,7 @@ std::string read_everything(int fd) {
   if (!wrong.empty()) return wrong;
   for (const SpanCopy& span : read_spans(copy.arena)) {
     EXPECT_LT(span.stage, copy.names.size());
+    EXPECT_TRUE(span.cpu_ns == kUnknownNs || span.cpu_ns >= 0);
     (void)copy.fit.unix_ns(span.begin_ticks);
   }
   for (const OpenCopy& span : read_open(copy.arena)) {
@@ -92,14 +93,19 @@ class Hostile : public Recordings {
       const ScopedTimer b(other);
     }
     test::in_thread([&] { const ScopedTimer span(stage); });
+    test::commit_with_cpu_time(stage, 1000);
     recorder().add_work(stage, "tokens", 5, 0.5);
     SegmentFields start;
     set_text(start.id, "request-77");
     start.received_ticks = now_ticks();
     recorder().begin_segment(77, start);
     const std::uint64_t requests[] = {77, 78};
-    recorder().add_links(5, requests, 2, 2);
     recorder().add_work(stage, "tokens", 3, 0.25, {5, now_ticks()});
+    FinishedSpan ended{};
+    ended.id = 5;
+    ended.stage = stage;
+    recorder().count_span_work(ended);
+    recorder().count_batch(stage, 2, 5, requests, 2);
     open_ = open_span(stage);
     token_ = recorder().open_detached(stage, 0);
     path_ = file_of(getpid());
@@ -183,6 +189,7 @@ TEST_F(Hostile, ImpossibleNumbersDoNoHarm) {
       {offset(&arena.slot(kSharedSlot)), 512},
       {offset(arena.frames(0)), 512},
       {offset(arena.ring(0)), kRing * sizeof(SpanRecord)},
+      {offset(arena.cpu_times(0)), kRing * sizeof(CpuTime)},
       {offset(arena.blocks()), 6 * sizeof(StatsBlock)},
   };
   const std::uint64_t interesting[] = {0,          1,     0x7fffffff, 0x80000000, 0xffffffff, 1ULL << 32, 1ULL << 62,

@@ -173,15 +173,16 @@ TEST_F(Work, WorkBetweenTwoSnapshotsIsTheirDifference) {
 TEST_F(Work, BeyondTheTableOfKeysWorkIsCounted) {
   const auto fill = [&] {
     const std::uint32_t stage = recorder().intern("work.keys");
-    // GIVEN as many keys as fit
-    const std::uint32_t room = kMaxWorkKeys - arena().header().work_key_count.load();
+    // GIVEN as many keys as fit beside the one of all others
+    const std::uint32_t room = kMaxWorkKeys - 1 - arena().header().work_key_count.load();
     for (std::uint32_t i = 0; i < room; ++i) recorder().add_work(stage, "key" + std::to_string(i), 1, 0);
     if (lost(kLostWork) != 0) return 1;
     for (std::uint32_t i = 0; i < 50; ++i) recorder().add_work(stage, "more" + std::to_string(i), 1, 0);
     if (lost(kLostWork) != 50) return 2;
     recorder().add_work(stage, "key0", 41, 0);
     if (work_of(stage).at("key0") != 42) return 3;
-    return work_of(stage).size() == room ? 0 : 4;
+    if (work_of(stage).at(kForeignName) != 50) return 4;
+    return work_of(stage).size() == room + 1 ? 0 : 5;
   };
   EXPECT_EXIT(_exit(fill()), ::testing::ExitedWithCode(0), "");
 }

@@ -83,6 +83,7 @@ class Base {
       const ScopedTimer b(inner);
     }
     std::thread([&] { const ScopedTimer span(inner); }).join();
+    record_cpu_time(recorder.this_thread(), stage);
     recorder.add_work(stage, "tokens", 5, 0.5);
     SegmentFields start;
     set_text(start.id, "request-77");
@@ -95,6 +96,16 @@ class Base {
     // Left open.
     open_span(stage);
     (void)recorder.open_detached(stage, 0);
+  }
+
+  static void record_cpu_time(ThreadState& thread, std::uint32_t stage) {
+    FinishedSpan span{};
+    span.begin_ticks = span.end_ticks = now_ticks();
+    span.id = ++thread.next_id;
+    span.stage = stage;
+    span.parent_stage = kNoStage;
+    begin_cpu_time(thread, {span.id, 0, 0, false});
+    commit_span_with_cpu_time(thread, span, 1000);
   }
 
   void find_ranges(ArenaView arena) {
@@ -113,6 +124,7 @@ class Base {
     for (const std::uint32_t slot : {0U, 1U, kSharedSlot}) add(&arena.slot(slot), 512);
     add(arena.frames(0), 512);
     add(arena.ring(0), 64 * sizeof(SpanRecord));
+    add(arena.cpu_times(0), 64 * sizeof(CpuTime));
     add(arena.blocks(), 6 * sizeof(StatsBlock));
     add(arena.device_stages(), 64);
   }
@@ -142,6 +154,7 @@ void read_everything(int fd) {
   const auto is_stage = [&](std::uint32_t stage) { return stage < copy.names.size(); };
   for (const SpanCopy& span : read_spans(copy.arena)) {
     require(is_stage(span.stage), "a span of an unknown stage");
+    require(span.cpu_ns == kUnknownNs || span.cpu_ns >= 0, "a forged CPU time");
     (void)copy.fit.unix_ns(span.begin_ticks);
   }
   for (const OpenCopy& span : read_open(copy.arena)) {

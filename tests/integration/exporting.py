@@ -74,8 +74,9 @@ def large_request(number: int) -> list[Part]:
 
 
 def documented(language: str) -> str:
-    """Return the first block in a language of the page about monitoring."""
-    text = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text("utf-8")
+    """Return the first block in a language of the pages about exporters."""
+    docs = Path(__file__).parents[2] / "docs"
+    text = "".join((docs / name).read_text("utf-8") for name in ("monitoring.md", "keep.md"))
     found = re.search(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]

@@ -243,7 +243,21 @@ def _() -> None:
 use("set_pipeline_name")(lambda: stagespan.set_pipeline_name("p"))
 use("set_profiler_output_dir")(lambda: stagespan.set_profiler_output_dir("output"))
 use("get_profiler_output_dir")(stagespan.get_profiler_output_dir)
+
+
+@use("capture")
+def _capture() -> None:
+    if HAS_TORCH:
+        import torch  # noqa: F401
+    try:
+        stagespan.capture("never").cancel()
+    except stagespan.StagespanError as error:
+        if HAS_TORCH or "torch" not in str(error):
+            raise
+
+
 use("profile_window")(lambda: stagespan.profile_window("window").stop())
+use("Capture")(lambda: stagespan.Capture.progress)
 use("profile_steps")(lambda: stagespan.profile_steps(1, 1, 1, name="s"))
 use("annotate")(lambda: (stagespan.annotate("a"), stagespan.annotate(())))
 

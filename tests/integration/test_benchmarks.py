@@ -165,10 +165,34 @@ def test_the_benchmark_of_reading_recordings_compares_two_interpreters() -> None
         timeout_s=280,
         status=0,
     )
-    analyze, requests, scrape, stages, line = done.stdout.splitlines()
+    analyze, requests, scrape, stages, line, kept = done.stdout.splitlines()
     assert "analyze, 1,800 spans" in analyze
     assert "requests, 200 requests" in requests
     assert "scrape, 2 processes" in scrape
     assert "scrape, 10 stages" in stages
     assert all(" s of the other" in row for row in (analyze, requests, scrape, stages))
     assert re.search(r"in lines of prometheus_client: \d+\.\d\d x$", line)
+    assert re.search(r"200 kept: \d+\.\d\d x the CPU of .* \d+\.\d\d x their memory$", kept)
+
+
+@pytest.mark.slow
+def test_the_page_gets_the_rows_of_a_section_and_keeps_the_rest(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    rest = "<!-- kept -->\nkept\n<!-- end -->\n"
+    page.write_text(f"before\n<!-- spans -->\nold\n<!-- end -->\n{rest}")
+    command = [sys.executable, "-m", "benchmarks.page", "--quick", "--page", str(page)]
+    # WHEN one section is measured
+    ran([*command, "spans"], cwd=ROOT, timeout_s=280, status=0)
+    # THEN each of its rows has a figure, that of its reference, their ratio and the load
+    assert "old" not in page.read_text()
+    found = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("|")]
+    for row in found[2:]:
+        assert len(row) == 7
+        assert float(row[4].removeprefix("≈ ")) > 0
+        assert float(row[6].rstrip(" |")) >= 0
+    assert {"| `request()`", "| in a task: nested"} <= {row[0] for row in found}
+    assert page.read_text().startswith("before\n")
+    assert page.read_text().endswith(f"<!-- end -->\n{rest}")
+    # WHEN a section is unknown THEN those that there are are named
+    done = ran([*command, "span"], cwd=ROOT, status=2)
+    assert "choose from spans, commands" in done.stderr

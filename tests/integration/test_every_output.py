@@ -24,8 +24,10 @@ from stagespan.pages.result import Result, Table, texts_of
 
 jsonschema = pytest.importorskip("jsonschema")
 
-# Commands that write what others read, or run something until it ends.
-WITHOUT_PAGES = {"dump", "export", "run"}
+# Commands that write what others read.
+WITHOUT_PAGES = {"capture", "dump", "export"}
+# What runs a program has its own test: test_samples_in_all_forms.
+IN_OTHER_TESTS = {"run"}
 
 
 def analyzed(folder: Path, _: Path) -> list[str]:
@@ -102,7 +104,7 @@ ARGUMENTS: dict[str, Callable[[Path, Path], list[str]]] = {
 def test_no_command_is_forgotten() -> None:
     context = click.Context(cli.command)
     verbs = set(cli.command.list_commands(context))
-    with_pages = {arguments.split()[0] for arguments in ARGUMENTS}
+    with_pages = {*IN_OTHER_TESTS, *(arguments.split()[0] for arguments in ARGUMENTS)}
     assert verbs == {*with_pages, *WITHOUT_PAGES}
     for verb in verbs:
         found = cli.command.get_command(context, verb)
@@ -118,9 +120,9 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[Page]:
     shown: list[Page] = []
     show = Output.show
 
-    def kept(self: Output, page: Page) -> None:
+    def kept(self: Output, page: Page, **options: bool) -> None:
         shown.append(page)
-        show(self, page)
+        show(self, page, **options)
 
     monkeypatch.setattr(Output, "show", kept)
     return shown

@@ -106,6 +106,7 @@ def requests_in(*places: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.full
 def test_requests_of_two_machines_are_joined_from_a_bucket(folder: Path, server: Server) -> None:
     process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc")
     with exporter("--keep", "s3://bucket/whole"):
@@ -195,6 +196,7 @@ def test_a_place_without_kept_requests_is_named(server: Server) -> None:
     assert "There are no kept requests in s3://bucket/other:" in done.stderr
 
 
+@pytest.mark.full
 def test_a_store_that_goes_away_delays_nothing(folder: Path, server: Server) -> None:
     with exporter("--keep", "s3://bucket/kept") as (process, port):
         server.stop()

@@ -405,12 +405,27 @@ def test_a_process_sends_its_own_requests(folder: Path) -> None:
     program = """
         import sys, stagespan
         from opentelemetry import trace
+        from opentelemetry.sdk.trace import TracerProvider
         from stagespan.export import otlp
         before = trace.get_tracer_provider()
-        otlp.start(sys.argv[1])
+        tracer = TracerProvider().get_tracer("app")
+
+        def is_parent():
+            with stagespan.request("with a client") as request:
+                with tracer.start_as_current_span("SELECT") as span:
+                    return f"{span.get_span_context().trace_id:032x}" == request.trace_id
+
+        # A parent that nobody gets would break the traces of the SDK.
+        sampled = otlp.start(sys.argv[1], one_in=2)
+        assert not is_parent()
+        sampled.close()
+        running = otlp.start(sys.argv[1])
+        assert is_parent()
         for n in range(10):
             with stagespan.request(f"r{n}"), stagespan.span("decode"):
                 pass
+        running.close()
+        assert not is_parent()
         assert trace.get_tracer_provider() is before
     """
     with collector.http() as received:

@@ -135,6 +135,34 @@ def test_an_exporter_that_hangs_ends_after_a_signal_with_its_state_written(tmp_p
     assert (tmp_path / "state").read_text() == "saved"
 
 
+SLOW_TO_SAVE = """
+import pathlib, sys, time
+from stagespan.export.ending import Ending
+
+def save(longest_s):
+    assert longest_s > 2
+    time.sleep(2)
+    pathlib.Path(sys.argv[1]).write_text("saved")
+
+ending = Ending()
+ending.limit(save)
+print("ready", flush=True)
+while not ending.wait(60):
+    pass
+ending.allow_work()
+ending.end()
+"""
+
+
+def test_the_end_waits_for_a_state_that_takes_long(tmp_path: Path) -> None:
+    # GIVEN an exporter whose state takes longer than the time that is left to its work
+    process = started(SLOW_TO_SAVE, str(tmp_path / "state"))
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert (tmp_path / "state").read_text() == "saved"
+
+
 def test_a_slow_collector_that_fails_at_times_gets_everything(folder: Path) -> None:
     # GIVEN a collector that takes a second for each answer, and refuses every other call
     calls = iter(range(1 << 30))
@@ -372,3 +400,46 @@ def test_a_request_that_cannot_be_sent_is_lost_alone(
     assert numbers == {*range(1, 20)} - {5, 10}
     assert sender.lost()["otlp_failed"] == 2
     assert not any(part.awaited for parts in requests for part in parts)
+
+
+def test_one_connection_is_kept_and_netrc_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a collector that asks for credentials, which are in ~/.netrc
+    file = tmp_path / "netrc"
+    file.write_text("machine 127.0.0.1 login user password key\n")
+    monkeypatch.setenv("NETRC", str(file))
+    connections, credentials = [], []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            connections.append(self.client_address)
+            super().setup()
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            credentials.append(self.headers["authorization"])
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        answers = otlp_sending.Answers()
+        made = otlp_sending.exporter_for(
+            "traces", f"http://127.0.0.1:{server.server_port}", answers
+        )
+        # WHEN spans are sent again and again, and the file has gone meanwhile
+        for _ in range(3):
+            assert otlp_sending.deliver(made.export, [], answers) == 0
+            file.unlink(missing_ok=True)
+        server.shutdown()
+    # THEN each call had the credentials, and one connection was made
+    assert credentials == ["Basic dXNlcjprZXk="] * 3
+    assert len(connections) == 1

@@ -195,3 +195,75 @@ def test_the_page_is_readable_in_a_browser(address: str, tmp_path: Path) -> None
         # THEN nothing else was loaded, and nothing went wrong
         assert all(url.startswith((address, "about:", "data:")) for url in browser.requests)
         assert browser.complaints == []
+
+
+def wait_for_change(browser: Browser) -> None:
+    before = browser.text("td")
+    until(lambda: browser.text("td") != before, 60)
+
+
+def test_the_page_of_a_process_is_updated_in_a_browser(address: str, tmp_path: Path) -> None:
+    if program() is None:
+        pytest.skip("no Chromium to open a page in: install chromium")
+    # GIVEN the link to a process on the page of all of them
+    ((name, href),) = data(address)["page"]["processes"]
+    assert name.startswith("python -c ")
+    with Browser(tmp_path) as browser:
+        for width, scheme in ((1280, "light"), (400, "dark")):
+            browser.size(width, 900)
+            browser.media(scheme=scheme)
+            # WHEN it is opened
+            browser.call("Page.navigate", url=address + href)
+            until(lambda: browser.evaluate("document.documentElement?.dataset.ready") == "yes", 60)
+            # THEN it is the page of a recording, which goes on with the process
+            headings = browser.text("h3")
+            assert {"p50 of each stage", "p95 of each stage", "Statistics"} <= set(headings)
+            assert any(text.startswith("The 20 slowest of ") for text in headings), headings
+            assert browser.evaluate("document.querySelectorAll('#timeline svg path').length") > 0
+            assert browser.evaluate("document.documentElement.scrollWidth") <= width
+            wait_for_change(browser)
+            # AND the user's search and order stay
+            search = "document.querySelector('#analysis-requests input')"
+            browser.evaluate(f"{search}.focus()")
+            browser.type("r1")
+            browser.evaluate(f"{search}.blur()")
+            wait_for_change(browser)
+            assert browser.evaluate(f"{search}.value") == "r1"
+            browser.screenshot(tmp_path / f"process-{width}.png", whole=True)
+            # AND a zoom freezes it until the user wants to go on
+            browser.evaluate("showTimes(0, DATA.window_ns / 2)")
+            assert browser.text("#freeze") == ["Go on"]
+            assert browser.evaluate("isInUse()") is True
+            browser.evaluate("document.getElementById('freeze').click()")
+            wait_for_change(browser)
+        assert all(url.startswith((address, "about:", "data:")) for url in browser.requests)
+        assert browser.complaints == []
+
+
+def test_one_process_or_job_is_served_alone(folder: Path) -> None:
+    process = started(SERVICE, STAGESPAN_JOB="svc")
+    of_job = ("--job", "svc", "--web", "0")
+    with (
+        exporting(str(process.pid), "--web", "0", verb="top") as (top, line),
+        exporting(*of_job, verb="top") as (_, line_of_job),
+    ):
+        assert line.startswith(f"Process {process.pid} (python -c): http://")
+        address = line.split()[-1]
+        shown = until(lambda: data(address) if data(address)["pictures"] else None)
+        assert [one["name"] for one in shown["sections"]] == [
+            *("process", "stages_over_time", "requests"),
+        ]
+        assert data(line_of_job.split()[-1])["title"] == "Job svc"
+        # WHEN the process has ended, and its recording is gone
+        process.terminate()
+        process.wait(30)
+        for path in folder.glob("*.stagespan"):
+            path.unlink(missing_ok=True)
+        # THEN its page stays, and says so
+        ended = until(lambda: data(address) if data(address)["incomplete"] else None)
+        assert ended["notes"][0] == "It has ended: this is its last known state."
+        assert ended["pictures"]
+        top.send_signal(signal.SIGTERM)
+        assert top.wait(20) == 0
+    assert "no process 999999" in command_here("top", "999999", "--web", "0").stderr
+    assert "leave out --once" in command_here("top", "--once", "--web", "0").stderr

@@ -191,7 +191,8 @@ def test_what_was_not_lost_and_what_is_idle_has_the_value_0(folder: Path, tmp_pa
     causes = {dict(labels)["cause"] for labels in lost}
     assert {"names", "threads", "unreadable", "recording", "requests_unread", "keep"} <= causes
     docs = Path(__file__).parents[2] / "docs"
-    text = "".join((docs / name).read_text("utf-8") for name in ("monitoring.md", "production.md"))
+    pages = ("metrics.md", "otlp.md", "keep.md", "losses.md")
+    text = "".join((docs / name).read_text("utf-8") for name in pages)
     assert [cause for cause in causes if f"`{cause}`" not in text] == []
     assert "overwritten" not in causes
     counts = {number for labels, number in lost.items() if "otlp" not in dict(labels)["cause"]}

@@ -141,6 +141,7 @@ RANK = """
 """
 
 
+@pytest.mark.full
 def test_the_ranks_of_torchrun_have_labels(folder: Path, tmp_path: Path) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed: it has the real torchrun")

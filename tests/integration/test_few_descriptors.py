@@ -40,6 +40,7 @@ def record():
 
 number = int(sys.argv[1])
 children = []
+is_open, tell_open = os.pipe()
 for _ in range(number):
     read, write = os.pipe()
     pid = os.fork()
@@ -47,12 +48,15 @@ for _ in range(number):
         os.close(write)
         with stagespan.span("serve"):
             record()
+            os.write(tell_open, b"x")
             os.read(read, 1)
             record()
             os.read(read, 1)
         os._exit(0)
     os.close(read)
     children.append(write)
+for _ in range(number):
+    os.read(is_open, 1)
 print("ready", flush=True)
 for line in sys.stdin:
     for write in children:
@@ -63,9 +67,9 @@ for line in sys.stdin:
 
 @contextlib.contextmanager
 def workers(number: int, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run live processes of one user, which end with the block."""
+    """Run live processes of one user, each within a span, which end with the block."""
     process = started(WORKERS, str(number), STAGESPAN_JOB="svc")
-    until(lambda: len(files_in(folder)) == number)
+    assert len(files_in(folder)) == number
     yield process
 
 

@@ -98,6 +98,7 @@ def test_a_recording_as_one_page(real_file: Path, tmp_path: Path) -> None:
     assert sum(row["events"] for row in rows_of(data).values()) == 21
 
 
+@pytest.mark.full
 def test_the_page_of_a_long_chain_of_stages(folder: Path, tmp_path: Path) -> None:
     # GIVEN a process whose stages were nested deeper than Python's limit for recursion
     process = start(

@@ -366,6 +366,7 @@ GEVENT_PROFILE = """
 """
 
 
+@pytest.mark.full
 def test_a_stage_of_two_greenlets_is_profiled(tmp_path: Path) -> None:
     pytest.importorskip("gevent")
     pytest.importorskip("torch")

@@ -271,6 +271,7 @@ def collect(count):
 """
 
 
+@pytest.mark.full
 def test_finalizers_run_stages_in_the_middle_of_debug_mode(tmp_path: Path) -> None:
     # GIVEN collections anywhere in the code, if Python allows that
     run(

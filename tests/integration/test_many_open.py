@@ -176,6 +176,7 @@ def test_requests_that_the_recording_does_not_show_are_counted() -> None:
     assert lost()["requests"] == at_end
 
 
+@pytest.mark.full
 def test_generators_that_wait_inside_of_spans() -> None:
     def wait() -> Iterator[int]:
         with span("generator"):

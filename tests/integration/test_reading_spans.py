@@ -69,6 +69,25 @@ def test_a_spans_times_are_the_same_in_each_reading(tmp_path: Path) -> None:
     assert output == ["0 True", "True", "True"]
 
 
+def test_totals_are_those_of_the_spans_but_for_rounding(tmp_path: Path) -> None:
+    output = in_child(
+        """
+        import stagespan as s
+        for n in range(1000):
+            with s.span(f"stage {n}"):
+                for _ in range(n % 50):
+                    pass
+        stats, names = s.stats(), s.stage_names()
+        for row in s.spans():
+            print(row["end_ns"] - row["begin_ns"] - stats[names[row["stage"]]].total_ns)
+        """,
+        tmp_path,
+    )
+    differences = [int(line) for line in output]
+    assert len(differences) == 1000
+    assert set(differences) <= {-1, 0, 1}
+
+
 def test_open_spans_begin_when_their_records_do() -> None:
     with span("open"):
         time.sleep(0.01)

@@ -11,18 +11,22 @@ An HTML comment directly above a block, which is not visible on the page, is a d
 
 ``<!-- run: skip, REASON -->``      the block does not run; the reason is listed at the end
 ``<!-- run: file NAME -->``         any block: its text is written to this file, not run
+``<!-- run: early -->``             with ``file``: the file is written before any block runs, so
+                                    that a page can show a command above its program
 ``<!-- run: continue -->``          a ``python`` block: the ``python`` block before it runs first
 ``<!-- run: output -->``            any block: what the ``python`` block before it printed on stdout
 ``<!-- run: env NAME=VALUE ... -->`` runs with these variables
 ``<!-- run: torch -->``             skipped if torch is not installed
 ``<!-- run: figures -->``           numbers, their units of time, the widths of columns and line
                                     breaks in the output may differ
-A block may have several directives.
+A block may have several directives. A port of this machine in a block (``--port 8731``,
+``127.0.0.1:9464``) stands for a free one, so that pages can run beside each other.
 """
 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -37,6 +41,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from exporting import free_port
 
 import preloaded
 
@@ -44,7 +49,10 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))) if path.exists()
 ]
+TAKES_LONG = {"compiled.md", "gate.md", "kernels.md", "training.md"}
+"""Pages whose blocks compile, repeat, or start several ranks."""
 _COMMENT = re.compile(r"\s*<!--\s*run:\s*(.*?)\s*-->\s*")
+_PORT = re.compile(r"(127\.0\.0\.1:|--(?:port|prometheus|web) )(\d{4,5})\b")
 _FENCE = re.compile(r"(\s*)(`{3,}|~{3,})\s*([\w+-]*)\s*")
 
 
@@ -165,11 +173,12 @@ class Runner:
         self.program = ""
         self.printed: str | None = None
         self.ran = 0
+        self._ports: dict[str, int] = {}
 
     def run(self, block: Block) -> None:
         """Run a block; if it goes wrong, fail the test with the block's position."""
         place = f"{self.name}:{block.line}"
-        known = {"skip", "file", "continue", "output", "env", "torch", "figures"}
+        known = {"skip", "file", "early", "continue", "output", "env", "torch", "figures"}
         any_figures = block.directive("figures") is not None
         unknown = {name for name, _ in block.directives} - known
         assert not unknown, (
@@ -179,17 +188,16 @@ class Runner:
             assert reason, f"{place}: say why the block is skipped"
             self.note_skip(f"{place}: {reason}")
             return
+        if block.directive("file") is None:
+            block = dataclasses.replace(block, text=self.with_free_ports(block.text))
         if block.directive("torch") is not None and importlib.util.find_spec("torch") is None:
             self.note_skip(f"{place}: needs torch")
             self.printed = None
             return
         programs = None if block.directive("torch") is None else preloaded_programs()
         variables = dict(word.split("=", 1) for word in (block.directive("env") or "").split())
-        if (target := block.directive("file")) is not None:
-            path = (self.folder / target).resolve()
-            assert path.is_relative_to(self.folder.resolve()), f"{place}: {target} is elsewhere"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text)
+        if block.directive("file") is not None:
+            self.write(block)
         elif block.directive("output") is not None:
             if self.printed is not None:
                 self.compare(place, block.text, self.printed, any_figures)
@@ -213,6 +221,34 @@ class Runner:
                     self.compare(place, expected, done.stdout, any_figures)
             self.ran += 1
 
+    def run_all(self, blocks: list[Block]) -> None:
+        """Run the blocks of a document in order, after its early files were written."""
+        for block in blocks:
+            if block.directive("early") is not None:
+                self.write(block)
+        for block in blocks:
+            self.run(block)
+
+    def write(self, block: Block) -> None:
+        """Write the text of a block to the file that it names."""
+        place, target = f"{self.name}:{block.line}", block.directive("file")
+        assert target is not None, f"{place}: only files are written early"
+        path = (self.folder / target).resolve()
+        assert path.is_relative_to(self.folder.resolve()), f"{place}: {target} is elsewhere"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.with_free_ports(block.text))
+
+    def with_free_ports(self, text: str) -> str:
+        """Return a text with a free port for each one in it, the same in the whole document."""
+
+        def free(found: re.Match[str]) -> str:
+            before, port = found.groups()
+            if port not in self._ports:
+                self._ports[port] = free_port()
+            return f"{before}{self._ports[port]}"
+
+        return _PORT.sub(free, text)
+
     def execute(
         self,
         command: list[str],
@@ -224,6 +260,7 @@ class Runner:
         # A terminal as wide as the page, without colours and screen control, which cannot be
         # compared.
         environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb"}
+        environment["PET_MASTER_PORT"] = str(free_port())  # torchrun's
         environment.pop("_STAGESPAN_RUN", None)  # programs of users do not belong to this run
         environment.pop("COLUMNS", None)  # pages have the width that they have in a pipe
         if self.recordings is not None:
@@ -259,7 +296,14 @@ def own_recordings() -> Iterator[str | None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(path, marks=[pytest.mark.full] * (path.name in TAKES_LONG))
+        for path in DOCUMENTS
+    ],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_code_blocks_run_as_shown(
     document: Path,
     tmp_path: Path,
@@ -280,8 +324,7 @@ def test_code_blocks_run_as_shown(
         own_recordings,
     )
 
-    for block in blocks:
-        runner.run(block)
+    runner.run_all(blocks)
 
     # THEN each did what the document shows: every difference has failed above
 
@@ -331,6 +374,17 @@ raise RuntimeError("not run")
 $ false
 ```
 
+```console
+$ cat early.txt
+written before
+```
+
+<!-- run: early -->
+<!-- run: file early.txt -->
+```text
+written before
+```
+
 ```cpp
 int never_run;
 ```
@@ -340,8 +394,7 @@ int never_run;
 def run_sample(text: str, folder: Path) -> tuple[Runner, list[str]]:
     skipped: list[str] = []
     runner = Runner("sample.md", folder, skipped.append)
-    for block in blocks_of(text):
-        runner.run(block)
+    runner.run_all(blocks_of(text))
     return runner, skipped
 
 
@@ -349,8 +402,8 @@ def test_runner_runs_compares_writes_and_skips(tmp_path: Path) -> None:
     # GIVEN a document that uses every directive
     runner, skipped = run_sample(SAMPLE, tmp_path)
 
-    # THEN two programs and two consoles ran, a file was written, and one block was left out
-    assert runner.ran == 4
+    # THEN two programs and three consoles ran, two files were written, and one block was left out
+    assert runner.ran == 5
     assert (tmp_path / "sub" / "module.py").read_text() == 'raise RuntimeError("not run")\n'
     assert skipped == ["sample.md:42: needs a network"]
 
@@ -365,6 +418,7 @@ def test_runner_runs_compares_writes_and_skips(tmp_path: Path) -> None:
         ("<!-- run: figures -->\n```console\n$ echo 5 MB\n5 ms\n```\n", "expected"),
         ("<!-- run: sometimes -->\n```python\n```\n", "unknown directive"),
         ("<!-- run: skip -->\n```python\n```\n", "say why"),
+        ("<!-- run: early -->\n```python\n```\n", "only files"),
         ("<!-- run: file ../out.py -->\n```python\n```\n", "elsewhere"),
     ],
 )

@@ -38,6 +38,7 @@ from stagespan import (
 )
 from stagespan.recording import request_figures
 from stagespan.recording.request_figures import RequestFigures
+from stagespan.recording.request_sums import RequestSums
 from stagespan.recording.timelines import Timeline, timelines
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -328,7 +329,7 @@ def test_a_batch_counts_fully_for_each_request_and_once_in_the_statistics() -> N
         )
     shares = [one.spent["execution", "forward"][1] for one in found]
     assert sum(shares) == span_.end_ns - span_.begin_ns
-    (row,) = (row for row in request_figures.stages(found) if row.stage == "forward")
+    (row,) = (row for row in request_figures.stages(RequestSums(found)) if row.stage == "forward")
     assert (row.count, row.execution_ns) == (1, sum(shares))
     assert row.max_ns == sum(shares)
     with pytest.raises(TypeError, match="batch\\(\\) takes requests"):

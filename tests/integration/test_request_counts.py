@@ -196,6 +196,40 @@ def test_no_reading_in_the_process_loses_a_request() -> None:
     assert "requests_unread" not in own.lost()
 
 
+def test_figures_that_are_pushed_at_exit_are_complete(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    program = """
+        import atexit, threading
+        import stagespan
+        from prometheus_client import CollectorRegistry, generate_latest
+        from stagespan.export import prometheus
+
+        registry = CollectorRegistry()
+        prometheus.register(registry)
+
+        def pushed():
+            for line in generate_latest(registry).decode().splitlines():
+                if line.startswith("stagespan_request_duration_seconds_count"):
+                    print('"error"' in line, float(line.split()[-1]))
+
+        atexit.register(pushed)
+
+        def serve():
+            for n in range(3_000):
+                with stagespan.request() as request, stagespan.span("decode"):
+                    if n % 3 == 0:
+                        request.set_status("error")
+
+        threads = [threading.Thread(target=serve) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    """
+    lines = python(program, tmp_path).stdout.splitlines()
+    assert sorted(lines) == ["False 8000.0", "True 4000.0"]
+
+
 def test_the_first_reading_of_a_side_car_has_all_requests(folder: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     started(MANY, "10000", STAGESPAN_JOB="svc")
@@ -259,10 +293,11 @@ def test_a_process_that_is_killed_while_it_counts_has_whole_figures(folder: Path
     """
     for n in range(8):
         process = started(program, STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
-        time.sleep(0.02 + 0.013 * n)
-        process.kill()
         assert process.stdout is not None
-        told = len(process.stdout.read())
+        told = len(process.stdout.read(1))
+        time.sleep(0.013 * n)
+        process.kill()
+        told += len(process.stdout.read())
         process.wait(30)
         copy = recording.open(process.pid)
         # THEN all requests are counted of which it has told

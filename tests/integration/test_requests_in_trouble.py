@@ -30,10 +30,12 @@ from recorded_process import (
 )
 
 from properties import examples
+from request_columns import check_columns
 from stagespan import recording
 from stagespan.errors import StagespanError
 from stagespan.recording import dump, request_figures, summary
 from stagespan.recording.request_figures import RequestFigures
+from stagespan.recording.request_sums import RequestSums
 from stagespan.recording.timelines import Timeline, timelines
 
 
@@ -45,6 +47,7 @@ def check_sums(found: list[Timeline]) -> None:
         page = RequestFigures.of(one).to_dict()
         parts = ("execution_ns", "handoff_ns", "queue_ns", "unattributed_ns")
         assert sum(page[part] for part in parts) == page["total_ns"]
+    check_columns(found)
 
 
 # --- damaged --------------------------------------------------------------------------------------
@@ -121,7 +124,7 @@ def test_damaged_requests_are_read_with_totals_that_close(
             found = recording.open(path)
             requests = timelines([found])
             check_sums(requests)
-            request_figures.stages(requests), request_figures.hand_offs(requests)
+            request_figures.stages(RequestSums(requests)), request_figures.hand_offs(requests)
             summary.load([found])
             check(json.loads(dump.as_perfetto(found)))
 

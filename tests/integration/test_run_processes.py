@@ -323,6 +323,7 @@ def test_the_variable_times_stages_without_the_command(tmp_path: Path) -> None:
     assert "'nonsense' must be written as pkg.mod:Class.method" in done.stderr
 
 
+@pytest.mark.full
 def test_many_processes_take_little_space_and_are_all_counted(folder: Path, tmp_path: Path) -> None:
     write(tmp_path, work=WORK)
     write(
@@ -397,7 +398,10 @@ SERVED = """
     ("server", "options"),
     [
         ("gunicorn", "-w 2 --max-requests 5 app:wsgi -b 127.0.0.1:{port}"),
-        ("gunicorn", "-w 2 --preload -k gevent app:wsgi -b 127.0.0.1:{port}"),
+        pytest.param(
+            *("gunicorn", "-w 2 --preload -k gevent app:wsgi -b 127.0.0.1:{port}"),
+            marks=pytest.mark.full,
+        ),
         ("uvicorn", "app:asgi --workers 2 --lifespan off --port {port}"),
         ("uvicorn", "app:asgi --reload --lifespan off --port {port}"),
     ],

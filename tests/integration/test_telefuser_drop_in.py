@@ -267,7 +267,7 @@ WORKERS = """
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.full)])
 def test_timings_of_workers_are_in_the_report_of_their_parent(tmp_path: Path, method: str) -> None:
     done = run(
         WORKERS, tmp_path, method, TELEFUSER_PROFILE_DEBUG="true", TMPDIR=str(tmp_path / "tmp")

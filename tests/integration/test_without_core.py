@@ -169,6 +169,7 @@ def test_a_program_runs_on_with_a_damaged_extension(suffix: str, tmp_path: Path)
 REFUSED = {
     "stagespan.StageBenchHarness",
     "stagespan.analyze",
+    "stagespan.capture",
     *(f"stagespan.recording.{name}" for name in ("Job", "Recording", "job", "open", "recordings")),
     *(f"stagespan.trace.{name}" for name in ("breakdown", "device_use", "read_trace")),
     "stagespan.compat.telefuser.stage_bench_harness.StageBenchHarness",
@@ -218,6 +219,7 @@ def test_each_public_name_works_or_is_refused_in_a_sentence(uses: Uses) -> None:
 VERBS = {
     "analyze": [public_uses.TRACE],
     "bench": [public_uses.SIGNATURES, "--stage", "used", "--factory", "builtins:list"],
+    "capture": ["1", "--stage", "decode"],
     "compare": [public_uses.REPORT, public_uses.REPORT],
     "dump": ["1"],
     "export": ["--otlp", "http://127.0.0.1:1"],

@@ -70,7 +70,9 @@ def test_sums_beyond_64_bits_stay_above_zero() -> None:
     assert "flops 9.6e+18" in str(stagespan.stats())
     rate = stagespan.timing_report()["stages"]["train"]["work_per_s"]["flops"]
     assert rate > 0
-    assert _core.lost()["work"] == 0
+    # THEN only the distribution of `spare` lacks them
+    assert _core.lost()["work"] == 2400
+    assert [*stagespan.stats()["train"].amounts] == ["flops"]
 
 
 def test_sums_beyond_a_float_stay_numbers() -> None:
@@ -140,13 +142,13 @@ def test_more_keys_than_fit(tmp_path: Path) -> None:
             for i in range(1000):
                 context.add(**{f"key {i}": 1})
         stats = stagespan.stats()
-        print(sum(stats["many"].work.values()) + stats.lost["work"], stats.lost["work"])
+        print(sum(stats["many"].work.values()), stats.lost["work"])
         """,
         tmp_path,
     )
-    total, without_room = map(float, done.stdout.split())
+    total, together = map(float, done.stdout.split())
     assert total == 1000
-    assert without_room <= 800
+    assert 700 <= together <= 800
 
 
 def test_values_that_are_not_finite_are_counted_and_left_out() -> None:

@@ -34,4 +34,5 @@ def main():
     worker.join()
 
 
-main()
+if __name__ == "__main__":
+    main()

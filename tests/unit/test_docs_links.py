@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOUND = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+FOUND = (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")))
 PAGES = [path for path in FOUND if path.exists()]
 
 

@@ -1,4 +1,4 @@
-"""The owners of subjects that docs/design.md names exist."""
+"""The owners of subjects that docs/internals/design.md names exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-DESIGN = Path(__file__).resolve().parents[2] / "docs" / "design.md"
+DESIGN = Path(__file__).resolve().parents[2] / "docs" / "internals" / "design.md"
 
 
 def owners() -> list[str]:

@@ -32,7 +32,9 @@ def quantiles(recent: Recent, now_s: float) -> dict[tuple[str, str], float]:
     return {(of.label, label): value_s for of, label, value_s in recent.quantiles(now_s)}
 
 
-durations = st.lists(st.integers(1, 10**13), min_size=1, max_size=60)
+# Runs that would have begun before the machine was started are not recorded.
+_MOST_NS = min(10**13, time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 2)
+durations = st.lists(st.integers(1, _MOST_NS), min_size=1, max_size=60)
 
 
 @given(st.lists(durations, min_size=1, max_size=4))
@@ -57,3 +59,19 @@ def test_runs_are_forgotten_after_a_minute() -> None:
     assert quantiles(recent, 10_000.0) == {}
     recent.add(10_001.0, GROUP, recorded("early", [0]), names())
     assert quantiles(recent, 10_001.0)["early", "0.99"] < 1e-6
+
+
+def test_amounts_are_exact_and_in_their_unit() -> None:
+    recent, before = Recent(), _core.snapshot()
+    for size in (1, 8, 8, 9):
+        with stagespan.batch("sized", [stagespan.request("r")] * size) as sized:
+            sized.add(tokens=0.25 * size)
+    recent.add(100.0, GROUP, _core.snapshot().since(before), names())
+    found = {
+        (of.family, of.label): value
+        for of, label, value in recent.quantiles(100.0)
+        if label == "0.5" and of.label.startswith("sized")
+    }
+    assert found.pop(("batch_size", "sized")) == 8
+    assert math.isclose(found.pop(("run_work", "sized\0tokens")), 2, rel_tol=0.032)
+    assert set(found) == {("batch", "sized")}

@@ -1,10 +1,11 @@
-"""Tests that imports and includes follow the directions in docs/design.md."""
+"""Tests that imports and includes follow the directions in docs/internals/design.md."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -202,3 +203,19 @@ def test_no_folder_includes_from_a_higher_one(folder: str) -> None:
             ):
                 wrong.append(f"{path.relative_to(ROOT)} includes {target}")
     assert wrong == []
+
+
+def test_exporters_do_not_import_what_reads_traces() -> None:
+    # It takes as long as all the rest of their start.
+    program = """
+import sys
+import stagespan.cli.export, stagespan.export.kept, stagespan.export.node
+import stagespan.export.prometheus
+try:
+    import stagespan.export.otlp
+except ModuleNotFoundError:
+    pass
+print([name for name in sys.modules if name.startswith("stagespan.trace")])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -8,6 +8,7 @@ import importlib.machinery
 import inspect
 import sys
 import textwrap
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -319,3 +320,14 @@ def test_callables_that_cannot_be_timed_are_reported(package: str) -> None:
     assert "Model is a class: name one of its methods" in model
     assert "int objects cannot be called: name a function or method" in scale
     assert "builtins:len.__call__" in builtin
+
+
+def test_torch_may_still_be_importing_its_compiler_at_the_end(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a module of torch that another thread is importing, and a stage that never ran
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", types.ModuleType("utils"))
+    importlib.import_module(package)
+    wrapper, _ = wrapper_of(f"{package}:plain")
+    with wrapper.timed_meanwhile():
+        assert len(wrapper.never_ran([])) == 1

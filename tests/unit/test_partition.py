@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stagespan.recording.partition import ORDER, Part, pieces, time_by_owner
+from properties import examples
+from stagespan import _core
+from stagespan.recording.partition import ORDER, UNATTRIBUTED, Part, pieces, time_by_owner
 
 _TIMES = st.one_of(
     st.integers(-30, 60), st.integers(-(2**62), 2**62), st.integers(0, 3).map(lambda n: n * 2**60)
@@ -91,3 +94,57 @@ def test_each_nanosecond_belongs_to_the_first_that_is_open(length: int, parts: l
     }
     if not unclear:
         assert dict(found) == expected
+
+
+_REQUESTS = st.lists(
+    st.tuples(
+        st.one_of(st.integers(-30, 60), st.integers(-(2**61), 2**61)),
+        st.one_of(st.integers(0, 80), st.integers(0, 2**60)),
+        st.lists(_PARTS, max_size=8),
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=examples(2_000))
+@given(requests=_REQUESTS)
+def test_many_requests_in_columns_are_divided_as_each_alone(
+    requests: list[tuple[int, int, list[Part]]],
+) -> None:
+    owners: dict[tuple[str, str], int] = {}
+    rows = [
+        (
+            *(at, ORDER.index(part.kind), *part.reach),
+            owners.setdefault((part.kind, part.name), len(owners)),
+            *(part.begin_ns, part.end_ns),
+        )
+        for at, (_, _, parts) in enumerate(requests)
+        for part in parts
+    ]
+    columns = np.ascontiguousarray(np.array(rows, np.int64).reshape(-1, 8).T)
+    times = np.array([(begin, begin + length) for begin, length, _ in requests], np.int64)
+    owned = np.zeros(len(owners), np.int64)
+    outside = np.zeros((3, len(requests)), np.int64)
+    _core.divide_requests(columns, np.ascontiguousarray(times.reshape(-1, 2).T), owned, outside)
+    sums = dict.fromkeys(owners, 0)
+    for at, (begin, length, parts) in enumerate(requests):
+        in_order = list(pieces(begin, begin + length, parts))
+        alone = time_by_owner(in_order)
+        unattributed = [
+            piece.end_ns - piece.begin_ns if piece.kind == UNATTRIBUTED else 0 for piece in in_order
+        ]
+        first, last = sum(unattributed[:1]), sum(unattributed[1:][-1:])
+        assert outside[:, at].tolist() == [alone.pop((UNATTRIBUTED, ""), 0), first, last]
+        for key, ns in alone.items():
+            sums[key] += ns
+    assert owned.tolist() == list(sums.values())
+
+
+@pytest.mark.parametrize(
+    "part",
+    [(1, 0, 0, 0, 0, 0, 0, 1), (-1, 0, 0, 0, 0, 0, 0, 1), (0, 0, 0, 0, 0, 1, 0, 1)],
+)
+def test_parts_of_no_request_and_no_owner_are_refused(part: tuple[int, ...]) -> None:
+    column, numbers = np.array([part], np.int64).T.copy(), np.array([[0], [5]], np.int64)
+    with pytest.raises(ValueError, match="does not exist"):
+        _core.divide_requests(column, numbers, np.zeros(1, np.int64), np.zeros((3, 1), np.int64))

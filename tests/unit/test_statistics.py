@@ -311,11 +311,11 @@ def test_the_table_shows_work_and_waiting_if_there_is_any() -> None:
 
     head, *rows = str(stagespan.stats()).splitlines()
 
-    # THEN two more columns are in it, filled for the stages that have values
-    assert head.split()[-3:] == ["suspended", "ms", "work"]
+    # THEN more columns are in it, filled for the stages that have values
+    assert head.split()[-5:] == ["suspended", "ms", "work", "a", "run"]
     decode = next(row for row in rows if row.startswith("decode"))
     assert "tokens 230 (" in decode
-    assert decode.endswith("/s)")
+    assert decode.endswith("/s)  tokens 230, p95 230")
     assert float(next(row for row in rows if row.startswith("generate")).split()[-1]) >= 10.0
 
 
@@ -333,8 +333,9 @@ def test_a_table_of_known_figures() -> None:
     device: Any = SimpleNamespace(mean_ns=1_500_000.0)
     first = statistics.StageStats(
         name="a", host=host[0], errors=1_000, suspended_ns=2_500_000_000,
-        work={"rows": 4_600.0}, device_elapsed_ns=device, device_queue_ns=None,
-        device_tail_ns=None,
+        cpu_total_ns=None, cpu_count=0,
+        work={"rows": 4_600.0}, amounts={}, batch_size=None, device_elapsed_ns=device,
+        device_queue_ns=None, device_tail_ns=None,
     )  # fmt: skip
     second = replace(first, host=host[1], errors=0, suspended_ns=0, work={}, device_elapsed_ns=None)
     lost = {"threads": 0, "overwritten": 1_234}

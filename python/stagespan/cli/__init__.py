@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import io
@@ -32,6 +31,7 @@ _GROUPS = {
     "Traces": {
         "analyze": "Show where the time of a trace went, and why the device was idle.",
         "dump": "Write the spans of a recording for other tools, or into a trace.",
+        "capture": "Capture a kernel trace of some runs of one stage of a live process.",
     },
     "Hand on": {
         "export": "Hand what processes record to Prometheus and OpenTelemetry.",
@@ -158,6 +158,8 @@ class _Commands(click.Group):
 
 def _unknown(name: str) -> str:
     """Return that a word is neither a verb nor a file, and what may have been meant."""
+    import difflib  # nearly no command needs it
+
     close = difflib.get_close_matches(name.lower(), [*VERBS, *FORMER], n=1, cutoff=0.6)
     if close:
         meant = FORMER.get(close[0], close[0]).split()[0]
@@ -209,4 +211,10 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")
     if arguments[:1] == ["doctor"] and is_available():
         _core.recording_hide()  # its spans are no work of the user
-    command(arguments, prog_name="stagespan")
+    try:
+        command(arguments, prog_name="stagespan")
+    except SystemExit as ending:
+        script: Any = sys.modules.get("stagespan.process.script")
+        if script is not None and isinstance(ending, script.Interrupted):
+            script.end_interrupted()
+        raise

@@ -10,9 +10,10 @@ import zlib
 from enum import Enum
 from pathlib import Path
 
+from stagespan.process.files import RECORDING_SUFFIX
+
 _HEAD_BYTES = 1 << 16
 _GZIP = b"\x1f\x8b"
-_RECORDING = ".stagespan"
 _SIGNATURES = "_io_signature.json"
 _RESULTS = "_bench.json"
 _KEPT = "requests-*"
@@ -64,7 +65,7 @@ def kind_of(word: str) -> Kind | None:
         return _of_folder(path)
     if path.suffix in (".py", ".pyw", ".pyz"):
         return Kind.PROGRAM
-    if path.suffix == _RECORDING or word.startswith("/proc/"):
+    if path.suffix == RECORDING_SUFFIX or word.startswith("/proc/"):
         return Kind.RECORDING
     if path.suffix == _NCU:
         return Kind.KERNELS
@@ -78,7 +79,7 @@ def kind_of(word: str) -> Kind | None:
 def _of_folder(folder: Path) -> Kind:
     if (folder / "__main__.py").is_file():
         return Kind.PROGRAM
-    if any(folder.glob(f"*{_RECORDING}")):
+    if any(folder.glob(f"*{RECORDING_SUFFIX}")):
         return Kind.RECORDING
     names = [path.name for path in folder.glob("*.json")]
     if any(name.startswith("timing") and not name.endswith(_SIGNATURES) for name in names):

@@ -250,7 +250,7 @@ def _torch() -> _Rows:
     made_for += [f"ROCm {torch.version.hip}" if getattr(torch.version, "hip", None) else ""]
     made_for += ["XPU" if getattr(torch.version, "xpu", None) else ""]
     yield "version", "works", f"{torch.__version__}, built for {_listed(made_for) or 'CPU only'}"
-    compiles = hasattr(importlib.import_module("torch._dynamo"), "substitute_in_graph")
+    compiles = _has_substitutes(torch)
     yield (
         "torch.compile",
         "works" if compiles else "note",
@@ -267,6 +267,18 @@ def _torch() -> _Rows:
     else:
         count = getattr(torch, here.device_type).device_count()
         yield "accelerator", "works", f"{here.name}, {counted(count, 'device')}"
+
+
+def _has_substitutes(torch: Any) -> bool:
+    """Whether torch.compile can be told what to do with spans.
+
+    Its source says so in a moment; importing it takes longer than all of torch.
+    """
+    name = "substitute_in_graph"
+    try:
+        return name in (Path(torch.__file__).parent / "_dynamo" / "__init__.py").read_text("utf-8")
+    except (OSError, TypeError, ValueError):  # only compiled code, or a packed program
+        return hasattr(importlib.import_module("torch._dynamo"), name)
 
 
 def _there(name: str, is_there: bool, since: str) -> tuple[str, State, str]:

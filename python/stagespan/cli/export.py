@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stagespan.export.kept import Keeper
     from stagespan.export.node import Node
     from stagespan.export.otlp import Otlp
+    from stagespan.export.watching import Watcher
 
 _LOGGER = logging.getLogger("stagespan")
 _FROM_ENVIRONMENT = "environment"
@@ -87,6 +88,12 @@ _LONGEST_PAUSE_S = 1.0
     help="Also send or keep the K slowest of the other requests of each minute.",
 )
 @click.option(
+    "--over",
+    metavar="FACTORxpN",
+    help="Also send or keep requests that took longer than a multiple of a percentile of the "
+    "latest 1,000 of their pipeline, such as 2.0xp99; none before there were 100.",
+)
+@click.option(
     "--failed/--no-failed",
     default=True,
     show_default=True,
@@ -124,6 +131,7 @@ def command(
     keep_format: str,
     sample: int,
     slowest: int,
+    over: str | None,
     failed: bool,
     genai: str | None,
     buckets: AnyBuckets,
@@ -161,6 +169,13 @@ def command(
         say_former("export --page [HOST:]PORT", "top --web [HOST:]PORT")
     if genai is not None and otlp is None:
         raise click.UsageError("--genai adds to what --otlp sends: pass --otlp URL too.")
+    from stagespan.export.traces import Over
+
+    limit = None if over is None else Over.parsed(over)
+    if over is not None and limit is None:
+        raise click.UsageError(
+            f"--over {over!r}: write a factor and a percentile, such as 2.0xp99."
+        )
     from stagespan.export.ending import Ending
 
     ending = Ending()
@@ -184,7 +199,7 @@ def command(
 
             keeper = Keeper(keep, keep_mb << 20, parquet=keep_format == "parquet")
         descriptors.raise_limit()
-        rules = Rules(sample, slowest, failed)
+        rules = Rules(sample, slowest, failed, limit)
         awaited = [
             name
             for name, one in ((AWAITED_OTLP, sender), (AWAITED_KEEP, keeper))
@@ -217,12 +232,20 @@ def command(
         if keeper is not None:
             click.echo(f"Requests of {node.folder}: kept in {keep}")
 
+        watcher = None
+        if keeper is not None and limit is not None:
+            from stagespan.export.watching import Watcher
+
+            watcher = Watcher(node)
+
         told: set[type[Exception]] = set()
 
         def step(*, at_end: bool = False) -> None:
             try:
                 node.poll()
-                _hand_over(node, ending, sender, keeper, at_end=at_end)
+                if watcher is not None and not at_end:
+                    watcher.watch()
+                _hand_over(node, ending, sender, keeper, watcher, at_end=at_end)
             except Exception as error:  # nothing that a process has recorded ends the exporter
                 if type(error) not in told:
                     told.add(type(error))
@@ -253,6 +276,7 @@ def _hand_over(
     ending: Ending,
     sender: Otlp | None,
     keeper: Keeper | None,
+    watcher: Watcher | None,
     *,
     at_end: bool = False,
 ) -> None:
@@ -261,6 +285,8 @@ def _hand_over(
     if sender is not None:
         sender.put_requests(requests, ending.is_over)
     if keeper is not None:
+        if watcher is not None:
+            watcher.note(requests, ending.is_over, at_end=at_end)
         keeper.put(requests, ending.is_over)
         if at_end:
             keeper.write()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gzip
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -36,15 +34,18 @@ class Output(NamedTuple):
     others: dict[str, str]
     """Files by their form: what stands after --json and --markdown in commands that took it."""
 
-    def show(self, page: Page) -> None:
-        """Print or write the page. Raises StagespanError if a file cannot be written."""
+    def show(self, page: Page, *, on_terminal: bool = True) -> None:
+        """Print or write the page, without a format only with ``on_terminal``.
+
+        Raises StagespanError if a file cannot be written.
+        """
         if self.html is not None:
             write_to(self.html, _written(page, "html"))
         for form, file in self.others.items():
             write_to(file, _written(page, form))
         if self.form and not self.others:
             write_to(self.file, _written(page, self.form))
-        elif not self.others:
+        elif not self.others and on_terminal:
             from stagespan.pages.terminal import print_page
 
             print_page(page)
@@ -71,16 +72,31 @@ def either(*schemas: dict[str, Any]) -> dict[str, Any]:
     return {"$schema": schemas[0]["$schema"], "anyOf": parts, "$defs": definitions}
 
 
+def schema_option(schema: Callable[[], dict[str, Any]]) -> Callable[[_F], _F]:
+    """Add --json-schema to a command, which prints what `schema` returns."""
+
+    def print_schema(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+        if is_asked:
+            import json
+
+            click.echo(json.dumps(schema(), indent=1))
+            context.exit()
+
+    return click.option(
+        "--json-schema",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=print_schema,
+        help="Print the JSON Schema of the output of --json.",
+    )
+
+
 def output_options(schema: Callable[[], dict[str, Any]]) -> Callable[[_F], _F]:
     """Add the options of output to a command, which gets an `Output` as ``output``.
 
     `schema` returns the JSON Schema of the page, for --json-schema.
     """
-
-    def print_schema(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
-        if is_asked:
-            click.echo(json.dumps(schema(), indent=1))
-            context.exit()
 
     options = (
         click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON."),
@@ -95,14 +111,7 @@ def output_options(schema: Callable[[], dict[str, Any]]) -> Callable[[_F], _F]:
             help="Write to a file instead, as JSON, Markdown or HTML by its suffix (.json, .md, "
             ".html) if no format is named.",
         ),
-        click.option(
-            "--json-schema",
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=print_schema,
-            help="Print the JSON Schema of the output of --json.",
-        ),
+        schema_option(schema),
     )
 
     def decorate(function: _F) -> _F:
@@ -195,6 +204,8 @@ def write_to(file: str, text: str | bytes) -> None:
         click.echo(text, nl=False)
         return
     if file.endswith(".gz"):
+        import gzip
+
         text = gzip.compress(text if isinstance(text, bytes) else text.encode(), mtime=0)
     try:
         write_whole(file, text)

@@ -11,6 +11,7 @@ import click
 from stagespan.cli import say_former
 from stagespan.cli.output import Output, PageCommand, output_options
 from stagespan.cli.show import report_page, stages_page
+from stagespan.process.files import RECORDING_SUFFIX
 
 
 def _schema() -> dict[str, Any]:
@@ -54,4 +55,4 @@ def _is_recording(path: Path) -> bool:
     name = str(path)
     if not os.path.exists(name):
         return name.isascii() and name.isdigit()
-    return path.suffix == ".stagespan" or name.startswith("/proc/")
+    return path.suffix == RECORDING_SUFFIX or name.startswith("/proc/")

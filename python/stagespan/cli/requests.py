@@ -70,7 +70,7 @@ def command(
     perfetto: str | None,
     output: Output,
 ) -> None:
-    """Show where the time of requests went: execution, hand-off, queue, and the rest.
+    """Show where the time of requests went: execution, hand-off, queue, or unattributed.
 
     Requests are joined from the recordings of all processes of this machine, or of those that are
     named. With --job, the parts of a request may be in other jobs. DIR has requests that `stagespan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import threading
@@ -13,15 +14,46 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagespan.cli.numbers import FiniteRange
+from stagespan.cli.output import Output, output_options
 from stagespan.pages.amounts import counted, listed
 
 if TYPE_CHECKING:
     from stagespan.contexts.named import Wrapper
     from stagespan.process.command import Command
+    from stagespan.recording.members import Members
     from stagespan.sampling.auto import Auto
 
 
+_JSON = "--json"
+
+
+def _schema() -> dict[str, Any]:
+    from stagespan.pages.figures import document_schema
+    from stagespan.sampling.result import Sampled
+
+    return document_schema(Sampled, title="Where the time of a program went")
+
+
+class _RunCommand(click.Command):
+    """The command, whose --json took the name of a file until 0.1.0."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        values, _, _ = self.make_parser(ctx).parse_args(list(args))
+        given = values.get("arguments")
+        after_program = list(given) if isinstance(given, (list, tuple)) else []
+        at = len(args) - len(after_program) - 1  # of the program
+        if at > 0 and args[at - 1] == _JSON and after_program:
+            file = args[at]
+            if file == "-":
+                args = [*args[:at], *after_program]
+            elif file.endswith((".json", ".json.gz")):
+                args = [*args[:at], "-o", file, *after_program]
+                click.echo("`--json FILE` is read as `--json -o FILE`: use that instead.", err=True)
+        return super().parse_args(ctx, args)
+
+
 @click.command(
+    cls=_RunCommand,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )
@@ -42,7 +74,7 @@ if TYPE_CHECKING:
     help="Run these stages under torch.profiler (* for all), and write a trace and a breakdown of "
     "each. Can be repeated.",
 )
-@click.option("--output", metavar="DIR", help="Write the files to this folder.")
+@click.option("--output", "folder", metavar="DIR", help="Write the files to this folder.")
 @click.option(
     "--telefuser",
     is_flag=True,
@@ -66,7 +98,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="The time between two samples, in ms.",
 )
-@click.option("--json", "json_file", metavar="FILE", help="Write the samples as JSON; - is stdout.")
+@output_options(_schema)
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
 @click.argument("program", metavar="SCRIPT.PY|FOLDER|ZIP|MODULE")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -74,43 +106,45 @@ def command(
     debug: bool,
     stages: tuple[str, ...],
     profiled: tuple[str, ...],
-    output: str | None,
+    folder: str | None,
     telefuser: bool,
     no_sample: bool,
     auto: bool,
     sample_ms: float,
-    json_file: str | None,
     as_module: bool,
     program: str,
     arguments: tuple[str, ...],
+    output: Output,
 ) -> None:
     """Run a script with its arguments and time its stages.
 
     Without --stage, it shows where the time went and which functions would be good stages.
 
-    The exit status of the script is kept. The table goes to standard error. Files are written in
-    debug mode and with --output.
+    The exit status of the script is kept. The table goes to standard error, --json and --markdown
+    to standard output. Files are written in debug mode and with --output.
 
     \b
     Examples:
       stagespan run train.py --epochs 3
       stagespan run --stage my_model:Model.forward -m my_package.train
     """
-    from stagespan import is_available, is_debug, set_debug, without_core
+    from stagespan import is_available, is_debug, set_debug
 
     if not is_available():
+        from stagespan import without_core
+
         without_core.refuse()
 
     from stagespan.contexts import named
-    from stagespan.process import run, sampler, script, termination
+    from stagespan.process import commands, run, sampler, script, termination
     from stagespan.process.command import AUTO, Command
-    from stagespan.profiling import unused
 
     named.named_stages(stages)  # refused before anything is set
     is_sampled = not (stages or debug or is_debug() or profiled or no_sample)
-    if json_file is not None and not is_sampled:
+    if (output.form or output.html is not None) and not is_sampled:
         raise click.UsageError(
-            "--json writes samples: pass it without --stage, --debug, --profile and --no-sample."
+            "--json, --markdown, --html and -o write samples: pass them without --stage, --debug,"
+            " --profile and --no-sample."
         )
     if auto and not is_sampled:
         raise click.UsageError(
@@ -126,15 +160,14 @@ def command(
 
         replace.install()
         program = (replace.replacement(program) or program) if as_module else program
-    if output is not None:
-        run.set_output_dir(output)
+    if folder is not None:
+        run.set_output_dir(folder)
     if profiled:
         from stagespan.profiling import enable_profiler_for_names
 
         names = ",".join(profiled)
         os.environ["STAGESPAN_PROFILER_NAMES"] = names  # also for workers
         enable_profiler_for_names(names)
-    unused.leave_out()  # printed with the table
     if as_module:
         script.set_search_path(os.getcwd())
     elif script.is_folder(program):
@@ -143,20 +176,22 @@ def command(
         script.set_search_path(str(Path(program).resolve().parent))
     started = script.Program.module(program) if as_module else script.Program.script(program)
     run.whose_file(run.timing_report_path().parent)  # the plain names are this process's
-    options = {"telefuser": telefuser, "write": output is not None, AUTO: auto}
+    options = {"telefuser": telefuser, "write": folder is not None, AUTO: auto}
     interval_ms = sample_ms if is_sampled else None
     ending = _Ending(
         Command(stages, [name for name, is_on in options.items() if is_on], interval_ms),
         named.timed(stages, program if as_module else ""),
         called,
-        json_file,
+        output,
         interval_ms,
-        write=output is not None,
+        write=folder is not None,
     )
     termination.watch(ending.after_signal)
-    # This runs after all other exit handlers and after the threads of the script.
+    # These run after all other exit handlers and the threads of the script, the last one first.
+    atexit.register(script.repeat_interrupt)
     atexit.register(ending.print_once)
     run.begin_script()
+    commands.listen()
     if is_sampled:
         callback = _chooser() if auto else None
         sampler.start(str(ending.folder), sampler.MAIN, sample_ms, callback)
@@ -177,26 +212,32 @@ class _Ending:
         command: Command,
         wrapper: Wrapper,
         called: Sequence[str],
-        json_file: str | None,
+        output: Output,
         sample_ms: float | None,
         *,
         write: bool,
     ) -> None:
         """``called`` is the program with its arguments, as the user wrote them."""
-        from stagespan.recording.members import Members
-
         self.wrapper = wrapper
         self.folder = command.folder
         self._command = command
         self._called = called
-        self._json_file = json_file
+        self._output = output
         self._sample_ms = sample_ms
-        self._members = Members(command.folder)
-        command.on_start(self._members.limit)
+        command.when_crowded(self._remove_ended)
         self._write = write
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._is_printed = False
+
+    @functools.cached_property
+    def _members(self) -> Members:
+        from stagespan.recording.members import Members
+
+        return Members(self._command)
+
+    def _remove_ended(self) -> None:
+        self._members.remove_ended()
 
     def after_signal(self) -> None:
         """Print and write, in the thread that handles SIGTERM."""
@@ -215,20 +256,45 @@ class _Ending:
                 self._is_printed = True
                 try:
                     self._print_and_write()
+                except Exception as error:  # a program may leave no descriptors, or broken modules
+                    click.echo(f"stagespan: nothing can be shown, because {error}", err=True)
                 finally:
                     self._command.remove()
 
     def _print_and_write(self) -> None:
+        from stagespan.process import run, sampler
+
+        sampler.stop()
+        ran, written = self._report_stages()
+        unused: Any = sys.modules.get("stagespan.profiling.unused")
+        if run.rank() == 0:
+            has_samples = self._show_samples()
+            for sentence in (
+                *([] if has_samples or ran else [self._why_nothing()]),
+                *_about_stages(self._command, self.wrapper, ran),
+                *_about_auto(self._command, ran),
+                *(_about_tracers() if has_samples else ()),
+                *(unused.sentences(ran) if unused is not None else ()),
+            ):
+                click.echo(f"stagespan: {sentence}", err=True)
+        for path in written:
+            click.echo(f"stagespan: saved {path}", err=True)
+
+    def _report_stages(self) -> tuple[Collection[str], list[Path]]:
+        """Print and write the stages. Returns their names, and the files that were written."""
+        from stagespan import _core, is_debug
+        from stagespan.process import run
+
+        others = self._command.recordings() or self._command.figures()
+        have_ended = "_members" in vars(self)  # it has removed their recordings
+        if not (self._write or others or have_ended or _core.snapshot().stages()):
+            return (), []  # without the imports of reports and recordings
         from rich.console import Console
 
-        from stagespan import is_debug
-        from stagespan.process import run, sampler
-        from stagespan.profiling import unused
         from stagespan.report import exit as at_exit
         from stagespan.report import timing
         from stagespan.report.tables import print_report
 
-        sampler.stop()
         recorded = self._members.recorded()
         # In debug mode, another handler writes the files, and each process writes its own.
         written = (
@@ -236,21 +302,12 @@ class _Ending:
             if self._write and not is_debug()
             else []
         )
-        if run.rank() == 0:
-            report = timing.report_with([*recorded, *self._members.handed_over()])
-            if report["stages"]:
-                print_report(report, Console(stderr=True))
-            has_samples = self._show_samples()
-            for sentence in (
-                *([] if has_samples or report["stages"] else [self._why_nothing()]),
-                *_about_stages(self._command, self.wrapper, report["stages"]),
-                *_about_auto(self._command, report["stages"]),
-                *(_about_tracers() if has_samples else ()),
-                *unused.sentences(report["stages"]),
-            ):
-                click.echo(f"stagespan: {sentence}", err=True)
-        for path in written:
-            click.echo(f"stagespan: saved {path}", err=True)
+        if run.rank() != 0:
+            return (), written
+        report = timing.report_with([*recorded, *self._members.handed_over()])
+        if report["stages"]:
+            print_report(report, Console(stderr=True))
+        return report["stages"], written
 
     def _why_nothing(self) -> str:
         """Return why there is neither a stage nor a sample."""
@@ -272,24 +329,20 @@ class _Ending:
         processes = read_processes(self.folder)
         if not processes:
             return False
-        from rich.console import Console
-
-        from stagespan.cli.output import write_to
         from stagespan.errors import StagespanError
-        from stagespan.process.files import json_bytes
-        from stagespan.sampling.page import print_sampled
+        from stagespan.sampling.page import print_sampled, sampled_page
         from stagespan.sampling.result import sampled
         from stagespan.sampling.stages import command_line
 
         result = sampled(processes)
         if result is None:
             return False
-        if self._json_file is None:
+        if not self._output.form and sys.stderr is not None:
             shown = command_line(result.suggested_stages, self._called)
-            print_sampled(result, shown, Console(stderr=True))
-            return True
+            print_sampled(result, shown, sys.stderr)
         try:
-            write_to(self._json_file, json_bytes(result.to_dict(), indent=2).decode() + "\n")
+            page = sampled_page(result, " ".join(self._called), "stagespan run")
+            self._output.show(page, on_terminal=False)
         except StagespanError as error:
             click.echo(f"stagespan: {error}", err=True)
         return True
@@ -320,10 +373,11 @@ def _about_stages(command: Command, wrapper: Wrapper, ran: Collection[str]) -> I
 def _about_auto(command: Command, ran: Collection[str]) -> Iterator[str]:
     """Yield sentences about the functions that ``--auto`` has chosen, or left as they are."""
     from stagespan.process.command import AUTO, has_option
-    from stagespan.sampling.auto import LEFT, TIMED
 
     if not has_option(AUTO):
         return
+    from stagespan.sampling.auto import LEFT, TIMED
+
     lines = list(command.lines())
     timed = {place: name for kind, facts in lines if kind == TIMED for place, name in [facts]}
     if not timed:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagespan.cli.contents import Kind, kind_of
+from stagespan.cli.numbers import FiniteRange
 from stagespan.cli.output import Output, PageCommand, either, output_options
-from stagespan.errors import StagespanError
+from stagespan.errors import NotJsonError, StagespanError
 
 if TYPE_CHECKING:
     from stagespan.pages.page import Page
@@ -21,6 +22,10 @@ _ELSEWHERE = {
     Kind.BREAKDOWN: "`stagespan compare BEFORE AFTER` compares two of them.",
     Kind.BASELINE: "`stagespan compare BEFORE AFTER` compares two of them.",
 }
+_READS = (
+    "`stagespan show` reads process ids, jobs, recordings, timing reports, signature files, bench"
+    " results, figures of Nsight Compute, and traces."
+)
 
 
 def _schema() -> dict[str, Any]:
@@ -30,11 +35,12 @@ def _schema() -> dict[str, Any]:
     from stagespan.recording.summary import ProcessFigures
     from stagespan.report.side_by_side import ReportsFigures
     from stagespan.report.tables import ReportFigures
+    from stagespan.sampling.result import Sampled
     from stagespan.signature.page import SignaturesFigures
     from stagespan.trace.json_schema import json_schema
     from stagespan.trace.ncu.limits import NcuReport
 
-    of_processes = ProcessFigures, JobFigures
+    of_processes = ProcessFigures, JobFigures, Sampled
     of_files = ReportFigures, ReportsFigures, SignaturesFigures, ReplayFigures, NcuReport
     title = "What a file, a process or a job contains"
     return either(document_schema(*of_processes, *of_files, title=title), json_schema())
@@ -46,8 +52,17 @@ def _schema() -> dict[str, Any]:
 @click.option(
     "--stages", is_flag=True, help="Of a process: only its stages, like those of a timing report."
 )
+@click.option(
+    "--sample",
+    "sample_s",
+    metavar="SECONDS",
+    type=FiniteRange(min=0.1, max=3600),
+    help="Of a live process: sample it so long, and show where its time goes.",
+)
 @output_options(_schema)
-def command(what: str | None, job: str | None, stages: bool, output: Output) -> None:
+def command(
+    what: str | None, job: str | None, stages: bool, sample_s: float | None, output: Output
+) -> None:
     """Show what a file, a process or a job contains.
 
     A process id, or the recording of a process: how it ended, or what it is doing now, with its
@@ -57,13 +72,18 @@ def command(what: str | None, job: str | None, stages: bool, output: Output) -> 
 
     \b
     Examples:
-      stagespan show 4711
+      stagespan show 4711 --sample 5
       stagespan show out/timing.json
     """
     if (what is None) == (job is None):
         raise click.UsageError(
             "Pass one file, process id or job: `stagespan ps --all` lists processes."
         )
+    if sample_s is not None:
+        if what is None or stages:
+            raise click.UsageError("--sample is for one process: pass its id, without --stages.")
+        _show_samples(what, sample_s, output)
+        return
     if job is not None:
         show_job(job, output)
         return
@@ -104,7 +124,23 @@ def _page(what: str, kind: Kind, *, stages: bool) -> Page:
         return file_page(Path(what))
     from stagespan.recording.any_path import analyze
 
-    return analyze(what)
+    try:
+        return analyze(what)
+    except NotJsonError:
+        raise StagespanError(f"{what} is not JSON. {_READS}") from None
+
+
+def _show_samples(which: str, seconds: float, output: Output) -> None:
+    """Have a live process take samples, and show them like `stagespan run`."""
+    from stagespan.cli.asked import shown_progress
+    from stagespan.sampling.asking import Samples
+
+    with shown_progress() as progress:
+        samples = Samples(which, seconds, progress)
+    if output.form or output.html is not None:
+        output.show(samples.page())
+    else:
+        samples.print()
 
 
 def _is_job(number: str) -> bool:

@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stagespan.recording.live_page import LivePage
 
 _READ_INTERVAL_S = 0.5
+_LONGEST_WAIT_S = 3600.0
 _KEYS = "q quit   f freeze   s sort   / filter"
 
 
@@ -51,8 +52,8 @@ def _schema() -> dict[str, Any]:
     "--web",
     type=Address(),
     metavar="[HOST:]PORT",
-    help="Serve a page with all processes of this machine for a browser, until it is stopped. "
-    "Without HOST, only this machine can read it.",
+    help="Serve the page of the process or job for a browser, or one of all processes of this "
+    "machine, until it is stopped. Without HOST, only this machine can read it.",
 )
 @output_options(_schema)
 def command(
@@ -71,49 +72,87 @@ def command(
     \b
     Examples:
       stagespan top --job train-7
-      stagespan top --web 9466
+      stagespan top 4711 --web 9466
     """
-    if web is not None:
-        if pid is not None or job is not None or once:
-            raise click.UsageError(
-                "--web serves the page of all processes: leave out the process, --job and --once."
-            )
-        _serve(*web)
-        return
     if pid is not None and job is not None:
         raise click.UsageError("Pass a file or process id, or --job, but not both.")
+    if web is not None:
+        if once or output.form or output.html is not None:
+            raise click.UsageError(
+                "--web serves a page until it is stopped: leave out --once and options of output."
+            )
+        if pid is None and job is None:
+            _serve_all(*web)
+        else:
+            _serve(pid, job, *web)
+        return
     from rich.console import Console
 
     from stagespan.recording.live_page import LivePage
 
-    page = LivePage(pid, job)
     console = Console()
     if once or output.form or output.html is not None or not console.is_terminal:
-        page.read()
-        time.sleep(interval)
-        page.read()
+        with contextlib.closing(LivePage(pid, job, interval)) as page:
+            page.read()
+            page.wait(interval)
+            page.read()
         output.show(page.page())
         return
-    _live(console, page, interval)
+    with contextlib.closing(LivePage(pid, job)) as page:
+        _live(console, page, interval)
 
 
-def _serve(host: str, port: int) -> None:
+def _serve_all(host: str, port: int) -> None:
     """Serve the page of all processes until SIGINT or SIGTERM comes."""
     from stagespan.export.node import Node
     from stagespan.export.page import PageServer
 
-    # Before the server starts its threads, which would otherwise take the signals.
-    stops = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
-    node = Node(is_exporter=False)
-    with contextlib.closing(node), contextlib.closing(PageServer(node, host, port)) as server:
+    with (
+        _stop() as comes_within,
+        contextlib.closing(Node(is_exporter=False)) as node,
+        contextlib.closing(PageServer(node, host, port)) as server,
+    ):
         click.echo(f"Page of {node.folder}: {url(host, server.port)}/")
         pause_s = _READ_INTERVAL_S
-        while signal.sigtimedwait(stops, pause_s) is None:
+        while not comes_within(pause_s):
             began_s = time.process_time()
             node.poll()
             # Reading takes at most a twentieth of a core.
             pause_s = max(_READ_INTERVAL_S, 20 * (time.process_time() - began_s))
+
+
+def _serve(which: str | None, job: str | None, host: str, port: int) -> None:
+    """Serve the page of a process or a job until SIGINT or SIGTERM comes."""
+    from stagespan.export.page import serve_page
+    from stagespan.pages.page import Page
+    from stagespan.recording import finding
+    from stagespan.recording.process_page import ProcessPage
+    from stagespan.recording.processes_page import JobState
+    from stagespan.recording.reading import Recording
+
+    path = None if which is None else finding.open_recording(which).path
+
+    def make() -> Page:
+        return JobState(str(job)).page() if path is None else ProcessPage(Recording(path))
+
+    with _stop() as comes_within, contextlib.closing(serve_page(make, host, port)) as server:
+        click.echo(f"{make().name()}: {url(host, server.port)}/")
+        while not comes_within(_LONGEST_WAIT_S):
+            pass
+
+
+@contextlib.contextmanager
+def _stop() -> Iterator[Callable[[float], bool]]:
+    """Yield a function that waits some seconds for SIGINT or SIGTERM, and tells if one has come.
+
+    Threads that start in the block do not take them.
+    """
+    stops = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    try:
+        yield lambda seconds: signal.sigtimedwait(stops, seconds) is not None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _live(console: Any, page: LivePage, interval: float) -> None:

@@ -339,6 +339,10 @@ def _start() -> None:
         _core.disable()
     _core.profiler_set_names([*settings.profiler_names(), *settings.annotated_names()])
     _core.profiler_set_annotated_names(settings.annotated_names())
+    if settings.get("STAGESPAN_SYSTEM"):
+        _core.system_counts_set(True)
+    if settings.get("STAGESPAN_CPU_TIME") or settings.get("STAGESPAN_SYSTEM"):
+        _core.cpu_time_set(True)
     if settings.get("STAGESPAN_DEBUG"):
         _core.set_debug(True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import functools
 import inspect
 import re
@@ -361,6 +360,8 @@ class _Decorating(ast.NodeTransformer):
 
 
 def _why_missing(module_name: str, stage: NamedStage) -> str:
+    import difflib  # nearly no program needs it
+
     sentence = f"stage {stage.target} was not timed: "
     module = sys.modules.get(module_name)
     if module is None:
@@ -447,8 +448,9 @@ def seen_by_torch(function: Any, owner: Any, *, is_replaced: bool) -> str | None
 
 def _graphs() -> int:
     """Return how many graphs torch.compile has made."""
-    utils: Any = sys.modules.get("torch._dynamo.utils")
-    return 0 if utils is None else int(utils.counters["stats"]["unique_graphs"])
+    # A thread may be importing the module, which has no counters then.
+    counters: Any = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    return 0 if counters is None else int(counters["stats"]["unique_graphs"])
 
 
 def _why_not_called(stage: NamedStage) -> str:

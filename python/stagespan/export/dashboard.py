@@ -39,14 +39,16 @@ class _Panel(NamedTuple):
 
 
 def _quantile(q: float, family: str, suffix: str = "", *, exemplar: bool = False) -> _Query:
-    metric, label = FAMILIES[family].prometheus, FAMILIES[family].labels[-1]
+    metric, labels = FAMILIES[family].prometheus, FAMILIES[family].labels
+    shown = labels if FAMILIES[family].is_amount else labels[-1:]
+    label, legend = ", ".join(shown), " ".join(f"{{{{{one}}}}}" for one in shown)
     exact = f'max by ({label}) ({OF_QUANTILES[family].prometheus}{{quantile="{q}", {_WHERE}}})'
     machines = f"count(count by (instance) ({FAMILIES['up'].prometheus}{{{_OF_SERVICE}}}))"
     expression = (
         f"({exact} and on() ({machines} == 1)) or histogram_quantile({q}, sum by ({label}, le) "
         f"(rate({metric}_bucket{{{_WHERE}}}[$__rate_interval])))"
     )
-    return _Query(expression, f"{{{{{label}}}}}{suffix}", exemplar)
+    return _Query(expression, f"{legend}{suffix}", exemplar)
 
 
 def _quantiles(family: str, *, exemplars: bool = False) -> tuple[_Query, ...]:
@@ -204,6 +206,30 @@ _PANELS = (
         ),
         "What the stages have counted with span.add, such as tokens.",
         if_empty="No stage counts work",
+    ),
+    _Panel(
+        "Requests a batch serves",
+        "none",
+        _quantiles("batch_size"),
+        "The numbers of requests that single batches have served." + _EXACT,
+        if_empty="No batch has run",
+    ),
+    *(
+        _Panel(f"Work of a {of}", "short", _quantiles(family), text + _EXACT, if_empty=empty)
+        for of, family, text, empty in (
+            (
+                "run",
+                "run_work",
+                "What single runs of stages have counted with span.add, such as tokens.",
+                "No stage counts work",
+            ),
+            (
+                "request",
+                "request_work",
+                "What single requests have counted in one process, or the tokens of their chunks.",
+                "No request counts work",
+            ),
+        )
     ),
     _Panel(
         "Errors per second",

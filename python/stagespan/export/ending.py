@@ -14,8 +14,11 @@ from collections.abc import Callable
 from stagespan import _core
 
 _LONGEST_S = 1.2
-"""From the signal to the end of the process, also if a collector never answers. On a busy machine,
-the system needs some tenths of a second more to end it."""
+"""From the time at which the state is written after the signal to the end of the process, also if a
+collector never answers. On a busy machine, the system needs some tenths of a second more."""
+_LONGEST_UNSAVED_S = 5.0
+"""From the signal to the end if the state is not written. It waits for the reading of a process,
+which can take longer on a machine without a free core."""
 _LAST_S = 0.3
 """The part of this time that is reserved for writing the state once more."""
 _WORK_S = 0.5
@@ -27,7 +30,8 @@ class Ending:
 
     When SIGTERM or SIGINT comes, work that is in progress stops at the next of its steps
     (`is_over`). Then the state is written, and what is new is read and handed over as far as the
-    time allows. The process ends after a fixed time, even if this was not finished.
+    time allows. The process ends after a fixed time, even if this was not finished, but not before
+    its state is written, unless that takes far too long.
     """
 
     def __init__(self) -> None:
@@ -59,7 +63,9 @@ class Ending:
 
         ``save`` writes the state. Its argument is the longest time in s that it may wait.
         """
-        _core.termination_end_after(self._reader, int(1000 * _LONGEST_S))
+        saved, self._saving = os.pipe2(os.O_CLOEXEC)
+        _core.termination_end_after(saved, int(1000 * _LONGEST_S))
+        _core.termination_end_after(self._reader, int(1000 * _LONGEST_UNSAVED_S))
         threading.Thread(target=self._save, args=(save,), daemon=True).start()
 
     def _save(self, save: Callable[[float], object]) -> None:
@@ -67,8 +73,11 @@ class Ending:
             pass
         self._stop_at = time.monotonic()
         self._end_at = self._stop_at + _LONGEST_S
-        save(_LONGEST_S)
-        self._is_saved.set()
+        try:
+            save(_LONGEST_UNSAVED_S)
+        finally:
+            self._is_saved.set()
+            os.close(self._saving)  # a descriptor whose writer is closed can be read
 
     def allow_work(self) -> None:
         """Wait until the state is written, and let work go on for a part of the time that is left.

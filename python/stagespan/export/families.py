@@ -10,6 +10,11 @@ LABEL_SEPARATOR = "\0"
 """Separates the values of the labels of a family with more than one in one text."""
 
 
+AMOUNT_STEPS = 1 << 14
+"""Amounts are counted in steps of this part of 1, so that their bounds are those of durations in
+nanoseconds: one bound an octave from 1 to 33,554,432."""
+
+
 class Family(NamedTuple):
     """A row of the table."""
 
@@ -42,6 +47,19 @@ class Family(NamedTuple):
         """Its name in Prometheus: that in OTLP, with the unit, and what a counter ends in."""
         ending = "_total" if self.type == "counter" else {"s": "_seconds"}.get(self.unit, "")
         return self.exception or f"{(self.otlp or '').replace('.', '_')}{ending}"
+
+    @property
+    def is_amount(self) -> bool:
+        """Whether it is a histogram, and not of durations."""
+        return self.type == "histogram" and self.unit != "s"
+
+    def bound(self, bound_ns: int) -> float:
+        """Return a bound of a bucket in the unit of the family."""
+        return bound_ns / (AMOUNT_STEPS if self.is_amount else 1e9)
+
+    def sum(self, counted: float) -> float:
+        """Return the sum of a histogram, as it was counted, in the unit of the family."""
+        return counted if self.is_amount else counted / 1e9
 
     @property
     def has_group(self) -> bool:
@@ -121,8 +139,31 @@ _DURATIONS = (
         kind="handoff",
     ),
 )
+_AMOUNTS = (
+    Family(
+        "batch_size",
+        "stagespan.batch.size",
+        "Requests that a batch has served.",
+        unit="{request}",
+    ),
+    Family(
+        "run_work",
+        "stagespan.stage.run_work",
+        "Work that a run of a stage has counted.",
+        ("stage", "unit"),
+        unit="1",
+    ),
+    Family(
+        "request_work",
+        "stagespan.request.work",
+        "Work that the runs of a request in one process have counted, or the tokens of its chunks.",
+        ("pipeline", "unit"),
+        unit="1",
+    ),
+)
 _TABLE = (
     *_DURATIONS,
+    *_AMOUNTS,
     Family(
         "errors",
         "stagespan.stage.errors",
@@ -217,9 +258,10 @@ _TABLE = (
             f"Quantiles of {family.prometheus} in the last minute.",
             (*family.labels, "quantile"),
             "gauge",
+            family.unit,
             quantiles_of=family.key,
         )
-        for family in _DURATIONS
+        for family in (*_DURATIONS, *_AMOUNTS)
     ),
     Family(
         "gauge",
@@ -248,10 +290,10 @@ _TABLE = (
 )
 FAMILIES = {family.key: family for family in _TABLE}
 """All families by key."""
-HISTOGRAMS = _DURATIONS
-"""The families of durations."""
+HISTOGRAMS = (*_DURATIONS, *_AMOUNTS)
+"""The families of durations, and of the amounts of single runs and requests."""
 COUNTERS = tuple(family for family in _TABLE if family.type == "counter")
-"""The families of amounts, which only rise."""
+"""The families of sums, which only rise."""
 GAUGES = tuple(family for family in _TABLE if family.type == "gauge")
 """The families of what is going on."""
 AGES = tuple(family for family in _TABLE if family.age_of is not None)

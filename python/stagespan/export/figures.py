@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from stagespan import _core
-from stagespan.export.families import FAMILIES, HISTOGRAMS, Family
+from stagespan.export.families import AMOUNT_STEPS, FAMILIES, HISTOGRAMS, Family
 from stagespan.live.span_kinds import REQUESTS, RUNS, Kind, number_of
 from stagespan.recording.reading import began_here
 from stagespan.recording.source import latest_ns
@@ -45,30 +45,34 @@ def within_range(amount: float) -> float:
 
 
 class Histogram(msgspec.Struct, array_like=True):
-    """Durations that were counted. ``below[i]`` is the number of those below ``BOUNDS_NS[i]``."""
+    """Durations that were counted. ``below[i]`` is the number of those below ``BOUNDS_NS[i]``.
+
+    Of amounts in steps (`AMOUNT_STEPS`), it is the number of those up to the bound.
+    """
 
     below: list[int]
     """One more than `BOUNDS_NS`; the last one is the count."""
-    sum_ns: int
+    sum: float
+    """Of durations, a whole number of ns; of amounts, any number in their unit."""
 
     def plus(self, other: Histogram) -> Histogram:
         """Return both together."""
         below = list(map(operator.add, self.below, other.below))
         if below[-1] > MOST_COUNTED:
             below = [min(number, MOST_COUNTED) for number in below]
-        return Histogram(below, min(self.sum_ns + other.sum_ns, MOST_COUNTED))
+        return Histogram(below, min(self.sum + other.sum, MOST_COUNTED))
 
     def minus(self, earlier: Histogram) -> Histogram:
         """Return what was added since an earlier state of the same histogram."""
         below = list(map(operator.sub, self.below, earlier.below))
-        return Histogram(below, self.sum_ns - earlier.sum_ns)
+        return Histogram(below, self.sum - earlier.sum)
 
     def raised(self, later: Histogram) -> Histogram:
         """Return the higher one of each pair of numbers."""
         below = later.below
         if not all(map(operator.le, self.below, below)):
             below = list(map(max, self.below, below))
-        return Histogram(below, max(self.sum_ns, later.sum_ns))
+        return Histogram(below, max(self.sum, later.sum))
 
 
 NOTHING = Histogram([0] * (len(BOUNDS_NS) + 1), 0)
@@ -152,7 +156,7 @@ class Counts(msgspec.Struct):
         known = mine.get(label) or NOTHING
         first = bisect.bisect_right(BOUNDS_NS, duration_ns)
         below = known.below[:first] + [number + 1 for number in known.below[first:]]
-        mine[label] = Histogram(below, min(known.sum_ns + max(duration_ns, 0), MOST_COUNTED))
+        mine[label] = Histogram(below, min(known.sum + max(duration_ns, 0), MOST_COUNTED))
 
     def without(self, earlier: Counts) -> Counts:
         """Return what was added since an earlier state of the same figures."""
@@ -197,7 +201,7 @@ class Names:
 
     def shown(self, name: str) -> str:
         """Return the name, or ``(other)``. A name that was shown once is always shown."""
-        if name in self.known:
+        if name in self.known or name == OTHER:
             return name
         if len(self.known) >= self._most:
             if len(self._others) < _MOST_OTHERS:
@@ -216,6 +220,14 @@ def groups_of(ns_per_tick: float) -> bytes:
     bounds = _core.histogram_bounds()
     middles = ((low + high - 1) / 2 * ns_per_tick for low, high in itertools.pairwise(bounds))
     return bytes(bisect.bisect_right(BOUNDS_NS, middle) for middle in middles)
+
+
+@lru_cache(maxsize=1)
+def groups_of_amounts() -> bytes:
+    """Return the bucket in `BOUNDS_NS` of each bucket of amounts in a recording."""
+    most = BOUNDS_NS[-1] + 1
+    highs = (min(high * AMOUNT_STEPS, most) for high in _core.amount_bounds())
+    return bytes(bisect.bisect_left(BOUNDS_NS, high) for high in highs)
 
 
 class ShownNames(NamedTuple):
@@ -257,6 +269,33 @@ def durations_in(snapshot: _core.Snapshot, names: ShownNames) -> Iterator[Durati
             yield Durations("request", label, stage, None)
 
 
+class Amounts(NamedTuple):
+    """Amounts of single runs, or of requests, in a recording."""
+
+    family: str
+    label: str
+    """As in `Counts`."""
+    summary: _core.AmountSummary
+
+
+def amounts_in(snapshot: _core.Snapshot, names: ShownNames) -> Iterator[Amounts]:
+    """Yield what has amounts. Several can have the same label, if there are too many names."""
+    for kind in RUNS:
+        for name, units in snapshot.amounts(number_of(kind)).items():
+            stage = names.stages.shown(name)
+            for unit, summary in units.items():
+                if unit is None:
+                    yield Amounts("batch_size", stage, summary)
+                else:
+                    label = Family.text(stage, names.units.shown(unit))
+                    yield Amounts("run_work", label, summary)
+    for name, units in snapshot.amounts(number_of(REQUESTS["ok"])).items():
+        for unit, summary in units.items():
+            if unit is not None:
+                label = Family.text(names.pipelines.shown(name), names.units.shown(unit))
+                yield Amounts("request_work", label, summary)
+
+
 def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> Counts:
     """Return the figures of a recording.
 
@@ -267,13 +306,19 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
     found = Counts({}, {})
     snapshot = recording.snapshot()
 
-    def add(family: str, name: str, of: _core.Summary | _core.StageSummary, groups: bytes) -> None:
+    def add(
+        family: str,
+        name: str,
+        of: _core.Summary | _core.StageSummary | _core.AmountSummary,
+        total: float,
+        groups: bytes,
+    ) -> None:
         below = of.cumulative(groups, len(BOUNDS_NS) + 1)
         # A span that ends now may be counted before it is in a bucket.
         below[-1] = max(below[-1], of.count)
         if below[-1] > MOST_COUNTED:  # in a recording that is damaged
             below = [min(number, MOST_COUNTED) for number in below]
-        one = Histogram(below, min(of.total_ns, MOST_COUNTED))
+        one = Histogram(below, min(total, MOST_COUNTED))
         mine = found.durations.setdefault(family, {})
         mine[name] = mine[name].plus(one) if name in mine else one
 
@@ -306,11 +351,14 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
             begin_request(FAMILIES["request"].values(of.label)[0])
         # Device times are already in nanoseconds.
         groups = groups_of(1.0 if of.family == "device" else ns_per_tick)
-        add(of.family, of.label, of.summary, groups)
+        add(of.family, of.label, of.summary, of.summary.total_ns, groups)
         if of.stage is not None:
             count("errors", of.label, "", of.stage.errors)
             for unit, amount in of.stage.work.items():
                 count("work", of.label, names.units.shown(unit), amount)
+    for amounts in amounts_in(snapshot, names):
+        summary = amounts.summary
+        add(amounts.family, amounts.label, summary, summary.total, groups_of_amounts())
     sent = {message.queue: message.nth for message in recording.sent_messages()}
     for queue, number in sent.items():
         count("sent", names.stages.shown(queue), "", number)

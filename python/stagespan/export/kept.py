@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import itertools
 import logging
 import os
 import re
@@ -12,7 +13,7 @@ import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -28,10 +29,11 @@ from stagespan.live.quantiles import quantile
 from stagespan.live.span_kinds import KINDS, Kind, number_of
 from stagespan.live.statistics import Stats, from_rings
 from stagespan.process import imports
+from stagespan.process.messages import message_of
 from stagespan.recording.reading import Segment, began_here
+from stagespan.recording.slowness import Slowness
 from stagespan.recording.source import RequestSource, Surroundings
-from stagespan.recording.spans import Span
-from stagespan.trace.read.remote import reason_of
+from stagespan.recording.spans import BATCH, ReadSpans, Span, kinds_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,11 +44,13 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("stagespan")
 _SCHEMA_VERSION = 1
 _PREFIX, _SUFFIX = "requests-", ".jsonl.gz"
-_KEPT_FIELDS = Span._fields.index("exception_message") + 1
+_KEPT_FIELDS = Span._fields.index("cpu_ns") + 1
 _UNKNOWN = Surroundings({}, None)
 _FILE_BYTES = 4 << 20
 _FILE_INTERVAL_S = 10.0
 _MOST_LINE_BYTES = 256 << 20
+_MOST_SLOW_BYTES = 64 << 10
+"""Of a request that was kept because it was slow: the shortest of its spans are left out."""
 _MOST_UPLOAD_BYTES = 64 << 20
 
 
@@ -60,6 +64,8 @@ class _KeptPart(msgspec.Struct):
     spans: list[Span]
     batches: list[tuple[Span, int]]
     """Each batch that served the segment, and its size."""
+    slowness: Slowness | None = None
+    """None unless the request was too slow beside others."""
 
 
 class _KeptRequest(msgspec.Struct):
@@ -68,7 +74,25 @@ class _KeptRequest(msgspec.Struct):
     parts: list[_KeptPart]
 
 
-def _kept(part: Part) -> _KeptPart:
+def _kept(part: Part, least_ns: int = 0) -> _KeptPart:
+    """Return what is kept of a part; of its spans and batches only those of at least that length.
+
+    The number of the others is noted as missing.
+    """
+    read, slowness = part.read_spans, part.slowness
+    batches = [
+        one
+        for one in part.batches
+        if not least_ns or one.span.end_ns - one.span.begin_ns >= least_ns
+    ]
+    left_out = len(part.batches) - len(batches)
+    if read is not None and least_ns:
+        stay = _lengths_ns(read) >= least_ns
+        read, left_out = read._replace(rows=read.rows[stay]), left_out + int((~stay).sum())
+    if left_out:
+        slowness = slowness or Slowness()
+        missing = [*slowness.missing, f"the shortest {left_out:,} spans, which are not kept"]
+        slowness = msgspec.structs.replace(slowness, missing=missing)
     return _KeptPart(
         part.resource,
         part.clock,
@@ -76,9 +100,50 @@ def _kept(part: Part) -> _KeptPart:
         part.is_whole,
         part.segment,
         part.returns,
-        [_kept_span(span) for span in part.spans],
-        [(_kept_span(batch.span), batch.size) for batch in part.batches],
+        cast("list[Span]", _encoded_spans(read)),  # only to be encoded
+        [(_kept_span(batch.span), batch.size) for batch in batches],
+        slowness,
     )
+
+
+def _encoded_spans(read: ReadSpans | None) -> msgspec.Raw:
+    """Return spans as `_KeptPart` has them, from their columns."""
+    if read is None:
+        return msgspec.Raw(b"[]")
+    encode = msgspec.json.encode
+    work = {id_: encode(amounts) for id_, amounts in read.work.items()}
+    errors = {id_: encode(error)[1:-1] for id_, error in read.errors.items()}
+    return msgspec.Raw(
+        _core.encode_kept_spans(read.rows, read.names, KINDS, read.amounts_since_ns, work, errors)
+    )
+
+
+def _lengths_ns(read: ReadSpans) -> NDArray[np.int64]:
+    lengths: NDArray[np.int64] = read.rows["end_ns"] - read.rows["begin_ns"]
+    return lengths
+
+
+def _encoded(parts: list[Part]) -> bytes:
+    """Return the line of a request. A slow one loses its shortest spans if it is too large."""
+    trace_id = parts[0].segment["trace_id"] or ""
+    line = msgspec.json.encode(_KeptRequest(_SCHEMA_VERSION, trace_id, list(map(_kept, parts))))
+    if len(line) <= _MOST_SLOW_BYTES or all(part.slowness is None for part in parts):
+        return line
+    lengths_ns = sorted(
+        ns
+        for part in parts
+        for ns in (
+            *(() if part.read_spans is None else _lengths_ns(part.read_spans).tolist()),
+            *(batch.span.end_ns - batch.span.begin_ns for batch in part.batches),
+        )
+    )
+    while len(line) > _MOST_SLOW_BYTES and lengths_ns:
+        stay = int(0.95 * len(lengths_ns) * _MOST_SLOW_BYTES / len(line))
+        least_ns = lengths_ns[-stay - 1] + 1
+        lengths_ns = [length_ns for length_ns in lengths_ns if length_ns >= least_ns]
+        kept = [_kept(part, least_ns) for part in parts]
+        line = msgspec.json.encode(_KeptRequest(_SCHEMA_VERSION, trace_id, kept))
+    return line
 
 
 def _kept_span(span: Span) -> Span:
@@ -144,10 +209,8 @@ class Keeper:
         for parts in requests:
             if is_over():
                 break
-            trace_id = parts[0].segment["trace_id"] or ""
-            kept = _KeptRequest(_SCHEMA_VERSION, trace_id, list(map(_kept, parts)))
             try:
-                self._requests.append(_PendingRequest(parts, msgspec.json.encode(kept)))
+                self._requests.append(_PendingRequest(parts, _encoded(parts)))
             except ValueError as error:  # such as a text that is not valid
                 self._tell_of(error)
                 with self._changing:
@@ -225,7 +288,7 @@ class Keeper:
             _LOGGER.warning(
                 "Requests cannot be kept in %s: %s. They are counted as lost.",
                 self._place,
-                getattr(error, "strerror", None) or reason_of(error),
+                getattr(error, "strerror", None) or message_of(error),
             )
 
     def _end(self, file: _PendingFile) -> None:
@@ -274,9 +337,11 @@ class KeptRecording:
     All of them have the same clock, and are either whole or not.
     """
 
-    def __init__(self, parts: list[_KeptPart], surroundings: Surroundings | None = None) -> None:
+    def __init__(self, parts: list[_KeptPart], around: _Around | Surroundings) -> None:
         """Raises OverflowError if a number is not one that a recording can have."""
-        self.surroundings = surroundings
+        self._around = around
+        if isinstance(around, _Around):
+            around.recordings.append(self)
         first = parts[0]
         resource = first.resource
         self.identity = resource.identity
@@ -296,25 +361,39 @@ class KeptRecording:
         times = [time for one in self._segments for time in (one["received_ns"], one["begin_ns"])]
         self.begin_ns = min((one for one in times if one is not None), default=0)
         self.most_segments = len(self._segments) + 1  # no later request displaces one of them
-        timed = [(span, part.segment["number"]) for part in parts for span in part.spans]
+        numpy = imports.load("numpy")
+        spans = [span for part in parts for span in part.spans]
+        numbers = numpy.repeat(
+            numpy.array([part.segment["number"] for part in parts], numpy.uint64),
+            [len(part.spans) for part in parts],
+        )
         batches = {span.id: span for part in parts for span, _ in part.batches}
-        timed += [(span, 0) for span in batches.values()]
-        self._names = list(dict.fromkeys(span.stage for span, _ in timed))
-        self._spans = _rows(timed, self._names)
-        self._threads = Counter(span.thread for span, _ in timed)
+        spans += batches.values()
+        self._names = list(dict.fromkeys(span.stage for span in spans))
+        self._spans = _rows(spans, self._names)
+        self._spans["request"][: len(numbers)] = numbers
         self._links = [
             (span.id, part.segment["number"], size) for part in parts for span, size in part.batches
         ]
-        self._amounts = {span.id: span.work for span, _ in timed if span.work is not None}
+        self._amounts = {span.id: span.work for span in spans if span.work}
         self._failures: Failures = {
             span.id: (span.exception, span.exception_message)
-            for span, _ in timed
+            for span in spans
             if span.exception is not None
         }
-        unknown = (span.begin_ns for span, _ in timed if span.work is None)
-        self.amounts_since_ns = max(unknown, default=0)
-        self.last_ns = max((span.end_ns for span, _ in timed), default=None)
+        self._slowness = {
+            part.segment["number"]: part.slowness for part in parts if part.slowness is not None
+        }
+        self.amounts_since_ns = max(
+            (span.begin_ns for span in spans if span.work is None), default=0
+        )
+        self.last_ns = int(self._spans["end_ns"].max()) if spans else None
         self._stats: dict[Kind, Stats] = {}
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """What is known of all requests of its process."""
+        return self._around.known if isinstance(self._around, _Around) else self._around
 
     def segments(self) -> list[Segment]:
         """Return the segments, and the hops that have come back to them."""
@@ -330,9 +409,11 @@ class KeptRecording:
 
     def threads(self) -> list[Thread]:
         """Return the threads of the spans, whose names are not kept."""
+        numpy = imports.load("numpy")
+        threads, counts = numpy.unique(self._spans["thread"], return_counts=True)
         return [
             {"thread": thread, "name": "", "is_alive": False, "spans": number}
-            for thread, number in self._threads.items()
+            for thread, number in zip(threads.tolist(), counts.tolist(), strict=True)
         ]
 
     def stats(self, *, kind: Kind = "execution") -> Stats:
@@ -362,39 +443,81 @@ class KeptRecording:
         """Return the exceptions of the spans by span id."""
         return self._failures
 
+    def slowness(self) -> dict[int, Slowness]:
+        """Return what an exporter has noted about slow requests, by number."""
+        return self._slowness
+
     def lost(self) -> dict[str, int]:
         """Return nothing: what a process had lost by then is not known."""
         return Counter()
 
 
-def _rows(timed: list[tuple[Span, int]], names: list[str]) -> NDArray[np.void]:
-    """Return spans, each with the number of its request, as a recording returns them."""
+def _rows(spans: list[Span], names: list[str]) -> NDArray[np.void]:
+    """Return spans as a recording returns them, without the numbers of their requests."""
     numpy = imports.load("numpy")
+    rows: NDArray[np.void] = numpy.zeros(len(spans), _core.spans().dtype)
+    rows["device_queue_ns"] = rows["device_tail_ns"] = rows["cpu_ns"] = numpy.nan
+    if not spans:
+        return rows
+    columns = dict(zip(Span._fields, zip(*spans, strict=True), strict=True))
+    for name in _SAME_COLUMNS:
+        rows[name] = columns[name]
     numbers = {name: i for i, name in enumerate(names)}
-    rows: NDArray[np.void] = numpy.zeros(len(timed), _core.spans().dtype)
-    columns: dict[str, list[Any]] = {
-        "id": [span.id for span, _ in timed],
-        "parent": [span.parent for span, _ in timed],
-        "stage": [numbers[span.stage] for span, _ in timed],
-        "thread": [span.thread for span, _ in timed],
-        "begin_ns": [span.begin_ns for span, _ in timed],
-        "end_ns": [span.end_ns for span, _ in timed],
-        "request": [number for _, number in timed],
-        "suspended_ns": [span.suspended_ns for span, _ in timed],
-        "depth": [span.depth for span, _ in timed],
-        "flags": [
-            KINDS.index(span.kind) << _core.KIND_SHIFT | (_core.FLAG_ERROR if span.failed else 0)
-            for span, _ in timed
-        ],
-        "device_elapsed_ns": [
-            numpy.nan if span.device_elapsed_ns is None else span.device_elapsed_ns
-            for span, _ in timed
-        ],
-    }
-    for name, column in columns.items():
-        rows[name] = column
-    rows["device_queue_ns"] = rows["device_tail_ns"] = numpy.nan
+    rows["stage"] = [numbers[name] for name in columns["stage"]]
+    kinds = numpy.array([KINDS.index(kind) for kind in columns["kind"]], numpy.int64)
+    failed = numpy.array(columns["failed"], bool)
+    rows["flags"] = kinds << _core.KIND_SHIFT | numpy.where(failed, _core.FLAG_ERROR, 0)
+    for name in ("device_elapsed_ns", "cpu_ns"):
+        rows[name] = numpy.array(columns[name], float)  # None is nan
     return rows
+
+
+_SAME_COLUMNS = ("id", "parent", "thread", "begin_ns", "end_ns", "suspended_ns", "depth")
+
+
+class _Around:
+    """What all parts of a process say, whatever its clock was when they were read."""
+
+    def __init__(self) -> None:
+        self.recordings: list[KeptRecording] = []
+        """What is kept of the process."""
+
+    @cached_property
+    def known(self) -> Surroundings:
+        """The medians of its stages, and when its requests were open."""
+        numpy = imports.load("numpy")
+        runs_ns: defaultdict[tuple[str, str], list[NDArray[np.int64]]] = defaultdict(list)
+        batches: set[int] = set()
+        for one in self.recordings:
+            rows, names = one.spans(), one.stage_names()
+            ids = rows["id"].tolist()
+            is_known = numpy.array([id_ in batches for id_ in ids], bool)
+            is_batch = kinds_of(rows) == BATCH
+            rows = rows[~(is_batch & is_known)]
+            batches.update(itertools.compress(ids, is_batch.tolist()))
+            codes = kinds_of(rows) * len(names) + rows["stage"]
+            for code in numpy.unique(codes).tolist():
+                of_stage = rows[codes == code]
+                key = KINDS[code // len(names)], names[code % len(names)]
+                runs_ns[key].append(of_stage["end_ns"] - of_stage["begin_ns"])
+        of_stages = {stage: numpy.concatenate(times) for stage, times in runs_ns.items()}
+        medians_ns = {
+            stage: float(quantile(sorted(times.tolist()), 0.5))
+            for stage, times in of_stages.items()
+            if len(times) > 1
+        }
+        segments = [
+            segment
+            for one in self.recordings
+            for segment in one.segments()
+            if segment["origin"] != "return" and began_here(segment)
+        ]
+        begins_ns = [
+            one["received_ns"] or one["begin_ns"] or one["end_ns"] or 0 for one in segments
+        ]
+        ends_ns = [one["end_ns"] or (1 << 63) - 1 for one in segments]
+        times_ns = numpy.array(begins_ns, numpy.int64), numpy.array(ends_ns, numpy.int64)
+        return Surroundings(medians_ns, times_ns)
 
 
 def recordings_of(
@@ -414,33 +537,11 @@ def recordings_of(
         seen.add((identity, number))
         group = identity, one.clock, one.unix_offset_ns, one.is_whole
         groups.setdefault(group, {})[number] = one
-    if surroundings is None:
-        of_process: dict[str, list[_KeptPart]] = {}
-        for (identity, *_), of in groups.items():
-            of_process.setdefault(identity, []).extend(of.values())
-        around = {identity: _surroundings_of(of) for identity, of in of_process.items()}
-    else:
-        around = {group[0]: surroundings.get(group[0], _UNKNOWN) for group in groups}
+    around: dict[str, _Around | Surroundings] = {}
+    for identity, *_ in groups:
+        known = _Around() if surroundings is None else surroundings.get(identity, _UNKNOWN)
+        around.setdefault(identity, known)
     return [KeptRecording(list(of.values()), around[group[0]]) for group, of in groups.items()]
-
-
-def _surroundings_of(parts: list[_KeptPart]) -> Surroundings:
-    """Return what all parts of a process say, whatever its clock was when they were read."""
-    numpy = imports.load("numpy")
-    runs_ns: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    batches = {span.id: span for part in parts for span, _ in part.batches}
-    for span in (*(span for part in parts for span in part.spans), *batches.values()):
-        runs_ns[span.kind, span.stage].append(span.end_ns - span.begin_ns)
-    medians_ns = {
-        stage: float(quantile(sorted(each), 0.5))
-        for stage, each in runs_ns.items()
-        if len(each) > 1
-    }
-    segments = [part.segment for part in parts if began_here(part.segment)]
-    begins_ns = [one["received_ns"] or one["begin_ns"] or one["end_ns"] or 0 for one in segments]
-    ends_ns = [one["end_ns"] or (1 << 63) - 1 for one in segments]
-    times_ns = numpy.array(begins_ns, numpy.int64), numpy.array(ends_ns, numpy.int64)
-    return Surroundings(medians_ns, times_ns)
 
 
 class KeptRequests(NamedTuple):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.export.requests import Part
+from stagespan.live.span_kinds import KINDS
 from stagespan.process.imports import load
 from stagespan.recording.reading import began_here
 from stagespan.recording.source import Surroundings
+from stagespan.recording.spans import ReadSpans, joined, kinds_of
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Work
@@ -43,8 +47,10 @@ def packed(parts: Iterable[tuple[Part, bytes]]) -> bytes:
     (ns), and the stages with their durations.
     """
     arrow, parquet = _arrow()
-    rows = [
-        {
+    rows, read = [], []
+    for part, whole in parts:
+        read.append(part.read_spans)
+        row = {
             "trace_id": part.segment["trace_id"],
             "segment": part.segment["segment"],
             "parent_segment": part.segment["parent_segment"],
@@ -59,45 +65,67 @@ def packed(parts: Iterable[tuple[Part, bytes]]) -> bytes:
             "has_end": part.segment["end_ns"] is not None,
             "begin_ns": part.begin_ns,
             "duration_ns": part.end_ns - part.begin_ns,
-            "stages": [
-                {
-                    "stage": span.stage,
-                    "kind": span.kind,
-                    "duration_ns": span.end_ns - span.begin_ns,
-                    "failed": span.failed,
-                    "work": None if span.work is None else _floats(span.work),
-                }
-                for span in part.spans
-            ],
             "batches": [
                 {
                     "id": batch.span.id,
                     "stage": batch.span.stage,
                     "duration_ns": batch.span.end_ns - batch.span.begin_ns,
+                    "cpu_ns": batch.span.cpu_ns,
                 }
                 for batch in part.batches
             ],
             "part": whole,
         }
-        for part, whole in parts
-    ]
+        rows.append(row)
     text, number = arrow.string(), arrow.int64()
-    stage = {"stage": text, "kind": text, "duration_ns": number, "failed": arrow.bool_()}
-    stage["work"] = arrow.map_(text, arrow.float64())
-    batch_ = {"id": arrow.uint64(), "stage": text, "duration_ns": number}
+    batch_ = {"id": arrow.uint64(), "stage": text, "duration_ns": number, "cpu_ns": number}
     types: dict[str, Any] = {
         **dict.fromkeys(("trace_id", "segment", "parent_segment", "request_id"), text),
         **dict.fromkeys(("status", "service", "pipeline", "rank", "host", "process"), text),
         **dict.fromkeys(("began_here", "has_end"), arrow.bool_()),
         **dict.fromkeys(("begin_ns", "duration_ns"), number),
-        "stages": arrow.list_(arrow.struct(list(stage.items()))),
         "batches": arrow.list_(arrow.struct(list(batch_.items()))),
         "part": arrow.binary(),
     }
     target = io.BytesIO()
     table = arrow.Table.from_pylist(rows, schema=arrow.schema(list(types.items())))
+    table = table.append_column("stages", _stages(arrow, read))
     parquet.write_table(table, target, compression="zstd")
     return target.getvalue()
+
+
+def _stages(arrow: Any, read: Sequence[ReadSpans | None]) -> Any:
+    """Return a column with a list of the spans of each part."""
+    numpy = load("numpy")
+    counts = [0 if one is None else len(one.rows) for one in read]
+    some = [one for one in read if one is not None and len(one.rows)]
+    rows = joined(one.rows for one in some) if some else _core.spans()[:0]
+    lists = {id(one.names): one.names for one in some}
+    firsts = itertools.accumulate(map(len, lists.values()), initial=0)
+    places = dict(zip(lists, firsts, strict=False))
+    names = numpy.array([name for of in lists.values() for name in of], object)
+    of_parts = numpy.repeat(
+        numpy.array([places[id(one.names)] for one in some], numpy.int64),
+        [len(one.rows) for one in some],
+    )
+    work = [
+        _floats(one.work.get(id_, {})) if begin_ns > one.amounts_since_ns else None
+        for one in some
+        for id_, begin_ns in zip(
+            one.rows["id"].tolist(), one.rows["begin_ns"].tolist(), strict=True
+        )
+    ]
+    text, number = arrow.string(), arrow.int64()
+    columns = {
+        "stage": arrow.array(names[of_parts + rows["stage"]], text),
+        "kind": arrow.array(numpy.array(KINDS, object)[kinds_of(rows)], text),
+        "duration_ns": arrow.array(rows["end_ns"] - rows["begin_ns"], number),
+        "failed": arrow.array((rows["flags"] & _core.FLAG_ERROR) != 0),
+        "cpu_ns": arrow.array(numpy.trunc(rows["cpu_ns"]), number, from_pandas=True),  # NaN is null
+        "work": arrow.array(work, arrow.map_(text, arrow.float64())),
+    }
+    structs = arrow.StructArray.from_arrays(list(columns.values()), list(columns))
+    return arrow.ListArray.from_arrays([0, *itertools.accumulate(counts)], structs)
 
 
 def _floats(work: Work) -> list[tuple[str, float]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
-import math
 import os
 import stat
 import struct
@@ -368,12 +367,6 @@ class Node(Exported):
         if is_shown or has_changed or self._read_at - self._written_at > _STATE_INTERVAL_S:
             self._write_state()
         self._tidy()
-
-    def longest_pause_s(self) -> float:
-        """Return the most seconds until the next `poll`, so that all requests are read."""
-        with self._lock:
-            live = (one for one in self._processes.values() if not one.has_ended)
-            return min((one.longest_pause_s for one in live), default=math.inf)
 
     def _add_resumed(self) -> None:
         """Add the last figures of processes that have ended without leaving a file."""

@@ -8,9 +8,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from stagespan.contexts import opentelemetry, requests
@@ -36,20 +35,22 @@ from stagespan.export.otlp_sending import (
     exporter_for,
     is_disabled,
 )
+from stagespan.export.otlp_spans import (
+    SPANS_OF_A_CALL,
+    Encoded,
+    encoded,
+    number_of_spans,
+    with_own,
+)
 from stagespan.export.own import Own
-from stagespan.export.requests import AWAITED_OTLP, Batch, Part, Resource
+from stagespan.export.requests import AWAITED_OTLP, Part
 from stagespan.export.totals import Exported, Gauges, Group, Series
 from stagespan.export.traces import Rules
 from stagespan.process import forks, termination
-from stagespan.recording.segments import behind_others_ns
-from stagespan.recording.spans import Span
 
 try:
     from opentelemetry.sdk.metrics import export as points
-    from opentelemetry.sdk.resources import Resource as OtelResource
-    from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-    from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 except ImportError as error:
     raise StagespanError(
         "OpenTelemetry needs its SDK and exporters (the extra 'export'): install them with `pip "
@@ -58,215 +59,6 @@ except ImportError as error:
 
 _LOGGER = logging.getLogger("stagespan")
 _SCOPE = InstrumentationScope("stagespan", version())
-_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_HALF = (1 << 64) - 1
-
-
-# --- spans ----------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1024)
-def _resource_of(resource: Resource) -> OtelResource:
-    attributes: dict[str, str | int] = {
-        "service.name": resource.service,
-        "service.instance.id": resource.identity,
-        "host.name": resource.host,
-        "process.pid": resource.pid,
-        "process.command": resource.program,
-        "stagespan.pipeline": resource.pipeline,
-    }
-    if resource.rank:
-        attributes["stagespan.rank"] = int(resource.rank)
-    return _with_own(attributes)
-
-
-def _with_own(attributes: dict[str, Any]) -> OtelResource:
-    """Return a resource, with the attributes that the user sets for all telemetry."""
-    is_set = bool(os.environ.get("OTEL_RESOURCE_ATTRIBUTES"))
-    return OtelResource.create(attributes) if is_set else OtelResource(attributes)
-
-
-def _context(trace_id: int, span_id: int, *, is_remote: bool = False) -> SpanContext:
-    return SpanContext(trace_id, span_id, is_remote, _SAMPLED)
-
-
-def span_id_in(segment: int, span: int) -> int:
-    """Return the id of a span for OpenTelemetry: that of its segment, xor its own one.
-
-    A recording numbers the spans of its process; the id of a segment is random.
-    """
-    return (segment ^ span) & _HALF or 1
-
-
-def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[ReadableSpan]:
-    """Yield the segment, the hops that came to it, and its spans.
-
-    ``more`` are attributes of the segment.
-    """
-    segment = part.segment
-    trace_id, own_id = int(segment["trace_id"] or "0", 16), int(segment["segment"] or "0", 16)
-    resource = _resource_of(part.resource)
-    context = _context(trace_id, own_id)
-    # A part after the end of a request, or a request inside of another one.
-    follows = segment["origin"] in ("root", "nested") and segment["parent_segment"] is not None
-    received = part.returns if follows else (segment, *part.returns)
-    hops = [hop for hop in received if hop["parent_segment"] is not None]
-    for hop in hops:
-        yield _hop(hop, trace_id, resource)
-    parent = segment["parent_hop"]
-    attributes: dict[str, Any] = {
-        "stagespan.request.id": segment["id"],
-        "stagespan.status": segment["status"],
-        "stagespan.origin": segment["origin"],
-        "stagespan.complete": part.is_whole and all(hop.work is not None for hop in part.spans),
-        **more,
-    }
-    attributes |= {f"stagespan.field.{name}": one for name, one in segment["fields"].items()}
-    if segment["route"] is not None:
-        attributes["http.route"] = segment["route"]
-    if segment["exception"] is not None:
-        attributes["error.type"] = segment["exception"]
-    if segment["attempt"] > 1:
-        attributes["stagespan.attempt"] = segment["attempt"]
-    if segment["branch"] is not None:
-        attributes["stagespan.branch"] = segment["branch"]
-    if segment["queue"] is not None:
-        attributes["stagespan.queue"] = segment["queue"]
-    if segment["chunks"]:
-        attributes["stagespan.chunks"] = segment["chunks"]
-        attributes["stagespan.chunk_amount"] = segment["chunk_amount"]
-        first_ns, begin_ns = segment["first_chunk_ns"], segment["begin_ns"]
-        if first_ns is not None and begin_ns is not None:
-            attributes["stagespan.part_time_to_first_chunk_s"] = (first_ns - begin_ns) / 1e9
-        if first_ns is not None and segment["request_ns"] is not None:
-            since_ns = first_ns - segment["request_ns"]
-            attributes["stagespan.time_to_first_chunk_s"] = since_ns / 1e9
-    if part.batches:
-        attributes["stagespan.batch.ids"] = [
-            f"{_batch_context(hop, part).span_id:016x}" for hop in part.batches
-        ]
-        attributes["stagespan.batch.sizes"] = [hop.size for hop in part.batches]
-    linked = segment["link"]
-    if segment["is_http"] and not follows:
-        kind = SpanKind.SERVER
-    elif parent is None or follows:
-        kind = SpanKind.INTERNAL
-    else:
-        kind = SpanKind.CONSUMER if hops and hops[0] is segment else SpanKind.SERVER
-    failed = segment["status"] not in ("ok", "unused")
-    yield ReadableSpan(
-        name=segment["route"] or segment["queue"] or segment["pipeline"],
-        context=context,
-        parent=None
-        if parent is None
-        else _context(trace_id, int(parent, 16), is_remote=not follows),
-        resource=resource,
-        attributes=attributes,
-        links=() if linked is None else [Link(_context(*(int(one, 16) for one in linked)))],
-        kind=kind,
-        status=Status(StatusCode.ERROR, segment["status"]) if failed else Status(StatusCode.OK),
-        start_time=part.begin_ns,
-        end_time=part.end_ns,
-        instrumentation_scope=_SCOPE,
-    )
-    inside = {span.id for span in part.spans}
-    of_route = {} if segment["route"] is None else {"http.route": segment["route"]}
-    for span in part.spans:
-        above = span_id_in(own_id, span.parent) if span.parent in inside else own_id
-        more = of_route if span.kind == "queue" else {}
-        yield _stage(span, trace_id, span_id_in(own_id, span.id), above, resource, (), more)
-    for batch in part.batches:
-        if not batch.is_exported:
-            batch.is_exported = True
-            yield from _batch(batch, part, resource)
-
-
-def _hop(segment: Any, trace_id: int, resource: OtelResource) -> ReadableSpan:
-    received_ns = segment["received_ns"] or 0
-    sent_ns = segment["sent_ns"] or segment["sent_unix_ns"]
-    attributes: dict[str, Any] = {"stagespan.kind": "handoff"}
-    if sent_ns is not None:
-        behind_ns = behind_others_ns(segment, received_ns - sent_ns) or 0
-        attributes["stagespan.handoff_s"] = (received_ns - sent_ns - behind_ns) / 1e9
-        attributes["stagespan.behind_others_s"] = behind_ns / 1e9
-    attributes["stagespan.same_clock"] = segment["sent_ns"] is not None
-    return ReadableSpan(
-        name=f"handoff {segment['queue'] or ''}".rstrip(),
-        context=_context(trace_id, int(segment["parent_hop"] or "0", 16)),
-        parent=_context(trace_id, int(segment["parent_segment"] or "0", 16), is_remote=True),
-        resource=resource,
-        attributes=attributes,
-        kind=SpanKind.PRODUCER,
-        status=Status(StatusCode.UNSET),
-        start_time=min(received_ns, received_ns if sent_ns is None else sent_ns),
-        end_time=received_ns,
-        instrumentation_scope=_SCOPE,
-    )
-
-
-def _stage(
-    span: Span,
-    trace_id: int,
-    own_id: int,
-    parent_id: int | None,
-    resource: OtelResource,
-    links: Sequence[Link] = (),
-    more: dict[str, Any] | None = None,
-) -> ReadableSpan:
-    attributes: dict[str, Any] = {
-        "stagespan.kind": span.kind,
-        "stagespan.span.id": span.id,
-        "thread.id": span.thread,
-        **(more or {}),
-    }
-    for unit, amount in (span.work or {}).items():
-        attributes[f"stagespan.work.{unit}"] = amount
-    if span.exception is not None:
-        attributes["error.type"] = span.exception
-    if span.suspended_ns:
-        attributes["stagespan.suspended_s"] = span.suspended_ns / 1e9
-    if span.device_elapsed_ns is not None:
-        attributes["stagespan.device_elapsed_s"] = span.device_elapsed_ns / 1e9
-    return ReadableSpan(
-        name=span.stage,
-        context=_context(trace_id, own_id),
-        parent=None if parent_id is None else _context(trace_id, parent_id),
-        resource=resource,
-        attributes=attributes,
-        links=links,
-        kind=SpanKind.INTERNAL,
-        status=Status(StatusCode.ERROR, span.exception_message or span.exception)
-        if span.failed
-        else Status(StatusCode.UNSET),
-        start_time=span.begin_ns,
-        end_time=span.end_ns,
-        instrumentation_scope=_SCOPE,
-    )
-
-
-def _batch_context(batch: Batch, part: Part) -> SpanContext:
-    # A batch serves several traces, so it is one of its own. Both ids depend on the process.
-    seed = int.from_bytes(_digest(part.resource.identity), "big")
-    span_id = span_id_in(seed & _HALF, batch.span.id)
-    return _context((seed & ~_HALF) | span_id, span_id)
-
-
-@lru_cache(maxsize=1024)
-def _digest(identity: str) -> bytes:
-    import hashlib
-
-    return hashlib.sha256(identity.encode()).digest()[:16]
-
-
-def _batch(batch: Batch, part: Part, resource: OtelResource) -> Iterator[ReadableSpan]:
-    context = _batch_context(batch, part)
-    links = [Link(_context(int(trace, 16), int(segment, 16))) for trace, segment in batch.links]
-    more = {"stagespan.batch.size": batch.size}
-    yield _stage(batch.span, context.trace_id, context.span_id, None, resource, links, more)
-    seed = context.span_id ^ batch.span.id
-    for span in batch.inner:
-        above = context.span_id if span.parent == batch.span.id else span_id_in(seed, span.parent)
-        yield _stage(span, context.trace_id, span_id_in(seed, span.id), above, resource)
 
 
 # --- metrics --------------------------------------------------------------------------------------
@@ -309,7 +101,7 @@ def metrics_of(
         if operation is not None:
             of_genai: dict[str, list[points.HistogramDataPoint]] = {}
             for one in genai.durations(figures, group, operation):
-                point = distribution(one.attributes, one.histogram)
+                point = distribution(FAMILIES["request"], one.attributes, one.histogram)
                 of_genai.setdefault(one.name, []).append(point)
             made += [
                 points.Metric(name, None, "s", points.Histogram(rows, _CUMULATIVE))
@@ -329,7 +121,7 @@ def _resource_metrics(
     attributes: dict[str, Any], made: list[points.Metric]
 ) -> points.ResourceMetrics:
     scope = points.ScopeMetrics(_SCOPE, made, "")
-    return points.ResourceMetrics(_with_own(attributes), [scope], "")
+    return points.ResourceMetrics(with_own(attributes), [scope], "")
 
 
 def _metrics_of_group(
@@ -338,12 +130,12 @@ def _metrics_of_group(
     group: Group,
     begin_ns: int,
     now_ns: int,
-    distribution: Callable[[dict[str, str], Histogram], points.HistogramDataPoint],
+    distribution: Callable[[Family, dict[str, str], Histogram], points.HistogramDataPoint],
 ) -> list[points.Metric]:
     rows: dict[str, list[Any]] = {key: [] for key in FAMILIES}
     for key, label, histogram in figures.histograms():
         attributes = _attributes(key, FAMILIES[key].values(label))
-        rows[key].append(distribution(attributes, histogram))
+        rows[key].append(distribution(FAMILIES[key], attributes, histogram))
     for key, name, unit, amount in figures.numbers():
         rows[key] += _numbers(key, {(name, unit): amount}, begin_ns, now_ns)
     for key, series in gauges.items():
@@ -377,7 +169,12 @@ def _attributes(key: str, values: Iterable[str]) -> dict[str, str]:
 
 
 def _distribution(
-    begin_ns: int, now_ns: int, buckets: Buckets, attributes: dict[str, str], histogram: Histogram
+    begin_ns: int,
+    now_ns: int,
+    buckets: Buckets,
+    family: Family,
+    attributes: dict[str, str],
+    histogram: Histogram,
 ) -> points.HistogramDataPoint:
     below = buckets.below(histogram)
     return points.HistogramDataPoint(
@@ -385,9 +182,9 @@ def _distribution(
         begin_ns,
         now_ns,
         below[-1],
-        histogram.sum_ns / 1e9,
+        family.sum(histogram.sum),
         [now - before for before, now in zip([0, *below], below, strict=False)],
-        [bound / 1e9 for bound in buckets.bounds_ns],
+        [family.bound(bound) for bound in buckets.bounds_ns],
         math.nan,
         math.nan,
     )
@@ -424,7 +221,11 @@ class Otlp:
         self._of_traces, self._of_metrics = Answers(told), Answers(told)
         self._traces = Sender(
             lambda: exporter_for("traces", url, self._of_traces),
-            lambda exporter, batch: deliver(exporter.export, batch, self._of_traces),
+            lambda exporter, batch: deliver(
+                exporter.export, batch, self._of_traces, number_of_spans
+            ),
+            SPANS_OF_A_CALL,
+            size=number_of_spans,
         )
         try:
             self._metrics = Sender(
@@ -486,13 +287,14 @@ class Otlp:
             operation = self._operation
             try:
                 of_root = {} if operation is None else genai.attributes_of(parts, operation)
-                made = [list(spans_of(part, of_root if part.is_root else {})) for part in parts]
+                made = [encoded(part, of_root if part.is_root else {}) for part in parts]
             except Exception as error:  # whatever a process has recorded, the others are sent
                 self._of_traces.tell(f"A request cannot be sent, and counts as lost: {error!r}.")
-                self._lost_spans += sum(1 + len(part.spans) for part in parts)
-                made = [[] for _ in parts]
+                self._lost_spans += sum(1 + part.number_of_spans for part in parts)
+                made = [Encoded([], 0) for _ in parts]
             for part, spans in zip(parts, made, strict=True):
-                self._traces.put(spans, partial(part.awaited.discard, AWAITED_OTLP))
+                self._lost_spans += spans.left_out
+                self._traces.put(spans.messages, partial(part.awaited.discard, AWAITED_OTLP))
 
     def lost(self) -> dict[str, int]:
         """Return what was not delivered, by cause: spans, and times that figures were sent."""
@@ -565,7 +367,7 @@ class Running:
 
     def _run(self) -> None:
         otlp = self._connected()
-        while not self._stop.wait(_READ_INTERVAL_S):
+        while not self._stop.wait(min(_READ_INTERVAL_S, self._source.longest_pause_s())):
             try:
                 self._source.read()
                 otlp.put_requests(self._source.complete())

@@ -10,12 +10,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from stagespan.errors import StagespanError
 from stagespan.pages.escaping import one_line
-from stagespan.trace.read.remote import reason_of
+from stagespan.process.messages import message_of
 
 _LOGGER = logging.getLogger("stagespan")
 LONGEST_END_S = 1.0
@@ -203,8 +204,17 @@ def _shown(url: str) -> str:
     return one_line(_base(plain))[:_LONGEST_REASON]
 
 
-def deliver(export: Callable[[Any], Any], items: list[Any], answers: Answers) -> int:
-    """Hand items to an exporter, and return how many of them were not delivered.
+def _one(_: Any) -> int:
+    return 1
+
+
+def deliver(
+    export: Callable[[Any], Any],
+    items: list[Any],
+    answers: Answers,
+    size: Callable[[Any], int] = _one,
+) -> int:
+    """Hand items to an exporter, and return the size of those that were not delivered.
 
     If they cannot be encoded, their halves are handed over, so that one item spoils no other.
     """
@@ -216,9 +226,10 @@ def deliver(export: Callable[[Any], Any], items: list[Any], answers: Answers) ->
         pass
     was_sent = not answers.are_seen or answers.calls != before
     if was_sent or len(items) == 1:
-        return len(items)
+        return sum(map(size, items))
     half = len(items) // 2
-    return deliver(export, items[:half], answers) + deliver(export, items[half:], answers)
+    halves = items[:half], items[half:]
+    return sum(deliver(export, some, answers, size) for some in halves)
 
 
 def _answer_of(signal: str) -> Any:
@@ -233,10 +244,20 @@ def _answer_of(signal: str) -> Any:
 
 
 def _session() -> Any:
-    """Return a session for the official exporter."""
+    """Return a session for the official exporter, which keeps its connection."""
     import requests
+    from requests.utils import get_auth_from_url, get_netrc_auth
 
     class Session(requests.Session):  # type: ignore[misc, unused-ignore]
+        auth: Any
+
+        def prepare_request(self, request: Any) -> Any:
+            if self.auth is None:  # otherwise ~/.netrc is searched again for each request
+                of_url = get_auth_from_url(request.url)
+                known = get_netrc_auth(request.url) or (of_url if any(of_url) else None)
+                self.auth = known or _unchanged
+            return super().prepare_request(request)
+
         def merge_environment_settings(
             self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
         ) -> Any:
@@ -245,6 +266,48 @@ def _session() -> Any:
             return super().merge_environment_settings(url, proxies, stream, verify, cert)
 
     return Session()
+
+
+def _unchanged(request: Any) -> Any:
+    return request
+
+
+def _for_encoded(official: Any) -> Any:
+    """Return the official class of an exporter of spans, with encoded ones as what it exports.
+
+    It calls `encode_spans`, which its module has imported, and takes the bytes of what that
+    returns. Here, its methods call `Call` instead; all else is as it was. Raises StagespanError if
+    it does not do so.
+    """
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+
+    from stagespan.export.otlp_spans import Call
+
+    def message(call: Call) -> Any:
+        encoded = call.SerializePartialToString()
+        return trace_service_pb2.ExportTraceServiceRequest.FromString(encoded)
+
+    changed: dict[str, Any] = {}
+    for name, method in vars(official).items():
+        if isinstance(method, FunctionType) and "encode_spans" in method.__code__.co_names:
+            encode = message if "grpc" in official.__module__ else _unchanged
+            names = {**method.__globals__, "encode_spans": encode}
+            changed[name] = FunctionType(
+                method.__code__, names, name, method.__defaults__, method.__closure__
+            )
+    if not changed:
+        raise StagespanError(
+            "This version of OpenTelemetry's exporters is not known: install another one with `pip "
+            "install 'opentelemetry-exporter-otlp-proto-http<2'`."
+        )
+    adapted: Any = type(official.__name__, (official,), changed)
+    export = adapted.export
+
+    class Exporter(adapted):  # type: ignore[misc, unused-ignore]
+        def export(self, messages: Any) -> Any:
+            return export(self, Call(messages))
+
+    return Exporter
 
 
 def _watch_http(signal: str, session: Any, answers: Answers) -> None:
@@ -331,10 +394,11 @@ def exporter_for(signal: str, url: str | None, answers: Answers) -> Any:
         if not any(os.environ.get(variable) for variable in credentials):
             options["session"] = _session()
     try:
-        exporter = getattr(exporters, name)(**options)
+        official = getattr(exporters, name)
+        exporter = (_for_encoded(official) if signal == "traces" else official)(**options)
     except Exception as error:  # the classes differ from variable to variable
         raise StagespanError(
-            f"OpenTelemetry's exporter refuses its settings ({reason_of(error)}): correct the "
+            f"OpenTelemetry's exporter refuses its settings ({message_of(error)}): correct the "
             "variables OTEL_EXPORTER_OTLP_*."
         ) from error
     if protocol == "grpc":
@@ -363,13 +427,15 @@ class Sender:
         export: Callable[[Any, Any], int],
         batch: int = _BATCH_ITEMS,
         longest_call_s: float = _LONGEST_CALL_S,
+        size: Callable[[Any], int] = _one,
     ) -> None:
         """``export`` takes what ``make`` returns, and at most ``batch`` items.
 
         It returns how many of them were not delivered. A call that takes longer than
-        ``longest_call_s`` is given up.
+        ``longest_call_s`` is given up. An item counts as ``size`` says, which is at most ``batch``.
         """
-        self._make, self._export, self._batch = make, export, batch
+        self._make, self._export, self._batch, self._size = make, export, batch, size
+        self._waiting = 0  # the size of the items in the queue
         self._exporter = make()
         self._items: deque[tuple[Any, Callable[[], object] | None]] = deque()
         self._changed = threading.Condition()
@@ -390,13 +456,17 @@ class Sender:
         ``done`` is called once they are delivered or counted as lost.
         """
         with self._changed:
-            all_items = list(items)
-            kept = all_items[: _MOST_ITEMS - len(self._items)]
-            if len(kept) < len(all_items):
-                self.lost["otlp_queue"] += len(all_items) - len(kept)
-            self._items += [(one, None) for one in kept]
-            if done is not None and kept:
-                self._items[-1] = (kept[-1], done)
+            last = None
+            for item in items:
+                size = self._size(item)
+                if self._waiting + size > _MOST_ITEMS:
+                    self.lost["otlp_queue"] += size
+                    continue
+                self._waiting += size
+                last = item, None
+                self._items.append(last)
+            if last is not None:
+                self._items[-1] = (last[0], done)
             elif done is not None:
                 done()
             self._changed.notify()
@@ -408,17 +478,24 @@ class Sender:
                     self._changed.wait()
                 if not self._items:
                     return
-                number = min(self._batch, len(self._items))
-                batch = [self._items.popleft() for _ in range(number)]
+                batch = [self._items.popleft()]
+                size = self._size(batch[0][0])
+                while self._items:
+                    size += self._size(self._items[0][0])
+                    if size > self._batch:
+                        break
+                    batch.append(self._items.popleft())
+                self._waiting -= sum(self._size(item) for item, _ in batch)
             self._call([item for item, _ in batch])
             for _, done in batch:
                 if done is not None:
                     done()
 
     def _call(self, batch: list[Any]) -> None:
+        total = sum(map(self._size, batch))
         self._stuck = [one for one in self._stuck if one.is_alive()]
         if len(self._stuck) >= _MOST_STUCK:
-            self.lost["otlp_timeout"] += len(batch)
+            self.lost["otlp_timeout"] += total
             return
         failed: list[int] = []
         exporter = self._exporter
@@ -427,20 +504,20 @@ class Sender:
             try:
                 failed.append(self._export(exporter, batch))
             except Exception:  # what the exporter's libraries raise is not known
-                failed.append(len(batch))
+                failed.append(total)
 
         thread = threading.Thread(target=call, name="stagespan-otlp-call", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the system has no more threads, or the interpreter ends
-            failed.append(len(batch))
+            failed.append(total)
         else:
             thread.join(self._deadline_s)
         if failed:
-            self.sent += len(batch) - failed[0]
+            self.sent += total - failed[0]
             self.lost["otlp_failed"] += failed[0]
             return
-        self.lost["otlp_timeout"] += len(batch)
+        self.lost["otlp_timeout"] += total
         self._stuck.append(thread)
         try:
             self._exporter = self._make()
@@ -461,5 +538,6 @@ class Sender:
             self._changed.notify()
         self._thread.join(max(end - time.monotonic(), 0))
         with self._changed:
-            self.lost["otlp_end"] += len(self._items)
+            self.lost["otlp_end"] += self._waiting
             self._items.clear()
+            self._waiting = 0

@@ -101,11 +101,11 @@ def register(
 
 
 class _Distribution(NamedTuple):
-    """The durations of a series."""
+    """The durations, or amounts, of a series."""
 
     below: list[int]
     """Those below each bound, and all."""
-    sum_s: float
+    sum: float
     requests: dict[int, Exemplar]
     """The latest one of each bucket."""
 
@@ -128,7 +128,8 @@ def _shown(
             of_group = _of_group(family, group)
             for label, histogram in figures.durations.get(family.key, {}).items():
                 requests = _latest(exemplars.get((group, family.key, label), {}), buckets)
-                of = _Distribution(buckets.below(histogram), histogram.sum_ns / 1e9, requests)
+                total = family.sum(histogram.sum)
+                of = _Distribution(buckets.below(histogram), total, requests)
                 rows.append(((*family.values(label), *of_group), of))
         yield family, rows
     amounts: dict[str, list[_Series]] = {family.key: [] for family in COUNTERS}
@@ -157,8 +158,8 @@ def families(
     buckets: Buckets = BUCKETS["coarse"],
 ) -> Iterator[Metric]:
     """Yield figures as metrics. Exemplars are shown where OpenMetrics is asked for."""
-    bounds = _bounds(buckets)
     for family, series in _shown(totals, lost, gauges, exemplars, buckets):
+        bounds = _bounds(family, buckets)
         metric = _METRICS[family.type](family.prometheus, family.help, labels=_labels(family))
         for labels, value in series:
             if isinstance(value, _Distribution):
@@ -166,7 +167,7 @@ def families(
                     (bound, below, _exemplar(value.requests.get(i)))
                     for i, (bound, below) in enumerate(zip(bounds, value.below, strict=True))
                 ]
-                metric.add_metric(labels, rows, value.sum_s)
+                metric.add_metric(labels, rows, value.sum)
             else:
                 metric.add_metric(labels, value)
         yield metric
@@ -185,7 +186,6 @@ def text(
 
     It takes a tenth of the time, since the labels of a series are the same in all its lines.
     """
-    bounds = _bounds(buckets)
     lines: list[str] = []
     for family, series in _shown(totals, lost, gauges, exemplars, buckets):
         name = family.prometheus
@@ -193,7 +193,7 @@ def text(
         lines.append(f"# HELP {titled} {family.help}\n# TYPE {titled} {family.type}\n")
         names = _labels(family)
         in_order = sorted(range(len(names)), key=names.__getitem__)
-        heads = [f'{name}_bucket{{le="{bound}",' for bound in bounds]
+        heads = [f'{name}_bucket{{le="{bound}",' for bound in _bounds(family, buckets)]
         for values, value in series:
             labels = ",".join([f'{names[i]}="{_escaped(values[i])}"' for i in in_order])
             if not isinstance(value, _Distribution):
@@ -209,7 +209,7 @@ def text(
                         f' # {{trace_id="{of.trace_id}"}} {of.duration_ns / 1e9} {of.end_ns / 1e9}'
                     )
             rows.append(f"{name}_count{{{labels}}} {value.below[-1]}")
-            rows.append(f"{name}_sum{{{labels}}} {_number(value.sum_s)}\n")
+            rows.append(f"{name}_sum{{{labels}}} {_number(value.sum)}\n")
             lines.append("\n".join(rows))
     if is_open:
         lines.append("# EOF\n")
@@ -228,8 +228,8 @@ def _number(value: float) -> str:
     return str(int(value)) if is_whole else repr(float(value))
 
 
-def _bounds(buckets: Buckets) -> tuple[str, ...]:
-    return (*(repr(bound / 1e9) for bound in buckets.bounds_ns), "+Inf")
+def _bounds(family: Family, buckets: Buckets) -> tuple[str, ...]:
+    return (*(repr(family.bound(bound)) for bound in buckets.bounds_ns), "+Inf")
 
 
 def _labels(family: Family) -> tuple[str, ...]:

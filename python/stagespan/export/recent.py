@@ -1,4 +1,4 @@
-"""The durations of the last minute, of all processes that an exporter reads, for quantiles."""
+"""What was counted in the last minute, of all processes that an exporter reads, for quantiles."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from stagespan import _core
-from stagespan.export.families import QUANTILES
-from stagespan.export.figures import Durations, ShownNames, durations_in
+from stagespan.export.families import FAMILIES, QUANTILES
+from stagespan.export.figures import Durations, ShownNames, amounts_in, durations_in
 from stagespan.live.quantiles import rank
 
 WINDOW_S = 60.0
@@ -19,8 +19,8 @@ _SLOTS = round(WINDOW_S / _SLOT_S)
 _AN_OCTAVE = 512
 """Durations are rounded to so many steps, which is 0.07 %, beside the 2.1 % of a recording."""
 
-_Counts = defaultdict[int, int]
-"""Numbers of durations, by the logarithm of the duration in steps."""
+_Counts = defaultdict[float, int]
+"""Numbers of durations, by the logarithm of the duration in steps; or of amounts, by amount."""
 
 
 class Series(NamedTuple):
@@ -32,7 +32,7 @@ class Series(NamedTuple):
 
 
 class Recent:
-    """Counts the durations of the last 60 to 65 s.
+    """Counts the durations and amounts of the last 60 to 65 s.
 
     What a reading finds new counts from the time of the reading on, so processes that have ended
     since, and any number of readers, need nothing of their own.
@@ -52,18 +52,20 @@ class Recent:
         if not self._slots or self._slots[-1][0] != number:
             self._slots.append((number, {}))
         slot = self._slots[-1][1]
-        for of in durations_in(new, names):
-            series = Series(group, of.family, of.label)
-            counts = _steps(of)
+        found = [(of.family, of.label, _steps(of)) for of in durations_in(new, names)]
+        found += [(of.family, of.label, of.summary.buckets()) for of in amounts_in(new, names)]
+        for family, label, counts in found:
+            series = Series(group, family, label)
             for sums in (slot, self._sums):
                 before = sums.setdefault(series, _Counts(int))
                 for step, count in counts:
                     before[step] += count
 
     def quantiles(self, now_s: float) -> Iterator[tuple[Series, str, float]]:
-        """Yield (series, label of the quantile, quantile in s) of what has durations."""
+        """Yield (series, label of the quantile, quantile in the family's unit)."""
         self._expire(now_s)
         for series, counts in self._sums.items():
+            is_amount = FAMILIES[series.family].is_amount
             ordered = sorted(counts.items())
             total = sum(counts.values())
             below, at = 0, -1
@@ -72,7 +74,7 @@ class Recent:
                     at += 1
                     below += ordered[at][1]
                 step = ordered[at][0]
-                yield series, label, _seconds(step)
+                yield series, label, step if is_amount else _seconds(step)
 
     def _expire(self, now_s: float) -> None:
         first = int(now_s // _SLOT_S) - _SLOTS
@@ -87,12 +89,12 @@ class Recent:
                     del self._sums[series]
 
 
-def _seconds(step: int) -> float:
+def _seconds(step: float) -> float:
     """Return the duration that a step stands for, without digits that are not known."""
     return float(f"{2 ** (step / _AN_OCTAVE) / 1e9:.3g}") if step >= 0 else 0.0
 
 
-def _steps(of: Durations) -> list[tuple[int, int]]:
+def _steps(of: Durations) -> list[tuple[float, int]]:
     return [(_step(ns), count) for ns, count in of.summary.buckets_ns()]
 
 

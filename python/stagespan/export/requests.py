@@ -5,22 +5,36 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from stagespan import _core
 from stagespan.process import imports
-from stagespan.recording.spans import BATCH, Span, by_number, kinds_of, made, of_requests
+from stagespan.recording.spans import (
+    BATCH,
+    ReadSpans,
+    Span,
+    by_number,
+    joined,
+    kinds_of,
+    made,
+    of_requests,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Recording, Segment
+    from stagespan.recording.reading import Amounts, Failures, Recording, Segment
+    from stagespan.recording.slowness import Slowness
 
 QUIET_NS = 10**9
 """A request that was received can be entered again. It counts as ended after this time."""
 _READINGS = 4
 _DEEPEST = 64
 """The most levels of spans inside of a batch that are taken."""
+_MOST_SAVED = 1 << 17
+"""The most spans of a process that are saved while their requests go on."""
 UNREAD = ("requests_unread", "spans_unread", "amounts_unread")
 """Causes of losses: what later entries of a recording displaced before it was read."""
 AWAITED_CHOICE, AWAITED_OTLP, AWAITED_KEEP = "choice", "otlp", "keep"
@@ -59,7 +73,8 @@ class Part:
 
     resource: Resource
     segment: Segment
-    spans: list[Span] = field(default_factory=list)
+    read_spans: ReadSpans | None = None
+    """Its spans as they were read; None if there are none."""
     returns: list[Segment] = field(default_factory=list)
     """Hops that have come back to this segment."""
     batches: list[Batch] = field(default_factory=list)
@@ -70,9 +85,26 @@ class Part:
     """The identity of the process's CLOCK_MONOTONIC."""
     unix_offset_ns: int = 0
     """What was added to CLOCK_MONOTONIC to get the Unix times."""
+    slowness: Slowness | None = None
+    """What is noted if the request was too slow."""
     awaited: set[str] = field(default_factory=lambda: {AWAITED_CHOICE})
     """What has still to be done with it; each name is removed when it is done. What is left when
     the exporter is killed is done by the next one."""
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """Its spans."""
+        return [] if self.read_spans is None else self.read_spans.spans()
+
+    @property
+    def number_of_spans(self) -> int:
+        """How many spans it has."""
+        return 0 if self.read_spans is None else len(self.read_spans.rows)
+
+    @property
+    def has_all_work(self) -> bool:
+        """Whether the work of all of its spans is known."""
+        return self.read_spans is None or self.read_spans.has_all_work
 
     @property
     def begin_ns(self) -> int:
@@ -83,8 +115,10 @@ class Part:
     @property
     def end_ns(self) -> int:
         """When it ended; of an abandoned one the latest time that is known."""
-        latest = max((span.end_ns for span in self.spans), default=0)
-        return self.segment["end_ns"] or max(latest, self.begin_ns)
+        end_ns = self.segment["end_ns"]
+        if end_ns or self.read_spans is None:
+            return end_ns or self.begin_ns
+        return max(int(self.read_spans.rows["end_ns"].max(initial=0)), self.begin_ns)
 
     @property
     def is_root(self) -> bool:
@@ -141,37 +175,57 @@ class Taker:
         """What was overwritten before it was taken, by cause."""
         self._overwritten = 0
         self._amounts_written: int | None = None
-        self._ids: NDArray[np.void] | None = None
+        self._previous: NDArray[np.void] | None = None
+        """The spans of the latest copy."""
+        self._saved: NDArray[np.void] | None = None
+        """Spans that were overwritten since they were read, of segments that were not taken."""
+        self._complete_ns: int | None = None
+        """The Unix time from which all spans were read; None before the first reading."""
+        self._ending: dict[int, Segment] = {}
+        """Segments that have ended, and may be displaced before they can be taken."""
+        self._untaken: set[int] = set()
+        """The numbers of the segments that had not been taken before the latest call of `ended`."""
+        self._names: list[str] = []
 
     def ended(self, copy: Recording, *, at_end: bool = False) -> list[Segment]:
         """Return the segments that have ended since the last call, also those of hops.
 
         Those that ended less than `QUIET_NS` ago are left for a later call, unless ``at_end`` is
-        true.
+        true, or they are displaced by then.
         """
         known = copy.segment_keys
-        rows = copy.segments_by_key(known - self.taken)
+        ends_ns = {key: ns for key, ns, _ in copy.segment_ends if key not in self.taken}
         seen: Set[int] | None = self.known
         if seen is None:  # an earlier exporter may have seen them
             seen = {key for key in known if key in self.taken or 0 < key <= self._highest}
-        found = {
-            key: one
-            for key, one in rows.items()
-            if (copy.has_gone or _is_quiet(one, copy.read_ns, 0 if at_end else QUIET_NS))
-        }
         highest = max(known, default=self._highest)
+        found = {key: self._ending.pop(key) for key in self._ending.keys() - known}
+        least_ns = 0 if at_end else QUIET_NS
+        quiet = {
+            key
+            for key, end_ns in ends_ns.items()
+            if copy.has_gone or _is_quiet(end_ns, copy.read_ns, least_ns)
+        }
+        # Those that may be displaced before the next reading are read now.
+        first = highest + 2 * (highest - self._highest) - copy.most_segments
+        soon = {key for key, end_ns in ends_ns.items() if end_ns and 0 < key <= first}
+        soon -= quiet | self._ending.keys()
+        rows = copy.segments_by_key(quiet | soon)
+        for key, one in rows.items():
+            (found if key in quiet else self._ending)[key] = one
+        for key in quiet & self._ending.keys():
+            del self._ending[key]
+        self._untaken = {key for key in (*ends_ns, *found) if key > 0}
         if self._highest:
             self._count_unseen(copy, highest, len(known - seen))
             # Those that had not ended for long enough when they were last seen.
             if len(known) >= copy.most_segments:
-                self.missed["requests_unread"] += len(seen - self.taken - known)
+                gone = seen - self.taken - known - found.keys()
+                self.missed["requests_unread"] += len(gone)
         self._highest = highest
         self.taken = (self.taken & known) | found.keys()
         self.known, self.new = known, len(known - seen)
-        left = (one for key, one in rows.items() if key not in found)
-        self._are_left_open = all(
-            one["end_ns"] is None and one["origin"] != "return" for one in left
-        )
+        self._are_left_open = not any(ns for key, ns in ends_ns.items() if key not in found)
         return list(found.values())
 
     @property
@@ -211,19 +265,18 @@ class Taker:
             own = [*again, *own]
         if not own:
             return []
-        rows = of_requests(copy.spans(), [one["number"] for one in own])
-        spans = by_number(rows, _made(copy, rows))
+        spans = self._spans_of(copy, [one["number"] for one in own])
         by_segment: dict[str | None, list[Segment]] = {one["segment"]: [] for one in own}
         for one in copy.segments([key for key in copy.segment_keys if key < 0]):
             if one["segment"] in by_segment:
                 by_segment[one["segment"]].append(one)
         batches = self._batches_of(copy)
-        complete_ns = copy.complete_ns
+        complete_ns = copy.complete_ns if self._complete_ns is None else self._complete_ns
         found = []
         for one in own:
             number = one["number"]
             part = Part(
-                *(resource, one, spans.get(number, []), by_segment[one["segment"]]),
+                *(resource, one, spans.get(number), by_segment[one["segment"]]),
                 batches.get(number, []),
             )
             part.is_whole = complete_ns <= part.begin_ns
@@ -231,6 +284,34 @@ class Taker:
             found.append(part)
         self._parts = {number: part for number, part in self._parts.items() if part.awaited}
         self._parts.update((part.segment["number"], part) for part in found)
+        return found
+
+    def _spans_of(self, copy: Recording, numbers: list[int]) -> dict[int, ReadSpans]:
+        spans = copy.spans()
+        if self._saved is not None and len(self._saved):
+            spans = joined((self._saved, spans))
+        rows = of_requests(spans, numbers)
+        if not len(rows):
+            return {}
+        names = copy.stage_names()
+        if names != self._names:  # else parts of many readings share one list
+            self._names = names
+        amounts = copy.amounts(set(rows["id"].tolist()))
+        has_failed = bool((rows["flags"] & _core.FLAG_ERROR).any())
+        failures = copy.failures() if has_failed else {}
+        since_ns = copy.amounts_since_ns
+        found = {}
+        for number, of in by_number(rows).items():
+            own = rows[of].copy()  # of many rows, those of a few requests may be kept for long
+            work: Amounts = {}
+            errors: Failures = {}
+            if amounts or failures:
+                ids = own["id"].tolist()
+                errors = {id_: failures[id_] for id_ in ids if id_ in failures}
+                if since_ns:
+                    ids = own["id"][own["begin_ns"] > since_ns].tolist()
+                work = {id_: amounts[id_] for id_ in ids if id_ in amounts}
+            found[number] = ReadSpans(own, self._names, work, errors, since_ns)
         return found
 
     def count_spans(self, copy: Recording) -> None:
@@ -241,14 +322,36 @@ class Taker:
             if unread > 0:
                 self.missed["amounts_unread"] += unread
         spans, overwritten = copy.spans(), copy.lost()["overwritten"]
-        if self._ids is not None:
+        if self._previous is None:
+            self._complete_ns = copy.complete_ns
+        else:
             gone = 0
             if overwritten > self._overwritten or self._missed_spans.number > 0:
-                here = imports.load("numpy").isin(self._ids, spans["id"])
-                gone = len(self._ids) - int(here.sum())
+                gone = self._save(copy, self._previous, spans)
             missed = self._missed_spans.add(overwritten - self._overwritten - gone, copy.has_gone)
             self.missed["spans_unread"] += missed
-        self._overwritten, self._ids = overwritten, spans["id"].copy()
+        self._overwritten, self._previous = overwritten, spans
+
+    def _save(self, copy: Recording, before: NDArray[np.void], spans: NDArray[np.void]) -> int:
+        """Save what was overwritten since it was read, and return how many spans were."""
+        numpy = imports.load("numpy")
+        gone = before[~numpy.isin(before["id"], spans["id"])]
+        rows = gone if self._saved is None else joined((self._saved, gone))
+        self._saved = saved = of_requests(rows, self._untaken)
+        if len(saved) > _MOST_SAVED:
+            by_end = saved[saved["end_ns"].argsort(kind="stable")]
+            dropped, self._saved = by_end[:-_MOST_SAVED], by_end[-_MOST_SAVED:]
+            self._complete_ns = max(self._complete_ns or 0, int(dropped["end_ns"].max()))
+            self.missed["spans_unread"] += len(dropped)
+        # A thread of whose spans none was there before may have overwritten some in between.
+        is_known = numpy.isin(spans["id"], before["id"])
+        _, of_thread, counts = numpy.unique(
+            spans["thread"], return_inverse=True, return_counts=True
+        )
+        known = numpy.bincount(of_thread, is_known, len(counts))
+        if (known[counts + 1 >= copy.ring_spans] == 0).any():
+            self._complete_ns = max(self._complete_ns or 0, copy.complete_ns)
+        return len(gone)
 
     def _batches_of(self, copy: Recording) -> dict[int, list[Batch]]:
         numbers: defaultdict[int, dict[int, None]] = defaultdict(dict)
@@ -288,9 +391,8 @@ def _batches(copy: Recording, ids: Collection[int]) -> Iterator[list[Span]]:
         levels = [spans[i : i + 1]]
         while len(levels[-1]) and len(levels) <= _DEEPEST:
             levels.append(loose[numpy.isin(loose["parent"], levels[-1]["id"])])
-        yield _made(copy, numpy.concatenate(levels))
+        yield _made(copy, joined(levels))
 
 
-def _is_quiet(segment: Segment, now_ns: int | None, least_ns: int) -> bool:
-    end_ns = segment["received_ns"] if segment["origin"] == "return" else segment["end_ns"]
-    return end_ns is not None and now_ns is not None and now_ns - end_ns >= least_ns
+def _is_quiet(end_ns: int, now_ns: int | None, least_ns: int) -> bool:
+    return end_ns != 0 and now_ns is not None and now_ns - end_ns >= least_ns

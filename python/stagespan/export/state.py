@@ -46,6 +46,7 @@ _ITEM = re.compile(rb".{0,2}|\}\]\]\}(?:\]|\}*)")
 """The brackets that are to be closed after an item, from the outermost one on."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNTED)]
+_Sum = Annotated[float, msgspec.Meta(ge=0, le=MOST_COUNTED)]
 _Key = Annotated[int, msgspec.Meta(ge=-MOST_COUNTED, le=MOST_COUNTED)]
 
 
@@ -79,7 +80,7 @@ class State(msgspec.Struct):
 class _SavedHistogram(msgspec.Struct, array_like=True):
     family: str
     stage: str
-    sum_ns: _Count
+    sum: _Count | _Sum
     steps: list[_Count]
     """Pairs of a bucket and the number from it on."""
 
@@ -122,7 +123,7 @@ def _saved(figures: Counts) -> dict[str, Any]:
         steps = [0, below[0]]
         for i in compress(range(1, _BUCKETS), map(operator.ne, below, below[1:])):
             steps += [i, below[i]]
-        rows.append(_SavedHistogram(family, stage, histogram.sum_ns, steps))
+        rows.append(_SavedHistogram(family, stage, histogram.sum, steps))
     return {"histograms": rows, "amounts": figures.amounts}
 
 
@@ -355,7 +356,7 @@ def _restored(saved: _SavedHistogram) -> Histogram | None:
     below: list[int] = []
     for number, end in zip(numbers, [*firsts[1:], _BUCKETS], strict=True):
         below += [number] * (end - len(below))
-    return Histogram(below, saved.sum_ns)
+    return Histogram(below, saved.sum)
 
 
 def _is_amount(value: object) -> bool:

@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 
 from stagespan.errors import StagespanError
 from stagespan.process.files import write_whole
-from stagespan.trace.read.remote import file_system, is_url, reason_of
+from stagespan.process.messages import message_of
+from stagespan.process.urls import file_system, is_url
 
 _PROBE = ".stagespan-export"
 
@@ -105,8 +106,8 @@ class ObjectStore:
             self._system.rm_file(probe)
         except self.errors as error:
             raise StagespanError(
-                f"Requests cannot be kept in {url}: {reason_of(error)}. Name a place where you may "
-                "write and remove files, and pass the credentials that its package reads."
+                f"Requests cannot be kept in {url}: {message_of(error)}. Name a place where you may"
+                " write and remove files, and pass the credentials that its package reads."
             ) from None
 
     def files(self, named: re.Pattern[str]) -> list[StoredFile]:

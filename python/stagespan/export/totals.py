@@ -32,16 +32,18 @@ from stagespan.export.requests import (
     Taker,
 )
 from stagespan.export.traces import Pending
-from stagespan.live.span_kinds import RUNS, Kind
+from stagespan.live.span_kinds import KINDS, RUNS, Kind
+from stagespan.process import imports
 from stagespan.recording.backlog import Backlog
 from stagespan.recording.reading import Recording, Segment, began_here, open_file
+from stagespan.recording.spans import ReadSpans, joined, kinds_of
 
 MOST_STAGES = 200
 """The most stages that are exported by name; the others are summed."""
 MOST_UNITS = 100
 MOST_PIPELINES = 200
 _MOST_GROUPS = 256
-_SHORTEST_PAUSE_S = 0.1
+_SHORTEST_PAUSE_S = 0.005
 
 
 class Group(NamedTuple):
@@ -153,7 +155,7 @@ class ReadProcess:
         self.open_traces: set[str] = set()
         """The traces of requests that have not ended, or were not taken yet."""
         self.longest_pause_s = math.inf
-        """Until the next reading, so that no request is displaced before it is taken."""
+        """Until the next reading, so that no request or span is displaced before it is read."""
         self._marks = self._read_marks = b""
         self._watch = Watch(first, may_open=handle >= 0)
 
@@ -220,17 +222,19 @@ def resource_of(recording: Recording) -> Resource:
 
 
 def _pause_s(before: Recording | None, copy: Recording, new: int) -> float:
-    """Return the most seconds until the next reading, from the rate of requests since ``before``.
+    """Return the most seconds until the next reading, from the rates since ``before``.
 
-    A request is taken a moment after it has ended, and is displaced once as many later ones have
-    come as there is room for. The pause is half of what is between the two.
+    It is half of what the fastest thread needs to fill its ring, or the requests to fill their
+    table, of which there are ``new`` ones.
     """
     if before is None or before.read_ns is None or copy.read_ns is None:
         return math.inf
-    if not new:
+    spans = {one["thread"]: one["spans"] for one in before.threads()}
+    fastest = max((one["spans"] - spans.get(one["thread"], 0) for one in copy.threads()), default=0)
+    part = max(fastest / copy.ring_spans, new / copy.most_segments)
+    if part <= 0:
         return math.inf
-    lasts_s = copy.most_segments * (copy.read_ns - before.read_ns) / new / 1e9
-    return max((lasts_s - QUIET_NS / 1e9) / 2, _SHORTEST_PAUSE_S)
+    return max((copy.read_ns - before.read_ns) / part / 2e9, _SHORTEST_PAUSE_S)
 
 
 class Totals:
@@ -259,10 +263,11 @@ class Totals:
             if self.requests is not None:
                 process.longest_pause_s = _pause_s(before, copy, process.taker.new)
         if self.requests is not None:
+            taken = process.taker.taken
             process.open_traces = {
-                one["trace_id"]
-                for one in copy.segments(copy.segment_keys - process.taker.taken)
-                if one["trace_id"] is not None and one["origin"] != "return"
+                trace
+                for key, _, trace in copy.segment_ends
+                if key > 0 and trace is not None and key not in taken
             }
 
     def _take(self, process: ReadProcess, copy: Recording, at_end: bool) -> None:
@@ -314,13 +319,34 @@ class Totals:
             label = Family.text(self.names.pipelines.shown(one["pipeline"]), one["status"])
             self._note(group, "request", label, one["trace_id"], begin_ns, end_ns)
 
-    def _note_part(self, part: Part) -> None:
-        group = self.admitted(Group(*part.resource[:3]))
-        self._note_request(group, part.segment)
-        for span in part.spans:
-            family = "queue" if span.kind == "queue" else "stage"
-            stage, trace = self.names.stages.shown(span.stage), part.segment["trace_id"]
-            self._note(group, family, stage, trace, span.begin_ns, span.end_ns)
+    def _note_parts(self, parts: list[Part]) -> None:
+        by_names: defaultdict[tuple[Group, int], list[tuple[str | None, ReadSpans]]]
+        by_names = defaultdict(list)
+        for part in parts:
+            group = self.admitted(Group(*part.resource[:3]))
+            self._note_request(group, part.segment)
+            if (read := part.read_spans) is not None:
+                by_names[group, id(read.names)].append((part.segment["trace_id"], read))
+        for (group, _), found in by_names.items():
+            self._note_spans(group, found)
+
+    def _note_spans(self, group: Group, found: list[tuple[str | None, ReadSpans]]) -> None:
+        """Remember the latest span of each bucket, of spans that share the names of stages."""
+        numpy = imports.load("numpy")
+        rows = joined(read.rows for _, read in found)
+        of_part = numpy.repeat(range(len(found)), [len(read.rows) for _, read in found])
+        is_queue = kinds_of(rows) == KINDS.index("queue")
+        durations_ns = rows["end_ns"] - rows["begin_ns"]
+        buckets = numpy.searchsorted(BOUNDS_NS, durations_ns, "right")
+        keys = (rows["stage"].astype(numpy.int64) << 8) | (buckets << 1) | is_queue
+        order = numpy.lexsort((rows["end_ns"], keys))
+        latest = order[numpy.append(keys[order][1:] != keys[order][:-1], True)]
+        names = found[0][1].names
+        for i in latest.tolist():
+            row, trace = rows[i], found[of_part[i]][0]
+            stage = self.names.stages.shown(names[row["stage"]])
+            family = "queue" if is_queue[i] else "stage"
+            self._note(group, family, stage, trace, int(row["begin_ns"]), int(row["end_ns"]))
 
     def _note(
         self, group: Group, family: str, label: str, trace: str | None, begin_ns: int, end_ns: int
@@ -354,9 +380,8 @@ class Totals:
             return []
         is_open = {trace for process in processes for trace in process.open_traces}
         found = self.requests.complete(is_open, now_ns, at_end=at_end)
-        for parts in found:
-            for part in parts:  # the others have no trace to refer to
-                self._note_part(part)
+        # The others have no trace to refer to.
+        self._note_parts([part for parts in found for part in parts])
         return found
 
     def sums(self, processes: Iterable[ReadProcess]) -> dict[Group, Counts]:
@@ -501,6 +526,15 @@ class Exported:
         with self._lock:
             return self._totals.complete(self._processes.values(), time.time_ns(), at_end=at_end)
 
+    def live(self) -> dict[str, Recording]:
+        """Return the latest copies of the processes that had not ended, by identity."""
+        with self._lock:
+            return {
+                identity: one.latest
+                for identity, one in self._processes.items()
+                if not one.has_ended
+            }
+
     def totals(self) -> dict[Group, Counts]:
         """Return the figures by group, of all processes that were read."""
         with self._lock:
@@ -512,6 +546,12 @@ class Exported:
         for losses in self.losses:
             found.update(losses())
         return dict(found)
+
+    def longest_pause_s(self) -> float:
+        """Return the most seconds until the next reading, so that all requests are read."""
+        with self._lock:
+            live = (one for one in self._processes.values() if not one.has_ended)
+            return min((one.longest_pause_s for one in live), default=math.inf)
 
     def exemplars(self) -> Exemplars:
         """Return the latest request of each bucket."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import OrderedDict
+import re
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from stagespan.export.requests import Part
+from stagespan.live.quantiles import quantile
+from stagespan.recording.slowness import Limit, Slowness
 
 _LONGEST_WAIT_NS = 10 * 10**9
 """How long the parts of a request wait for others after the latest of them has ended, such as for
@@ -21,8 +25,27 @@ _MANY_PARTS = 10_000
 """If more parts wait, requests count as complete with the parts that are known."""
 _MOST_CHOSEN = 1 << 16
 _MINUTE_NS = 60 * 10**9
+_FEWEST_COMPARED = 100
+_MOST_COMPARED = 1000
+"""A request is compared with so many of the latest ones of its pipeline."""
+_MOST_PIPELINES = 1000
 _RANDOM_BITS = 56
 """The lowest bits of a trace's id are random, as W3C Trace Context says."""
+
+
+class Over(NamedTuple):
+    """How slow a request must be, beside the latest ones of its pipeline."""
+
+    factor: float
+    quantile: float
+
+    @classmethod
+    def parsed(cls, text: str) -> Over | None:
+        """Return what a text such as 2.0xp99 says; None if it says nothing."""
+        found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)xp(\d{1,2}(?:\.\d{1,3})?)", text)
+        if found is None or not float(found[1]):
+            return None
+        return cls(float(found[1]), float(found[2]) / 100)
 
 
 class Rules(NamedTuple):
@@ -35,6 +58,32 @@ class Rules(NamedTuple):
     """Choose this many of each minute's requests: the slowest that no other rule chooses."""
     failed: bool = True
     """Choose all requests that did not end as ok."""
+    over: Over | None = None
+    """Choose all requests that took longer than this."""
+
+
+class _Latest:
+    """How long the latest requests of a pipeline took."""
+
+    def __init__(self) -> None:
+        self._in_order: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def exceeded(self, length_ns: int, over: Over) -> Limit | None:
+        """Return the limit if a request took too long; None while there are few to compare with."""
+        if len(self._sorted) < _FEWEST_COMPARED:
+            return None
+        percentile_ns = quantile(self._sorted, over.quantile)
+        if length_ns <= over.factor * percentile_ns:
+            return None
+        median_ns = quantile(self._sorted, 0.5)
+        return Limit(*over, int(percentile_ns), int(median_ns), len(self._sorted))
+
+    def add(self, length_ns: int) -> None:
+        if len(self._in_order) == _MOST_COMPARED:
+            del self._sorted[bisect_left(self._sorted, self._in_order.popleft())]
+        self._in_order.append(length_ns)
+        insort(self._sorted, length_ns)
 
 
 class Pending:
@@ -49,6 +98,7 @@ class Pending:
         self._chosen: OrderedDict[str, None] = OrderedDict()
         self._slowest: list[tuple[int, int, list[Part]]] = []
         self._minute = 0
+        self._latest: OrderedDict[str, _Latest] = OrderedDict()
         self._numbers = itertools.count()
         self.lost = 0
         """Parts that were dropped because too many waited."""
@@ -85,7 +135,8 @@ class Pending:
                 continue
             del self._waiting[trace]
             self._parts -= len(parts)
-            if self._is_chosen(trace, parts):
+            is_over = self._note_if_over(parts)
+            if self._is_chosen(trace, parts) or is_over:
                 requests.append(parts)
             elif self._rules.slowest and has_root:
                 length_ns = max(part.end_ns - part.begin_ns for part in parts if part.is_root)
@@ -106,6 +157,25 @@ class Pending:
         while len(self._chosen) > _MOST_CHOSEN:
             self._chosen.popitem(last=False)
         return requests
+
+    def _note_if_over(self, parts: list[Part]) -> bool:
+        """Compare a request with earlier ones of its pipeline, as later ones are with it.
+
+        Returns whether it took too long; the limit is then noted in its first part.
+        """
+        root = next((part for part in parts if part.is_root), None)
+        if self._rules.over is None or root is None:
+            return False
+        latest = self._latest.setdefault(root.segment["pipeline"], _Latest())
+        self._latest.move_to_end(root.segment["pipeline"])
+        if len(self._latest) > _MOST_PIPELINES:
+            self._latest.popitem(last=False)
+        length_ns = root.end_ns - root.begin_ns
+        limit = latest.exceeded(length_ns, self._rules.over)
+        latest.add(length_ns)
+        if limit is not None:
+            root.slowness = Slowness(limit)
+        return limit is not None
 
     def _is_chosen(self, trace: str, parts: list[Part]) -> bool:
         if trace in self._chosen:

@@ -120,40 +120,36 @@ def _bare(text: str) -> str:
     spaces of indentation, which are a sixth of the text.
     """
     lines: list[str | None] = [*text.splitlines()]
+    in_strings: set[int] = set()
+    """The indices of lines that begin within a string."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             line = token.line[: token.start[1]].rstrip()
             lines[token.start[0] - 1] = line or None
-    tree = ast.parse(text)
-    fields = {id(member) for node in ast.walk(tree) for member in _members(node)}
-    for node in ast.walk(tree):
-        is_variable = id(node) not in fields or "ClassVar" in ast.dump(node)
-        if isinstance(node, ast.AnnAssign) and is_variable:
-            _drop_type(lines, node)
+        elif tokenize.tok_name[token.type] in ("STRING", "FSTRING_MIDDLE"):
+            in_strings.update(range(token.start[0], token.end[0]))
+    nodes = [*ast.walk(ast.parse(text))]
+    fields = {id(member) for node in nodes for member in _members(node)}
+    for node in nodes:
+        if isinstance(node, ast.AnnAssign):
+            if id(node) not in fields or "ClassVar" in ast.dump(node):
+                _drop_type(lines, node)
         elif isinstance(node, _FUNCTIONS) and node.lineno < node.body[0].lineno:
             lines[node.lineno - 1] = _head_of(node)
             body = _first_line(node.body[0])
             lines[node.lineno : body - 1] = [None] * (body - 1 - node.lineno)
-    return _with_tabs("\n".join(line for line in lines if line is not None) + "\n")
-
-
-_INDENT = re.compile(r"^(?: {4})+")
-
-
-def _with_tabs(text: str) -> str:
-    """Return source with tabs as indentation, except within strings of several lines."""
-    in_strings = {
-        number
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if tokenize.tok_name[token.type] in ("STRING", "FSTRING_MIDDLE")
-        for number in range(token.start[0] + 1, token.end[0] + 1)
-    }
     return "".join(
-        line
-        if number in in_strings
-        else _INDENT.sub(lambda indent: "\t" * (len(indent[0]) // 4), line)
-        for number, line in enumerate(text.splitlines(keepends=True), 1)
+        f"{line if number in in_strings else _with_tabs(line)}\n"
+        for number, line in enumerate(lines)
+        if line is not None
     )
+
+
+_INDENT = re.compile(r"^(?: {4})+", re.MULTILINE)
+
+
+def _with_tabs(lines: str) -> str:
+    return _INDENT.sub(lambda indent: "\t" * (len(indent[0]) // 4), lines)
 
 
 def _members(node: ast.AST) -> list[ast.stmt]:

@@ -21,7 +21,7 @@ def spans(*, since: _core.SpanCursor | None = None) -> NDArray[np.void]:
     The columns are ``stage`` (index into `stage_names`), ``thread`` (the system's id),
     ``begin_ns``, ``end_ns`` (Unix time), ``id``, ``parent``, ``request`` (the number of the
     request, or 0), ``suspended_ns``, ``depth``, ``flags``; as float64 ``device_elapsed_ns``,
-    ``device_queue_ns``, ``device_tail_ns``, which are NaN if unknown; and as Python objects
+    ``device_queue_ns``, ``device_tail_ns``, ``cpu_ns``, which are NaN if unknown; as Python objects
     ``kind`` (execution, queue, handoff, batch, remote), ``request_id`` and ``trace_id``, which are
     None outside of requests. The ids of all open requests, of the latest 16,384 that have begun and
     of the latest 1,024 that have ended are known. The times of a span are the same in each call.

@@ -10,6 +10,7 @@ from stagespan.live.statistics import (
     QUANTILES,
     Durations,
     StageStats,
+    amounts_text,
     work_text,
 )
 from stagespan.pages.figures import Count, RecordedFigures
@@ -38,15 +39,36 @@ def _quantiles_of(durations: Durations) -> dict[str, float]:
     return {f"{name}_ns": durations.quantile_ns(q) for name, q in QUANTILES.items()}
 
 
+class AmountFigures(RecordedFigures, frozen=True):
+    """What single runs or requests have done, in one unit."""
+
+    count: Count
+    total: float
+    mean: float
+    min: float
+    max: float
+    p50: float
+    p95: float
+    p99: float
+
+
 class StageRunFigures(DurationFigures, frozen=True):
     """The runs of a stage: their durations on the host, and what else is known of them."""
 
     errors: Count
     suspended_ns: int
+    cpu_total_ns: int | None
+    """Of the runs that have measured their CPU time; None if none has."""
+    cpu_count: Count
+    """How many have."""
     work: dict[str, float]
     device_elapsed_ns: DurationFigures | None
     device_queue_ns: DurationFigures | None
     device_tail_ns: DurationFigures | None
+    amounts: dict[str, AmountFigures]
+    """What single runs have added, by unit."""
+    batch_size: AmountFigures | None
+    """The numbers of requests that batches have served."""
 
     @classmethod
     def of_stage(cls, stage: StageStats) -> StageRunFigures:
@@ -55,6 +77,8 @@ class StageRunFigures(DurationFigures, frozen=True):
         return cls.taken(
             stage,
             work=dict(stage.work),
+            amounts={unit: AmountFigures.taken(of) for unit, of in stage.amounts.items()},
+            batch_size=stage.batch_size and AmountFigures.taken(stage.batch_size),
             **_quantiles_of(stage),
             **{
                 name: durations and DurationFigures.of(durations)
@@ -81,8 +105,9 @@ def stages_table(title: str, stats: Mapping[str, StageStats], note: str = "") ->
         *((f"{name}_ns", name, "ns") for name in (*QUANTILES, "total")),
         ("errors", "errors", ""),
         *((f"{name}_ns", name, "ns") for name in ("mean", "max")),
-        (device("device_elapsed_ns"), "device mean", "ns"),
+        *(("cpu_mean_ns", "CPU mean", "ns"), (device("device_elapsed_ns"), "device mean", "ns")),
         (work_text, "work", ""),
+        (amounts_text, "a run", ""),
         ("suspended_ns", "suspended", "ns"),
         (device("device_queue_ns"), "queue mean", "ns"),
         (device("device_tail_ns"), "tail mean", "ns"),

@@ -6,15 +6,15 @@ import bisect
 import itertools
 import math
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from stagespan import _core
 from stagespan.live.quantiles import quantile, rank
-from stagespan.live.span_kinds import AnyKind, number_of, numbers_of
+from stagespan.live.span_kinds import REQUESTS, AnyKind, number_of, numbers_of
 from stagespan.pages.amounts import amount, counted
 from stagespan.pages.escaping import one_line
 from stagespan.pages.tables import Column, plain_table
@@ -25,14 +25,17 @@ QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 """Those that all figures of durations have, by their names."""
 _TITLES = (
     *("count", "total ms", "mean ms", *(f"{name} ms" for name in QUANTILES), "max ms", "errors"),
-    *("suspended ms", "device mean ms", "queue mean ms", "tail mean ms", "work"),
+    *("suspended ms", "CPU mean ms", "device mean ms", "queue mean ms", "tail mean ms", "work"),
+    "a run",
 )
 _OPTIONAL = {
+    "a run": 10,
     "work": 9,
     "max ms": 8,
     "tail mean ms": 7,
     "queue mean ms": 6,
     "suspended ms": 5,
+    "CPU mean ms": 4,
     "mean ms": 4,
     "p99 ms": 3,
     "total ms": 2,
@@ -56,6 +59,60 @@ else:
     Durations = object
 
 
+class Amounts:
+    """The distribution of what single runs or requests have done, in the unit of the amounts."""
+
+    def __init__(
+        self,
+        total: float,
+        min: float,
+        max: float,
+        count: int,
+        buckets: Iterable[tuple[float, int]],
+    ) -> None:
+        self.count = count
+        """How many runs or requests have counted something; at least 1."""
+        self.total = total
+        """The sum of the amounts."""
+        self.mean = total / count
+        """The mean amount."""
+        self.min = min
+        """The smallest amount."""
+        self.max = max
+        """The largest amount."""
+        self._buckets = sorted(buckets)
+        self._below = list(itertools.accumulate(count for _, count in self._buckets))
+        self.p50, self.p95, self.p99 = map(self.quantile, QUANTILES.values())
+
+    @staticmethod
+    def of(parts: Sequence[Amounts | _core.AmountSummary]) -> Amounts:
+        """Return several distributions in the same unit together."""
+        return Amounts(
+            sum(part.total for part in parts),
+            min(part.min for part in parts),
+            max(part.max for part in parts),
+            sum(part.count for part in parts),
+            (bucket for part in parts for bucket in part.buckets()),
+        )
+
+    def quantile(self, q: float) -> float:
+        """Return the ``q`` quantile, with ``q`` from 0 to 1.
+
+        It is within 3.1 % of the exact one, and exact for whole numbers up to 32. Raises ValueError
+        if ``q`` is not between 0 and 1.
+        """
+        place = bisect.bisect_left(self._below, rank(q, self._below[-1]))
+        return min(max(self._buckets[place][0], self.min), self.max)
+
+    def buckets(self) -> list[tuple[float, int]]:
+        """Return amounts, ascending, and how many there are of about each of them."""
+        return self._buckets
+
+    def __repr__(self) -> str:
+        names = ("count", "total", "mean", "min", "max", *QUANTILES)
+        return f"Amounts({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
 @dataclass(frozen=True, repr=False)
 class StageStats(Durations):
     """Figures of one stage that has run at least once: host time in ns.
@@ -70,13 +127,26 @@ class StageStats(Durations):
     """The durations on the host, which the stage's own figures are."""
     errors: int
     suspended_ns: int
+    cpu_total_ns: int | None
+    """The CPU time of the runs that have measured it; None if none has."""
+    cpu_count: int
+    """How many have."""
     work: Mapping[str, float]
+    amounts: Mapping[str, Amounts]
+    """What single runs, or requests, have added, by unit."""
+    batch_size: Amounts | None
+    """The numbers of requests that batches have served."""
     device_elapsed_ns: Durations | None
     """Time from start to end on the device's stream, gaps included, of runs with a known time."""
     device_queue_ns: Durations | None
     """How much later than on the host the runs began on the device."""
     device_tail_ns: Durations | None
     """How much later than on the host the runs ended on the device."""
+
+    @property
+    def cpu_mean_ns(self) -> float | None:
+        """The mean CPU time of a run in ns; None if no run has measured it."""
+        return None if self.cpu_total_ns is None else self.cpu_total_ns / self.cpu_count
 
     def quantile_ns(self, q: float) -> float:
         """Return the ``q`` quantile of the duration in ns, with ``q`` from 0 to 1.
@@ -94,7 +164,8 @@ class StageStats(Durations):
 
     def __repr__(self) -> str:
         quantiles = (f"{name}_ns" for name in QUANTILES)
-        names = (*_FIGURES, *quantiles, "errors", "suspended_ns", "work", *DEVICE_FIGURES)
+        others = "errors", "suspended_ns", "cpu_total_ns", "cpu_count", "work"
+        names = (*_FIGURES, *quantiles, *others, *DEVICE_FIGURES)
         figures = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return f"StageStats(name={self.name!r}, {figures})"
 
@@ -222,8 +293,10 @@ def _cells(stage: StageStats) -> list[str]:
         *map(_ms, (stage.total_ns, *figures)),
         f"{stage.errors:,}",
         _ms(stage.suspended_ns) if stage.suspended_ns else "",
+        "" if stage.cpu_mean_ns is None else _ms(stage.cpu_mean_ns),
         *("" if time is None else _ms(time.mean_ns) for time in device),
         work_text(stage),
+        amounts_text(stage),
     ]
 
 
@@ -240,6 +313,19 @@ def work_text(stage: StageStats) -> str:
         + (f" ({rates[what]:,.4g}/s)" if math.isfinite(rates[what]) else "")
         for what, done in stage.work.items()
     )
+
+
+def amounts_text(stage: StageStats) -> str:
+    """Return the median and the p95 of the amounts of a run: ``tokens 230, p95 512``."""
+    sizes = {} if stage.batch_size is None else {"requests": stage.batch_size}
+    return "; ".join(
+        f"{one_line(unit)} {amount(_whole(of.p50))}, p95 {amount(_whole(of.p95))}"
+        for unit, of in (*sizes.items(), *stage.amounts.items())
+    )
+
+
+def _whole(number: float) -> float:
+    return int(number) if number == int(number) else number
 
 
 def stats(window_s: float | None = None, *, kind: AnyKind = "execution") -> Stats:
@@ -325,14 +411,27 @@ def _read(
     lost = _core.lost() if lost is None else lost
     of_kinds = [map(_from_summary, snapshot.stages(kind).values()) for kind in kinds]
     found = _by_name(itertools.chain.from_iterable(of_kinds))
+    ok = number_of(REQUESTS["ok"])
+    if ok in kinds:  # amounts of requests are not told apart by status
+        of_requests = snapshot.amounts(ok) if len(kinds) > 1 else {}
+        for name, stage in found.items():
+            amounts = {
+                unit or "": Amounts.of([of]) for unit, of in of_requests.get(name, {}).items()
+            }
+            found[name] = replace(stage, amounts=amounts)
     order = sorted(found, key=lambda name: -found[name].total_ns)
     return {name: found[name] for name in order}, lost
 
 
 def _from_summary(stage: _core.StageSummary) -> StageStats:
     device = (stage.device_elapsed_ns, stage.device_queue_ns, stage.device_tail_ns)
+    cpu = stage.cpu_total_ns, stage.cpu_count
+    size = stage.batch_size
     return StageStats(
-        stage.name, stage, stage.errors, stage.suspended_ns, dict(stage.work), *device
+        *(stage.name, stage, stage.errors, stage.suspended_ns, *cpu, dict(stage.work)),
+        {unit: Amounts.of([of]) for unit, of in stage.amounts.items()},
+        None if size is None else Amounts.of([size]),
+        *device,
     )
 
 
@@ -380,7 +479,10 @@ def of_spans(spans: Any, names: Sequence[str], lost: dict[str, int], window_s: f
             _Exact(durations[is_of_stage]),
             int(failed[is_of_stage].sum()),
             int(spans["suspended_ns"][is_of_stage].sum()),
+            *_sum_of_known(spans["cpu_ns"][is_of_stage]),
             {},  # the rings do not contain work
+            {},
+            None,
             *(_without_unknown(spans[key][is_of_stage]) for key in DEVICE_FIGURES),
         )
     ordered = dict(sorted(stages.items(), key=lambda item: -item[1].total_ns))
@@ -419,6 +521,11 @@ class _Exact:
 
     def buckets_ns(self) -> list[tuple[float, int]]:
         return [(float(duration), 1) for duration in self._sorted]
+
+
+def _sum_of_known(times_ns: Any) -> tuple[int | None, int]:
+    known = times_ns[~imports.load("numpy").isnan(times_ns)]
+    return int(known.sum()) if len(known) else None, len(known)
 
 
 def _without_unknown(durations: Any) -> _Exact | None:
@@ -472,11 +579,21 @@ class Distribution:
         return self._buckets
 
 
+def sum_of_known(times_ns: Iterable[int | None]) -> int | None:
+    """Return the sum of the times that are known; None if none is."""
+    known = [time_ns for time_ns in times_ns if time_ns is not None]
+    return sum(known) if known else None
+
+
 def merged_stage(parts: Sequence[StageStats]) -> StageStats:
     """Return the figures of one stage that ran in several processes; there is at least one."""
     work: Counter[str] = Counter()
+    amounts: defaultdict[str, list[Amounts]] = defaultdict(list)
     for part in parts:
         work.update(part.work)
+        for unit, of in part.amounts.items():
+            amounts[unit].append(of)
+    sizes = [part.batch_size for part in parts if part.batch_size is not None]
     device = (
         [figure for part in parts if (figure := getattr(part, key)) is not None]
         for key in DEVICE_FIGURES
@@ -486,7 +603,11 @@ def merged_stage(parts: Sequence[StageStats]) -> StageStats:
         Distribution.of([part.host for part in parts]),
         sum(part.errors for part in parts),
         sum(part.suspended_ns for part in parts),
+        sum_of_known(part.cpu_total_ns for part in parts),
+        sum(part.cpu_count for part in parts),
         dict(work),
+        {unit: Amounts.of(of) for unit, of in amounts.items()},
+        Amounts.of(sizes) if sizes else None,
         *(Distribution.of(figures) if figures else None for figures in device),
     )
 

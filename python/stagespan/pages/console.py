@@ -1,14 +1,12 @@
-"""The width of pages, and output that does not go to a terminal."""
+"""The width of output, and what its encoding has."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +23,16 @@ def limit() -> int | None:
     if (width := columns()) is not None:
         return width
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def width_of(file: TextIO, otherwise: int) -> int:
+    """Return the width in ``COLUMNS``, or of the terminal to which ``file`` writes."""
+    if (width := columns()) is not None:
+        return width
+    try:
+        return os.get_terminal_size(file.fileno()).columns or otherwise
+    except (AttributeError, OSError, ValueError):  # it is closed, or an object of a program
+        return otherwise
 
 
 def wrapped(text: str, indent: str = "") -> str:
@@ -44,19 +52,6 @@ def set_width(console: Console, width: int) -> None:
     """Make a console that is not a terminal ``width`` columns wide, or as wide as ``COLUMNS``."""
     if not console.is_terminal:
         console.width = columns() or width
-
-
-@contextlib.contextmanager
-def trimmed(console: Console) -> Iterator[None]:
-    """Remove the blanks that tables put at the ends of lines, except on a terminal."""
-    if console.is_terminal or console.is_jupyter:
-        yield
-        return
-    with console.capture() as captured:
-        yield
-    text = "".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines())
-    console.file.write(text)
-    console.file.flush()
 
 
 def encodable(text: str, encoding: str) -> str:

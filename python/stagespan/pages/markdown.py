@@ -19,6 +19,7 @@ def markdown(page: Page) -> str:
     lines = [f"# {page.words.page}", "", f"{escaped(page.name())}: {page.summary()}.", ""]
     if (caveat := page.caveat()) is not None:
         lines += [f"**{escaped(caveat)}**", ""]
+    lines += [text for line in page.lines() for text in (escaped(line), "")]
     lines += listed_findings(page.findings())
     if (together := page.together()) is not None:
         lines += [escaped(together), ""]
@@ -66,7 +67,9 @@ def listed_findings(findings: list[Finding]) -> list[str]:
     """Return a section with the findings and their evidence as lines; [] without findings."""
     lines = []
     for finding in findings:
-        lines.append(f"- **{finding.severity}** {escaped(finding.text)}")
+        lines.append(f"- **{finding.severity}** {escaped(finding.first_line)}")
+        if finding.rest:
+            lines.append(f"  - {escaped(finding.rest)}")
         lines += [f"  - {escaped(str(each))}" for each in finding.evidence]
     return ["## Findings", "", *lines, ""] if lines else []
 

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stagespan.pages.result import Block, Finding, Line, Result, Table, Unavailable, in_notebook
+from stagespan.pages.result import (
+    Block,
+    Finding,
+    Line,
+    Result,
+    Table,
+    Titled,
+    Unavailable,
+    in_notebook,
+)
 
 if TYPE_CHECKING:
     from stagespan.pages.timeline import TimelineRow
@@ -42,6 +51,8 @@ class Page:
     words: Words
     is_whole: bool = False
     """Whether a terminal shows all of it, also what does not fit on its screen."""
+    open_sections: frozenset[str] | None = None
+    """The results whose sections an HTML page does not fold; None if it folds none."""
 
     if TYPE_CHECKING:  # at run time it may also be a field
 
@@ -88,6 +99,14 @@ class Page:
         """Return the sentence that a reader must know before all others; None if there is none."""
         return None
 
+    def lines(self) -> list[str]:
+        """Return the sentences of the first screens, except those of titles."""
+        titles = [title[1] for each in self.results.values() if (title := each.title())]
+        shown = (each for each in self.results.values() if not isinstance(each, Titled))
+        blocks = (block for each in shown for block in each.head())
+        lines = (block.text for block in blocks if isinstance(block, Line))
+        return [line for line in lines if line not in titles]
+
     def notes(self) -> list[str]:
         """Return sentences about what was not used, or is not on the page."""
         return []
@@ -103,7 +122,9 @@ class Page:
             head.append(Line(caveat, "warning"))
         head += [block for result in self.results.values() for block in result.head()]
         findings = self.findings()[:_NOTEBOOK_FINDINGS]
-        return in_notebook([*head, *(Line(f"{each.severity}: {each.text}") for each in findings)])
+        return in_notebook(
+            [*head, *(Line(f"{each.severity}: {each.first_line}") for each in findings)]
+        )
 
     def window_ns(self) -> int:
         """Return the length of the timeline."""

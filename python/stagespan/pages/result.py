@@ -142,55 +142,90 @@ class Gain(Figures, frozen=True):
         """What it would win now or, if that is unknown, at most."""
         return self.time_ns if self.now_ns is None else self.now_ns
 
+    @property
+    def condition(self) -> str:
+        """A sentence about what must be so, so that a change wins as much."""
+        return f"The gain assumes that {self.how}."
+
     def __str__(self) -> str:
         bound = "at most " if self.at_most else ""
         time = in_words(self.time_ns, "ns")
         if self.now_ns is None or self.now_ns > _NEARLY * self.time_ns:
-            return f"Gain: {bound}{time}, if {self.how}."
+            return f"Gain: {bound}{time}."
         now = f"{bound}{in_words(self.now_ns, 'ns')}" if self.now_ns else "nothing"
-        return f"Gain: {now} now, up to {time} once {self.other} is faster, if {self.how}."
+        return f"Gain: {now} now, up to {time} once {self.other} is faster."
 
 
 class Finding(Figures, frozen=True):
-    """One sentence about something to improve, with its evidence (never empty)."""
+    """Something to improve, with its evidence (never empty).
+
+    Pages tell the gain, the action, the reason and the caveat in this order. Its `first_line` can
+    stand alone.
+    """
 
     severity: Severity
     sentence: str
+    """The reason: what the trace shows."""
     evidence: Annotated[tuple[Evidence, ...], msgspec.Meta(min_length=1)]
     code: str = ""
     """The subject of the finding, such as "idle.data_loader". It never changes."""
     numbers: Mapping[str, float] = msgspec.field(name="figures", default_factory=dict)
-    """The figures of the sentence by name, with times in ns: the time that the finding is about
-    (`time_ns`), its share (`percent`), and what else the sentence states. In JSON, times are in
+    """The figures of the texts by name, with times in ns: the time that the finding is about
+    (`time_ns`), its share (`percent`), and what else the texts state. In JSON, times are in
     microseconds and their names end in `_us`."""
     gain: Gain | None = None
     """None if the trace does not show what a change would win."""
     no_gain: str = ""
     """Why `gain` is None, in words that follow "because"; "" for findings that are not about time
     of the steps, such as those about memory."""
+    action: str = ""
+    """What to do; "" if the trace does not show it."""
+    details: str = ""
+    """More about the reason."""
+    caveat: str = ""
+    """Why the figures are less certain, or a change wins less than they say."""
     about: Internal[Subject] = "work"
     covers: Internal[tuple[str, ...]] = ()
     """The codes of less detailed findings about the same lost time."""
+    seen_as: Internal[tuple[str, ...]] = ()
+    """The beginnings of the codes of findings whose gain contains this one's, if they exist."""
+    wins_elsewhere: Internal[bool] = False
+    """Whether it can also be shorter if other processes are faster, which no gain contains, so that
+    the gain does not limit the severity."""
+
+    @property
+    def first_line(self) -> str:
+        """What a change would win, what to do, and why."""
+        gain = "" if self.gain is None else str(self.gain)
+        return _joined(gain, self.action, self.sentence)
+
+    @property
+    def rest(self) -> str:
+        """What is behind the first line: more about the reason, and caveats."""
+        gain = "" if self.gain is None else self.gain.condition
+        if self.gain is None and self.no_gain:
+            gain = f"The gain is unknown, because {self.no_gain}."
+        return _joined(self.details, self.caveat, gain)
 
     @property
     def text(self) -> str:
-        """The sentence, and what a change would win."""
-        if self.gain is not None:
-            return f"{self.sentence} {self.gain}"
-        if self.no_gain:
-            return f"{self.sentence} Gain: unknown, because {self.no_gain}."
-        return self.sentence
+        """The first line and the rest."""
+        return _joined(self.first_line, self.rest)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as a dict for JSON, with times in microseconds."""
         return {**super().to_dict(), "figures": in_us(self.numbers)}
 
 
+def _joined(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
+
+
 def without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     """Join each finding that another one covers to the first such one, with the evidence of both.
 
-    The joined finding has the higher of their severities. A finding is not joined to one that is
-    itself joined to another.
+    The joined finding has the higher of their severities, and is about idle time if one of them
+    is. A finding is not joined to one that is itself joined to another.
     """
     repeats = {code: each.code for each in reversed(findings) for code in each.covers}
     existing = {finding.code for finding in findings}
@@ -202,21 +237,21 @@ def without_repeats(findings: Sequence[Finding]) -> list[Finding]:
         same = [each for each in findings if repeats.get(each.code) == finding.code]
         shown = (*finding.evidence, *(item for each in same for item in each.evidence))
         severity = min((each.severity for each in (finding, *same)), key=SEVERITIES.index)
-        kept.append(
-            structs.replace(finding, severity=severity, evidence=tuple(dict.fromkeys(shown)))
-        )
+        about: Subject = "idle" if any(each.about == "idle" for each in same) else finding.about
+        shown = tuple(dict.fromkeys(shown))
+        kept.append(structs.replace(finding, severity=severity, evidence=shown, about=about))
     return kept
 
 
 def without_restatements(finding: Finding) -> Finding:
-    """Return a finding without evidence that only repeats a figure of its sentence.
+    """Return a finding without evidence that only repeats a figure of its texts.
 
     This is evidence without a time. One piece of evidence always remains.
     """
     kept = tuple(
         each
         for each in finding.evidence
-        if each.time_ns is not None or not _is_stated(each, finding.sentence)
+        if each.time_ns is not None or not _is_stated(each, finding.text)
     )
     return structs.replace(finding, evidence=kept) if kept else finding
 
@@ -543,7 +578,7 @@ class Unavailable:
     """Figures that are known nevertheless; the others are None."""
     needs: tuple[str, str] | None = None
     """What the trace lacks and how to record it, if that is worth a note on the first screen:
-    ("steps", "call profiler.step()")."""
+    ("Python stacks", "with_stack=True")."""
     verdict: str = ""
     """The word for the title of a page, such as "cannot tell"; "" for most analyses."""
     is_requested: bool = False
@@ -599,6 +634,11 @@ def in_cell(cell: Cell, unit: str, most: int = 60) -> str:
     if unit == "rate":
         return rate(cell)
     return f"{cell:,}" if unit == "" and isinstance(cell, int) else in_words(cell, unit)
+
+
+def at_most(severity: Severity, most: Severity) -> Severity:
+    """Return a severity, but no more than another one."""
+    return max(severity, most, key=SEVERITIES.index)
 
 
 def of_size(severity: Severity, time_ns: int) -> Severity:

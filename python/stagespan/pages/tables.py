@@ -1,14 +1,11 @@
-"""Tables of text: for a terminal, as plain text, and in Markdown."""
+"""Tables of text, and in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stagespan.pages.escaping import escaped
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _LEAST_COLUMN = 8
 _READABLE_COLUMN = 16
@@ -28,10 +25,6 @@ class Column(NamedTuple):
     optional: int = 0
     """If above 0, it is left out of a table that is too wide; the largest number first. Other
     numbers are left out after that, from the right, except for the first one."""
-    is_folded: bool = False
-    """Whether cells that are too long continue on the next line instead of being cut."""
-    styles: Sequence[str] = ()
-    """The style of each cell on a terminal, as rich calls it."""
 
 
 class _Fitted(NamedTuple):
@@ -108,52 +101,36 @@ def _with_folded_title(one: _Fitted, length: Callable[[str], int]) -> _Fitted:
     return one._replace(title=lines, width=max(widest, *map(length, lines or [""])))
 
 
-def fitted_table(columns: Sequence[Column], width: int | None) -> Table:
-    """Return a table for rich, at most ``width`` wide if leaving out and cutting is enough."""
-    from rich import box
-    from rich.cells import cell_len
-    from rich.table import Table
-    from rich.text import Text
+def plain_table(
+    columns: Sequence[Column], width: int | None = None, *, is_ruled: bool = False
+) -> str:
+    """Return a table as lines of text, at most ``width`` wide if leaving out and cutting helps.
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    fitted = _fitted(columns, width, 3, cell_len)
-    title_lines = max((len(title) for _, title, _ in fitted), default=1)
-    for column, title, column_width in fitted:
-        # The last lines of all titles stand beside each other, and the first lines of all cells.
-        head = [Text(line) for line in [*[""] * (title_lines - len(title)), *title]]
-        for line in head:
-            line.truncate(column_width, overflow="ellipsis")
-        table.add_column(
-            Text("\n").join(head),
-            no_wrap=not column.is_folded,
-            overflow="fold" if column.is_folded else "ellipsis",
-            width=column_width,
-            justify="right" if column.is_number else "left",
-        )
-    cells = (
-        map(Text, column.cells, column.styles or [""] * len(column.cells))
-        for column, _, _ in fitted
-    )
-    for row in zip(*cells, strict=True):
-        table.add_row(*row)
-    return table
+    With ``is_ruled``, a line stands below the titles, columns are further apart, and characters
+    that a terminal shows twice as wide are counted so.
+    """
+    gap, margin = (3, " ") if is_ruled else (2, "")
+    length: Callable[[str], int] = len
+    if is_ruled:
+        from rich.cells import cell_len as length
+    fitted = _fitted(columns, width, gap, length)
 
-
-def plain_table(columns: Sequence[Column], width: int | None = None) -> str:
-    """Return a table as lines of text, at most ``width`` wide if leaving out and cutting helps."""
-    fitted = _fitted(columns, width, 2, len)
+    def cell(text: str, one: _Fitted) -> str:
+        if length(text) > one.width:
+            while length(text) >= one.width:
+                text = text[:-1]
+            text += "…"
+        blanks = " " * (one.width - length(text))
+        return blanks + text if one.column.is_number else text + blanks
 
     def line(texts: Sequence[str]) -> str:
-        return "  ".join(
-            cut.rjust(one.width) if one.column.is_number else cut.ljust(one.width)
-            for text, one in zip(texts, fitted, strict=True)
-            for cut in [text if len(text) <= one.width else f"{text[: one.width - 1]}…"]
-        ).rstrip()
+        return margin + (" " * gap).join(map(cell, texts, fitted)).rstrip()
 
     lines = max((len(one.title) for one in fitted), default=0)
-    titles = ([""] * (lines - len(one.title)) + one.title for one in fitted)
+    titles = zip(*([""] * (lines - len(one.title)) + one.title for one in fitted), strict=True)
     rows = zip(*(one.column.cells for one in fitted), strict=True)
-    return "\n".join(map(line, (*zip(*titles, strict=True), *rows)))
+    rule = margin + "─" * (sum(one.width + gap for one in fitted) - gap)
+    return "\n".join([*map(line, titles), *([rule] if is_ruled else []), *map(line, rows)])
 
 
 def markdown_table(columns: Sequence[Column]) -> list[str]:

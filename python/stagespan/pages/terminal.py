@@ -32,10 +32,13 @@ from stagespan.pages.result import (
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.table import Table as Grid
 
 # A file or a pipe has no height.
 _LINES = 60
 _FEWEST_LINES = 20
+# The evidence of a finding on a page that is printed whole.
+_EVIDENCE = 2
 # The lines for findings if the figures above would fill the screen.
 _FOR_FINDINGS = 6
 _BAR = 25
@@ -131,7 +134,7 @@ def _print_whole(
         else:
             for drawn in laid_out([block], console):
                 print_block(drawn, console)
-    tail = [finding_block(finding, 2, console.width) for finding in findings]
+    tail = [whole_finding_block(finding, console.width) for finding in findings]
     tail += [text_block(note, "dim") for note in notes]
     for drawn in [*([text_block("")] if tail else []), *tail]:
         print_block(drawn, console)
@@ -204,7 +207,7 @@ def print_blocks(
     limit = max(console.height - 2, _FEWEST_LINES) if console.is_terminal else _LINES
     limit -= _height(tail, console)
     # The first finding is shown in any case, and one line says how many others there are.
-    first = _height([finding_block(findings[0], 0, console.width)], console) + 1 if findings else 0
+    first = _height([finding_block(findings[0])], console) + 1 if findings else 0
     kept = max(_FOR_FINDINGS, first)
     blocks = _that_fit(blocks, limit - kept, console)
     left = limit - _height(blocks, console)
@@ -212,13 +215,7 @@ def print_blocks(
     for finding in findings:
         # One line is reserved for the number of findings that do not fit.
         most = left - (printed + 1 < len(findings))
-        block = finding_block(finding, 2, console.width)
-        if not printed:
-            fitting = (finding_block(finding, count, console.width) for count in (2, 1, 0))
-            block = next(
-                (b for b in fitting if _height([b], console) <= most),
-                finding_block(finding, 0, console.width),
-            )
+        block = finding_block(finding)
         height = _height([block], console)
         if printed and height > most:
             break
@@ -363,23 +360,32 @@ def _longest_word(text: str) -> int:
     return min(max(map(len, text.split()), default=0), _LONGEST_WORD)
 
 
-def finding_block(finding: Finding, evidence: int, width: int = _WIDTH) -> RenderableType:
-    """Return severity and sentence of a finding, with at most `evidence` lines of evidence.
+def finding_block(finding: Finding) -> RenderableType:
+    """Return severity and first line of a finding."""
+    return _finding_grid(finding, finding.first_line)
+
+
+def whole_finding_block(finding: Finding, width: int = _WIDTH) -> RenderableType:
+    """Return severity and text of a finding, with its first evidence below.
 
     `width` is that of the screen.
     """
+    grid = _finding_grid(finding, finding.text)
+    for each in finding.evidence[:_EVIDENCE]:
+        # Each on one line: a long path would leave its dash on a line of its own.
+        most = max(width - _SEVERITY - len("- ") - len(each.details), _LEAST_NAME)
+        grid.add_row("", text_block(f"- {each.within(most)}", "dim"))
+    return grid
+
+
+def _finding_grid(finding: Finding, text: str) -> Grid:
     from rich.table import Table as Grid
     from rich.text import Text
 
     grid = Grid.grid(padding=(0, 1))
     grid.add_column(width=_SEVERITY - 1)
     grid.add_column()
-    text = text_block(finding.text)
-    grid.add_row(Text(finding.severity, _COLOURS[finding.severity]), text)
-    for each in finding.evidence[:evidence]:
-        # Each on one line: a long path would leave its dash on a line of its own.
-        most = max(width - _SEVERITY - len("- ") - len(each.details), _LEAST_NAME)
-        grid.add_row("", text_block(f"- {each.within(most)}", "dim"))
+    grid.add_row(Text(finding.severity, _COLOURS[finding.severity]), text_block(text))
     return grid
 
 

@@ -33,11 +33,15 @@ AUTO = "auto"
 """The option of a command that times the functions with most time."""
 _PREFIX = ".run-"
 _LOG, _LOCK = "log", "lock"
-FIGURES = ".figures"
+_FIGURES = ".figures"
 """The suffix of files with the figures of processes whose recordings cannot be read."""
 _STARTUP = str(Path(__file__).parent / "startup")
 
-_on_start: list[Callable[[], None]] = []
+_MOST_RECORDINGS = 32
+"""How many recordings the folder may have before those of ended processes are read and removed.
+Each takes 1 to 2 MiB of a tmpfs."""
+
+_when_crowded: list[Callable[[], None]] = []
 _own_pid = 0
 """The process of the command, in it and in its forked children."""
 
@@ -56,14 +60,14 @@ class Command:
         They are sampled every ``sample_ms``, if it is given. The folder is in the folder of the
         recordings, so that these can have a name there.
         """
-        tempfile = imports.load("tempfile")
         parent = settings.get("STAGESPAN_RECORDING_DIR") or _core.recording_default_folder()
         if settings.get("STAGESPAN_RECORDING") in ("off", "memfd") or (
             _core.recording_why_not_in(os.fsencode(os.path.abspath(parent))) is not None
         ):
-            parent = tempfile.gettempdir()
+            parent = imports.load("tempfile").gettempdir()
         _remove_abandoned(parent)
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=os.path.abspath(parent)))
+        self.folder = Path(os.path.abspath(parent), _PREFIX + os.urandom(8).hex())
+        self.folder.mkdir(0o700)
         # The system releases the lock when the process ends, however it ends.
         self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -78,9 +82,20 @@ class Command:
         os.environ["PYTHONPATH"] = _STARTUP + (os.pathsep + before if before else "")
         _join()
 
-    def on_start(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` after each start of a process by the command's own process."""
-        _on_start.append(callback)
+    def recordings(self) -> list[str]:
+        """Return the paths of the recordings of the other processes, alive or not."""
+        return [path for path in _recordings(str(self.folder)) if not _is_own(path)]
+
+    def figures(self) -> list[Path]:
+        """Return the files of processes whose recordings could not be read at their end."""
+        return sorted(self.folder.glob(f"*{_FIGURES}"))
+
+    def when_crowded(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` if the folder has many recordings after the start of a process.
+
+        The process is one that the command's own process has started.
+        """
+        _when_crowded.append(callback)
 
     def lines(self) -> Iterator[tuple[str, list[Any]]]:
         """Yield what the processes have told: the kind of each line, and its facts."""
@@ -234,9 +249,22 @@ def _with_startup(environment: list[bytes] | None) -> list[bytes] | None:
 
 
 def _after_start() -> None:
-    if os.getpid() == _own_pid:
-        for callback in _on_start:
+    if os.getpid() == _own_pid and len(_recordings(folder())) > _MOST_RECORDINGS:
+        for callback in _when_crowded:
             callback()
+
+
+def _recordings(folder: str) -> list[str]:
+    """Return the paths of all recordings in the folder, in the order of their names."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:  # the folder has been removed
+        return []
+    return [os.path.join(folder, name) for name in names if name.endswith(files.RECORDING_SUFFIX)]
+
+
+def _is_own(path: str) -> bool:
+    return os.path.basename(path).startswith(f"{os.getpid()}-")
 
 
 def _is_python(path: str | bytes) -> bool:
@@ -256,7 +284,7 @@ def _hand_over() -> None:
         place = _core.recording_place()
         if place["kind"] == "file" and os.stat(place["path"]).st_nlink > 1:
             return
-    name = f"{os.getpid()}-{times.start_ticks(os.getpid())}{FIGURES}"
+    name = f"{os.getpid()}-{times.start_ticks(os.getpid())}{_FIGURES}"
     encoded = imports.load("stagespan.report.merged").encoded(stages)
     with contextlib.suppress(OSError):  # the command has ended
         files.write_whole(Path(folder(), name), encoded, private=True)

@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 from stagespan.errors import ShortageError, StagespanError
 from stagespan.process.imports import importing, load
 
+RECORDING_SUFFIX = ".stagespan"
+"""Ends the name of the file of a recording."""
 SCHEMA_VERSION = 1
 """The newest ``schema_version`` of a JSON file that this version of stagespan reads."""
 _KINDS = (

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from stagespan.errors import SettingsError
 
@@ -25,6 +25,36 @@ Prepare = Callable[[ast.Module, str], tuple[ast.Module, dict[str, Any]]]
 the names that its code needs."""
 
 _OWN_FILES = (str(Path(__file__).parent), ast.__file__)
+
+
+_is_interrupted = False
+"""Whether this process ends as after an interrupt."""
+
+
+class Interrupted(SystemExit):
+    """The program has ended by a KeyboardInterrupt, which has been shown."""
+
+
+def end_interrupted() -> NoReturn:
+    """End this process as the interpreter does after an interrupt: by SIGINT, at the very end.
+
+    Call it where nothing catches the KeyboardInterrupt that it raises.
+    """
+    global _is_interrupted
+    _is_interrupted = True
+    sys.excepthook = lambda *shown: None
+    raise KeyboardInterrupt
+
+
+def repeat_interrupt() -> None:
+    """Make the interpreter end by SIGINT also if exit handlers have run code from text.
+
+    It forgets the interrupt when it runs such code, as for a named tuple. Call it in the last exit
+    handler.
+    """
+    if _is_interrupted:
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")
 
 
 class Program:
@@ -90,7 +120,7 @@ class Program:
         """Run as ``__main__``, with ``prepare`` applied to its syntax tree.
 
         Exceptions are shown as the interpreter shows them, without the frames of this package, and
-        become the exit status.
+        become the exit status. Raises Interrupted after a KeyboardInterrupt.
         """
         module = ModuleType("__main__")
         loader = importlib.machinery.SourceFileLoader("__main__", self._file)
@@ -112,7 +142,9 @@ class Program:
             raise
         except BaseException as error:
             _show(error)
-            raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
+            raise (
+                Interrupted(130) if isinstance(error, KeyboardInterrupt) else SystemExit(1)
+            ) from None
 
 
 # --- the program that this interpreter runs by itself --------------------------------------------
@@ -196,7 +228,10 @@ class _ScriptFinder(importlib.abc.PathEntryFinder):
             sys.path.remove(self._entry)
         else:
             set_search_path(str(Path(self._path).resolve().parent))
-        Program.script(self._called).run(sys.argv[1:], prepare)
+        try:
+            Program.script(self._called).run(sys.argv[1:], prepare)
+        except Interrupted:
+            end_interrupted()
 
 
 def is_folder(path: str) -> bool:

@@ -65,7 +65,12 @@ def watch_signal_calls() -> None:
     signal.signal = watched
 
 
+def _after_fork_in_parent() -> None:
+    _core.termination_after_fork(False)
+
+
 def _after_fork_in_child() -> None:
+    _core.termination_after_fork(True)
     if _writers:
         _core.termination_watch(_write)
 
@@ -82,6 +87,6 @@ def _at_exit() -> None:
     _writers.clear()
 
 
-forks.after_in_child(_after_fork_in_child)
+forks.around(_core.termination_before_fork, _after_fork_in_parent, _after_fork_in_child)
 # Registered before the exit handlers of modules that import this one, so it runs after them.
 atexit.register(_at_exit)

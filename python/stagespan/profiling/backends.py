@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from stagespan.contexts.requests import UnboundThread
 from stagespan.device.table import Device
 from stagespan.harness.standalone.running import was_taken_over
-from stagespan.process import imports
 from stagespan.process.imports import importing
 from stagespan.profiling.counting import OperatorCounter
-from stagespan.profiling.running import is_left_over
+from stagespan.profiling.running import Marks, is_left_over
 
 LOGGER = logging.getLogger("stagespan")
 _KINETO_LEVEL = "KINETO_LOG_LEVEL"
 _ABOVE_MARKS = "6"
 _LET_OPERATORS_END_S = 0.02
-_AT_FIRST_START = "torch._inductor.config"
+_INDUCTOR = "_inductor"
+_INDUCTOR_GRAPHS = "TORCHINDUCTOR_CUDAGRAPHS"
+_hiding_inductor = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,8 @@ class Backend(Protocol):
     """The profiler object of torch or torch_npu."""
     all_threads: bool
     """Whether it records the operators of all threads, and not only those of its own thread."""
+    stop_ns: int
+    """For how long the profiler itself has stopped; 0 before."""
 
     def start(self) -> None:
         """Start recording."""
@@ -71,6 +73,9 @@ class Backend(Protocol):
 
     def write(self, path: Path) -> None:
         """Write the recorded events as an uncompressed Chrome trace."""
+
+    def saver(self) -> Callable[[str], object] | None:
+        """Return a function written in C that does the same as `write`, or None."""
 
 
 def make_backend(device: Device, options: Options) -> Backend:
@@ -92,24 +97,6 @@ def make_backend(device: Device, options: Options) -> Backend:
     raise refused or ImportError(f"no profiler is known for {device.name}")
 
 
-def import_beforehand() -> None:
-    """Import in the background what the first start of torch.profiler in a process imports.
-
-    torch imports its compiler there to read one setting, which takes seconds. Does nothing before
-    the program has imported torch.
-    """
-    if imports.loaded("torch") is not None and imports.loaded(_AT_FIRST_START) is None:
-        UnboundThread(target=_import_quietly, name="stagespan-import", daemon=True).start()
-
-
-def _import_quietly() -> None:
-    try:
-        with importing():
-            importlib.import_module(_AT_FIRST_START)
-    except Exception as error:  # older versions of torch do not have it, and do not import it
-        LOGGER.debug("[Profiler] %s was not imported beforehand: %s", _AT_FIRST_START, error)
-
-
 class TorchProfiler:
     """torch.profiler, on CUDA, ROCm, XPU, other accelerators and the CPU."""
 
@@ -121,6 +108,7 @@ class TorchProfiler:
         chosen, self.missing = _members(
             profiler.ProfilerActivity, options.activities, profiler.supported_activities()
         )
+        self._autograd: Any = torch.autograd.profiler
         self._tracker = getattr(torch.autograd.profiler, "KinetoStepTracker", None)
         self._counted = "ProfilerStep" in getattr(self._tracker, "_step_dict", ())
         experimental = _experimental(options)
@@ -136,11 +124,13 @@ class TorchProfiler:
             **config,
         )
         self._counter = OperatorCounter()
+        self.stop_ns = 0
 
     def start(self) -> None:
         """Start recording."""
-        with _quiet_kineto():
+        with _quiet_kineto(), _without_importing_inductor():
             self.profiler.start()
+        self._marks = Marks(self._autograd, self._counted)
         self._counter.start()
 
     def recorded_operators(self) -> int | None:
@@ -169,7 +159,7 @@ class TorchProfiler:
         Raises RuntimeError if another profiler was started meanwhile. It takes over the session of
         this one, and torch crashes the process if a trace without a session is written.
         """
-        if was_taken_over(self.profiler, self.all_threads):
+        if not self._marks.are_there() and was_taken_over(self.profiler, self.all_threads):
             if is_left_over():
                 # It remains until the thread ends, because torch crashes if it is stopped.
                 self._record_no_more()
@@ -178,7 +168,9 @@ class TorchProfiler:
             # torch may crash if another thread begins or ends an operator while it stops.
             self.pause()
             time.sleep(_LET_OPERATORS_END_S)
+        begin_ns = time.perf_counter_ns()
         self.profiler.stop()
+        self.stop_ns = time.perf_counter_ns() - begin_ns
         if self._tracker is not None and not self._counted:
             # Like leaving a `with` block. An application's own profiler keeps its count.
             self._tracker.erase_step_count("ProfilerStep")
@@ -186,6 +178,13 @@ class TorchProfiler:
     def write(self, path: Path) -> None:
         """Write the recorded events as an uncompressed Chrome trace."""
         self.profiler.export_chrome_trace(str(path))
+
+    def saver(self) -> Callable[[str], object] | None:
+        """Return a function written in C that does the same as `write`, or None."""
+        if getattr(self.profiler, "_use_cupti_monitor", False):  # torch adds events in Python then
+            return None
+        results = getattr(getattr(self.profiler, "profiler", None), "kineto_results", None)
+        return getattr(results, "save", None)
 
 
 class NpuProfiler:
@@ -217,6 +216,7 @@ class NpuProfiler:
             experimental_config=config,
         )
         self._before: set[Path] = set()
+        self.stop_ns = 0
 
     def start(self) -> None:
         """Start recording."""
@@ -235,7 +235,9 @@ class NpuProfiler:
         import torch
 
         torch.npu.synchronize()
+        begin_ns = time.perf_counter_ns()
         self.profiler.stop()
+        self.stop_ns = time.perf_counter_ns() - begin_ns
 
     def write(self, path: Path) -> None:
         """Write the recorded events as an uncompressed Chrome trace.
@@ -250,6 +252,10 @@ class NpuProfiler:
                 LOGGER.info("[Profiler] Result of torch_npu.profiler saved to: %s", result)
         if not path.exists():
             raise OSError("torch_npu.profiler has written no trace; its warnings say why")
+
+    def saver(self) -> Callable[[str], object] | None:
+        """Return None, because torch_npu writes its trace in Python."""
+        return None
 
     def _results(self) -> set[Path]:
         return set() if self._result_dir is None else set(self._result_dir.glob("*_ascend_pt"))
@@ -281,6 +287,35 @@ def _has_option(profiler: Any, name: str) -> bool:
     except (AttributeError, TypeError):
         return False
     return True
+
+
+@contextlib.contextmanager
+def _without_importing_inductor() -> Iterator[None]:
+    """Keep the first start of torch.profiler from importing torch's compiler, which takes seconds.
+
+    torch only reads there whether the compiler makes graphs of CUDA. It makes none before it has
+    been imported, unless a variable asks for them. Other threads find the compiler as ever.
+    """
+    import torch
+
+    names: dict[str, Any] = vars(torch)
+    if _INDUCTOR in names or _INDUCTOR_GRAPHS in os.environ or "__getattr__" not in names:
+        yield
+        return
+    own = threading.get_ident()
+    with _hiding_inductor:
+        look_up = names["__getattr__"]  # it imports some modules when they are first used
+
+        def other_names(name: str) -> Any:
+            if name == _INDUCTOR and threading.get_ident() == own:
+                raise AttributeError(name)
+            return look_up(name)
+
+        names["__getattr__"] = other_names
+        try:
+            yield
+        finally:
+            names["__getattr__"] = look_up
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ class Watch:
     def _watch(self) -> None:
         while not self._cancelled.acquire(timeout=self._interval_s()):
             if self._is_due():
-                self._end()
+                self.end()
                 return
 
     def _interval_s(self) -> float:
@@ -84,7 +84,8 @@ class Watch:
         left_s = max(_SHORTEST_WAIT_S, self._until_s - time.monotonic())
         return min(left_s, self._longest_wait_s)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Pause the recording, and make the window's thread close it soon, in any thread."""
         try:
             pause = self._pauses.pop()
         except IndexError:

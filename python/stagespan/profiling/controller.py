@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import io
 import logging
 import math
 import os
+import shutil
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +21,8 @@ from stagespan import settings
 from stagespan.device.platforms import current_platform
 from stagespan.errors import StagespanError
 from stagespan.process import forks, run
-from stagespan.process.files import stage_path, write_whole
+from stagespan.process.files import stage_path, whole_file
+from stagespan.profiling import forked_export, pauses
 from stagespan.profiling.backends import Backend, Options, make_backend
 from stagespan.profiling.bounds import Watch, check_bounds
 from stagespan.profiling.running import foreign_profiler
@@ -74,6 +78,15 @@ class Window:
         self.begin_ns = 0
         self.end_ns = 0
         """The window in Unix ns."""
+        self.events: int | None = None
+        """How many operators and annotations were recorded, in whole blocks of torch's memory; None
+        before the end, or if the profiler does not show it."""
+        self.before_stop: Callable[[], object] | None = None
+        """Called in the thread of the window immediately before the profiler stops."""
+        self.exports_in_child = False
+        """Whether `export` lets a forked child write the profiler's trace, where that is safe."""
+        self.in_place: str | None = None
+        """Why the latest `export` did not use a child, as a part of a sentence; None if it did."""
         self._options = options
         if max_seconds is None or max_seconds >= threading.TIMEOUT_MAX:
             max_seconds = math.inf
@@ -86,6 +99,10 @@ class Window:
         self._is_counted = False
         self._native_id = 0  # of the thread that has opened it; greenlets have other identifiers
         self._pid = 0  # of its process
+        # What the profiler has written, until it is exported; then the first file.
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._copy: _Copy | None = None
+        self._refused: str | None = None
 
     @property
     def profiler(self) -> object:
@@ -96,6 +113,25 @@ class Window:
     def all_threads(self) -> bool:
         """Whether the operators of all threads are recorded. False before `start`."""
         return self._backend is not None and self._backend.all_threads
+
+    @property
+    def pause_bound_ns(self) -> int | None:
+        """An upper bound of the longest pause of all Python threads at the end of the window.
+
+        None if no earlier window of this process has measured the costs, or without `max_events`.
+        """
+        return pauses.bound_ns(
+            self._options,
+            self._max_events,
+            in_child=self.exports_in_child and forked_export.why_in_place() is None,
+        )
+
+    def recorded_events(self) -> int | None:
+        """Return how many operators and annotations have been recorded so far, in whole blocks.
+
+        None if the profiler does not show it, or before `start`.
+        """
+        return None if self._backend is None else self._backend.recorded_operators()
 
     def start(self) -> bool:
         """Open the window. Returns False, and sets `skipped`, if it cannot be opened."""
@@ -183,8 +219,14 @@ class Window:
                 self.title,
                 self.ended_early,
             )
+        self.events = backend.recorded_operators()
         try:
+            if self.before_stop is not None:
+                self.before_stop()
+            begin_ns = time.perf_counter_ns()
             backend.stop()
+            taken_ns = time.perf_counter_ns() - begin_ns
+            pauses.note_stop(self._options, self.events, backend.stop_ns, taken_ns)
             self.recorded = True
         except Exception as error:
             self._skip(
@@ -199,6 +241,15 @@ class Window:
         """Whether the window is open, and this thread has opened it."""
         return bool(self._running) and self._native_id == threading.get_native_id()
 
+    def end_soon(self, why: str) -> None:
+        """Make the thread of the window close it soon; `why` is what `ended_early` says then.
+
+        Any thread can call this. It has no effect without `max_seconds` and `max_events`.
+        """
+        if self._running and self._watch is not None:
+            self.ended_early = self.ended_early or why
+            self._watch.end()
+
     def close_if_due(self) -> None:
         """Close the window if it has reached a bound; not every thread can be interrupted."""
         if self._running and (self.ended_early is not None or self._is_due()):
@@ -207,40 +258,92 @@ class Window:
     def export(
         self, path: str | os.PathLike[str], finished: Mapping[int, int] | None = None
     ) -> Path:
-        """Write the trace to `path` as gzip, completely or not at all, with the spans of stagespan.
+        """Write the trace to `path`, completely or not at all, with the spans of stagespan.
 
-        `finished` contains the ends, in Unix ns by id, of spans that are still open for the
-        recorder. Raises StagespanError if nothing was recorded, or if the trace is larger than
-        `max_bytes`, and OSError if the file cannot be written.
+        The file is gzip if its name ends in ".gz", else plain JSON. `finished` contains the ends,
+        in Unix ns by id, of spans that are still open for the recorder. A window can be exported
+        again; the trace is then a copy of the first file that was written.
+
+        Raises StagespanError if nothing was recorded, if the trace is larger than `max_bytes` (as
+        gzip), or if the first file was changed meanwhile; and OSError if the file cannot be
+        written.
         """
         if not self.recorded or self._backend is None:
             raise StagespanError(
                 self.skipped or f"the window of {self.name!r} is still open: call stop() first."
             )
-        ends = finished or {}
+        if self._refused is not None:
+            raise StagespanError(self._refused)
+        packed = self._packed(finished or {}) if self._copy is None else self._copy.packed()
+        if self._max_bytes is not None and len(packed) > self._max_bytes:
+            self._refused = (
+                f"the trace of {self.title} takes {len(packed) / 1e6:.3g} MB, more than"
+                f" {self._max_bytes / 1e6:.3g} MB: profile a shorter stage, or one step of it."
+            )
+            self._drop_scratch()
+            raise StagespanError(self._refused)
+        target = Path(path)
+        with whole_file(target) as file:
+            if target.suffix == ".gz":
+                file.write(packed)
+            else:
+                shutil.copyfileobj(gzip.GzipFile(fileobj=io.BytesIO(packed)), file)
+        if self._copy is None:
+            self._copy = _Copy(target.absolute())
+        self._drop_scratch()
+        return target
+
+    def _packed(self, ends: Mapping[int, int]) -> bytes:
+        """Return the trace as gzip. The profiler writes its events only once."""
+        assert self._backend is not None
         spans = [
             replace(span, end_ns=ends[span.id], unfinished=False)
             if span.unfinished and span.id in ends
             else span
             for span in recorded_spans(self.begin_ns, self.end_ns)
         ]
-        with tempfile.TemporaryDirectory(prefix="stagespan-") as folder:
-            plain = Path(folder, "trace.json")
+        if self._scratch is None:
+            scratch = tempfile.TemporaryDirectory(prefix="stagespan-")
             try:
-                self._backend.write(plain)
-                self.shows_work = shows_work(plain)
-                packed = compressed_with_spans(plain, spans)
-            except (OSError, ValueError, RuntimeError) as error:
-                raise OSError(
-                    f"the profiler's trace could not be written to {folder} ({error});"
-                    " set TMPDIR to a folder with free space"
-                ) from error
-        if self._max_bytes is not None and len(packed) > self._max_bytes:
-            raise StagespanError(
-                f"the trace of {self.title} takes {len(packed) / 1e6:.3g} MB, more than"
-                f" {self._max_bytes / 1e6:.3g} MB: profile a shorter stage, or one step of it."
-            )
-        return write_whole(path, packed)
+                self.in_place = self._write(self._backend, Path(scratch.name, _PLAIN))
+            except BaseException as error:
+                scratch.cleanup()
+                if isinstance(error, (OSError, ValueError, RuntimeError)):
+                    raise _not_written(scratch.name, error) from error
+                raise
+            self._scratch = scratch
+        plain = Path(self._scratch.name, _PLAIN)
+        try:
+            self.shows_work = shows_work(plain)
+            return compressed_with_spans(plain, spans)
+        except (OSError, ValueError) as error:
+            raise _not_written(self._scratch.name, error) from error
+
+    def discard(self) -> None:
+        """Give the trace up if it was not exported, and remove what the profiler has written."""
+        self._drop_scratch()
+
+    def _drop_scratch(self) -> None:
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
+
+    def _write(self, backend: Backend, plain: Path) -> str | None:
+        """Write the profiler's trace. Returns why this process did it itself, or None."""
+        why: str | None = "no child was asked for"
+        if self.exports_in_child:
+            save = backend.saver()
+            why = "the profiler has no function for it" if save is None else None
+            why = why or forked_export.why_in_place()
+            if save is not None and why is None:
+                child = forked_export.save_in_child(save, plain)
+                pauses.note_fork(self._options, child.fork_ns)
+                why = child.failed
+        if why is not None:
+            begin_ns = time.perf_counter_ns()
+            backend.write(plain)
+            pauses.note_write(self._options, self.events, time.perf_counter_ns() - begin_ns)
+        return why
 
     def __enter__(self) -> Window:
         self.start()
@@ -291,6 +394,44 @@ class Window:
         self.skipped = sentence[:1].upper() + sentence[1:]
         _warn_once(reason, self.skipped)
         return False
+
+
+_PLAIN = "trace.json"
+
+
+def _not_written(folder: str, error: BaseException) -> OSError:
+    return OSError(
+        f"the profiler's trace could not be written to {folder} ({error});"
+        " set TMPDIR to a folder with free space"
+    )
+
+
+class _Copy:
+    """A file that was written, from which others are made while it is as it was."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._state = path, _state_of(path)
+
+    def packed(self) -> bytes:
+        """Return the content as gzip. Raises StagespanError if the file has changed."""
+        content = b""
+        if _state_of(self._path) == self._state:
+            with contextlib.suppress(OSError):
+                content = self._path.read_bytes()
+        if not content:
+            raise StagespanError(
+                f"the trace was exported to {self._path}, which was changed or removed since:"
+                " further copies are made from that file."
+            )
+        return content if self._path.suffix == ".gz" else gzip.compress(content, 6)
+
+
+def _state_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class _ThreadEnd:

@@ -17,6 +17,7 @@ class _Names(NamedTuple):
 
     profiled: tuple[str, ...]
     annotated: tuple[str, ...]
+    captured: tuple[str, ...]
 
 
 # No lock is needed: one call of dict changes it, and readers copy it.
@@ -24,9 +25,11 @@ _named: dict[str, int] = {}
 """The names given at run time, and how often each was given."""
 _annotated: list[tuple[str, ...]] = []
 """The names of the latest `annotate`, which replace those of STAGESPAN_ANNOTATE."""
+_captured: list[tuple[str, ...]] = []
+"""The stage of the capture that is in progress."""
 _in_contexts: set[str] = set()
 """The named stages that ran in contexts, because plain spans are not profiled."""
-_current = _Names((), ())
+_current = _Names((), (), ())
 """The names that `update` has told the core, replaced as a whole."""
 
 
@@ -41,12 +44,17 @@ def enable_profiler_for_names(names: str | Iterable[str], *more: str | Iterable[
     _named.update({name: _named.get(name, 0) + 1 for name in _listed(names, *more)})
     update()
     imports.load("stagespan.profiling.unused")
-    imports.load("stagespan.profiling.backends").import_beforehand()
 
 
 def set_annotated(*names: str | Iterable[str]) -> None:
     """Replace the stages that are annotated in the application's traces, see `annotate`."""
     _annotated[:] = [tuple(_listed(*names))]
+    update()
+
+
+def set_captured(*stages: str) -> None:
+    """Replace the stages whose runs call the hooks because a capture waits for them."""
+    _captured[:] = [stages]
     update()
 
 
@@ -75,6 +83,7 @@ def times_named(stage: str) -> int:
 def forget_names() -> None:
     """Remove the names given at run time, also by `annotate`. Those of the environment stay."""
     _named.clear()
+    _captured.clear()
     _annotated.clear()
     _in_contexts.clear()
     update()
@@ -118,8 +127,8 @@ def update() -> None:
     # Another thread may name stages at the same time.
     while told != (names := _read()):
         told = names
-        _core.profiler_set_names((*names.profiled, *names.annotated))
-        _core.profiler_set_annotated_names(names.annotated)
+        _core.profiler_set_names((*names.profiled, *names.annotated, *names.captured))
+        _core.profiler_set_annotated_names((*names.annotated, *names.captured))
         _current = names
 
 
@@ -127,6 +136,7 @@ def _read() -> _Names:
     return _Names(
         tuple(dict.fromkeys((*settings.profiler_names(), *_named.copy()))),
         _annotated[0] if _annotated else settings.annotated_names(),
+        _captured[0] if _captured else (),
     )
 
 

@@ -15,7 +15,6 @@ from stagespan.live import lines, service
 from stagespan.process import forks, imports, run
 from stagespan.process.atomic import Count
 from stagespan.process.files import json_bytes, stage_path, write_whole
-from stagespan.profiling.backends import import_beforehand
 from stagespan.profiling.controller import (
     MAX_SECONDS,
     MAX_TRACE_BYTES,
@@ -69,7 +68,6 @@ class ProfiledHook(Hook):
         self._groups: dict[tuple[str, int], _Group] = {}
         self._warned: set[str] = set()
         service.on_exit(self.finish_groups)
-        import_beforehand()  # useful if runs are skipped before the first one that is profiled
         forks.after_in_child(self._groups.clear)  # a forked child has no profiler
 
     def wants(self, call: Call) -> bool:

@@ -12,7 +12,6 @@ from stagespan.live import lines
 from stagespan.process import run
 from stagespan.process.files import stage_path
 from stagespan.process.imports import importing
-from stagespan.profiling.backends import import_beforehand
 from stagespan.profiling.bounds import check_bounds
 from stagespan.profiling.controller import MAX_SECONDS, MAX_TRACE_BYTES, Window, profile_window
 
@@ -117,7 +116,6 @@ class profile_steps:
         self._is_recording = False
         self._marks = contextlib.ExitStack()
         self._is_open = False
-        import_beforehand()
 
     def __enter__(self) -> profile_steps:
         try:

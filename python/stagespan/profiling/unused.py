@@ -10,17 +10,9 @@ from collections.abc import Collection
 from stagespan import _core
 from stagespan.live import service
 from stagespan.pages.amounts import quoted
-from stagespan.process import run
+from stagespan.process import command, run
 from stagespan.process.files import safe_name
 from stagespan.profiling.names import not_in_contexts
-
-_is_left_out = False
-
-
-def leave_out() -> None:
-    """Log nothing when this process ends, because the caller reports these stages itself."""
-    global _is_left_out
-    _is_left_out = True
 
 
 def sentences(ran: Collection[str]) -> list[str]:
@@ -74,8 +66,10 @@ def _is_profiled_elsewhere(stage: str) -> bool:
 
 
 def _warn_at_exit() -> None:
+    if command.folder():
+        return  # the command says what was not profiled in any process
     # Workers and other ranks run only some of the stages.
-    if _is_left_out or run.is_worker() or run.rank() != 0:
+    if run.is_worker() or run.rank() != 0:
         return
     ran = set(_core.snapshot().stages())
     ran.update(str(span["stage"]) for span in _core.open_spans())

@@ -10,7 +10,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from stagespan import _core
@@ -29,7 +29,10 @@ from stagespan.recording.request_figures import PART_NAMES, PlaceFigures
 from stagespan.recording.summary import IdentityFigures, LoadFigures
 from stagespan.recording.texts import ended_requests, open_requests
 from stagespan.recording.timelines import Timeline, timelines
+from stagespan.sampling.result import Sampled
 
+SAMPLES_OF = "Samples of the "
+"""Begins the titles of tables of samples."""
 WINDOW_S = 10.0
 """The length of the time that figures are about."""
 _REQUESTS_WINDOW_NS = 60 * 10**9
@@ -76,6 +79,8 @@ class StageActivity(RecentFigures, frozen=True):
     running: Count
     longest_ns: int | None
     """How long the oldest of those that run has lasted."""
+    cpu_ns: float | None
+    """The mean CPU time of the runs of the last seconds that have measured it."""
     device_ns: float | None
     """The mean device time of the last seconds."""
 
@@ -150,6 +155,8 @@ class ActivityFigures(RecordedFigures, frozen=True):
     """Of those that ended in the last minute, the slowest first."""
     lost: dict[str, Count]
     """What has been lost since the processes began, by cause."""
+    samples: Sampled | None = None
+    """Where the time of a process goes that has no stages, or listens to commands."""
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -395,9 +402,11 @@ def _stages(
     by_name = _changes(processes, RUNS)
     for name in dict.fromkeys([*by_name, *load.running]):  # also those of which no run has ended
         changes = by_name.get(name, [])
+        recent = _recent_stats(changes)
+        cpu = [stats.cpu_mean_ns for stats in recent if stats.cpu_mean_ns is not None]
         device = [
             stats.device_elapsed_ns.mean_ns
-            for stats in _recent_stats(changes)
+            for stats in recent
             if stats.device_elapsed_ns is not None
         ]
         yield StageActivity(
@@ -408,6 +417,7 @@ def _stages(
             errors=sum(change.since_begin.errors for change in changes if change.since_begin),
             running=load.running.get(name, 0),
             longest_ns=load.longest_run_ns.get(name),
+            cpu_ns=max(cpu, default=None),
             device_ns=max(device, default=None),
         )
 
@@ -576,6 +586,7 @@ class Activity(Result):
                     open_requests(of.load),
                     ended_requests(of.ended_requests),
                     f"Lost since the start: {lost}." if lost else None,
+                    f"Samples: {of.samples.verdict()}" if of.samples is not None else None,
                 ),
             ),
         ]
@@ -588,7 +599,8 @@ class Activity(Result):
         """Return stages, queues, hand-offs, threads and requests, important columns first."""
         of = self.of
         tables = (
-            *(_stages_table(of), _queues_table(of), _hand_offs_table(of), _threads_table(of)),
+            *(_stages_table(of), *_sampled_tables(of)),
+            *(_queues_table(of), _hand_offs_table(of), _threads_table(of)),
             *(_open_requests_table(of), _slowest_table(of)),
         )
         return [table for table in tables if table.rows]
@@ -624,11 +636,22 @@ def _stages_table(of: ActivityFigures) -> Table:
         ("errors_per_s", "errors/s", "rate"),
         *(("errors", "errors", ""), ("running", "running", "")),
         ("longest_ns", "longest", "rounded ns"),
-        ("device_ns", "device", "rounded ns"),
+        *(("cpu_ns", "CPU", "rounded ns"), ("device_ns", "device", "rounded ns")),
         ("count", "runs", ""),
         *_labels(of),
         note=f"Rates, percentiles and shares are those of {_window_text(of)}.",
     ).filled(("runs/s", "p50", "p95", "p99", "share"))
+
+
+def _sampled_tables(of: ActivityFigures) -> list[Table]:
+    if of.samples is None:
+        return []
+    tables = of.samples.tables()
+    note = f"{of.samples.line()}."
+    return [
+        replace(table, title=f"{SAMPLES_OF}{table.title}", note=f"{note} {table.note}".strip())
+        for table in tables
+    ]
 
 
 def _queues_table(of: ActivityFigures) -> Table:

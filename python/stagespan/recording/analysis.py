@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from stagespan.errors import StagespanError
+from stagespan.process.files import RECORDING_SUFFIX
 from stagespan.recording.finding import open_recording
 from stagespan.recording.reading import Recording
 from stagespan.recording.slices import CATEGORIES, TimeLine
@@ -18,13 +19,13 @@ from stagespan.trace.ranks.summary import summarise_trace
 from stagespan.trace.read.columns import Codebook, absent, without_events
 from stagespan.trace.read.model import MISSING, Events, Trace
 
-_SUFFIX = ".stagespan"
-
 
 def is_recording(path: Path) -> bool:
     """Whether a path is a recording's file, or the id of a process and not a file or folder."""
     text = str(path)
-    return path.suffix == _SUFFIX or (text.isascii() and text.isdigit() and not path.exists())
+    return path.suffix == RECORDING_SUFFIX or (
+        text.isascii() and text.isdigit() and not path.exists()
+    )
 
 
 def trace_of(recording: Recording, path: str) -> Trace:
@@ -84,7 +85,7 @@ def analyze_recordings(folder: Path) -> Analysis | None:
     """
     if not folder.is_dir():
         return None
-    recordings = [open_recording(path) for path in sorted(folder.glob(f"*{_SUFFIX}"))]
+    recordings = [open_recording(path) for path in sorted(folder.glob(f"*{RECORDING_SUFFIX}"))]
     if not recordings:
         return None
     ranks = {recording.rank: recording for recording in recordings if recording.rank is not None}

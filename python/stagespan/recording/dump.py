@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from bisect import bisect_left
+import itertools
+import math
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -62,7 +64,7 @@ def columns(recording: RequestSource) -> dict[str, list[Any]]:
         "error": [bool(flags & _core.FLAG_ERROR) for flags in of_spans["flags"]],
         "suspended_ns": _known(of_spans["suspended_ns"], is_open),
     }
-    for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns"):
+    for name in ("cpu_ns", "device_elapsed_ns", "device_queue_ns", "device_tail_ns"):
         is_unknown = np.isnan(spans[name])
         rounded = np.rint(np.where(is_unknown, 0, spans[name])).astype(np.int64)
         values[name] = _known(rounded.tolist(), is_unknown.tolist())
@@ -134,14 +136,35 @@ def as_perfetto(*recordings: RequestSource) -> str:
     It has the tracks of a `TimeLine`, with arrows along each request and its hops.
     """
     line = TimeLine(recordings)
+    page = {
+        "displayTimeUnit": "ns",
+        "baseTimeNanoseconds": line.base_ns,
+        "otherData": {"stagespan": line.identity},
+        "traceEvents": [],
+    }
+    events = _events(line)
+    # Events become text in groups, because their objects are many times as large.
+    groups = iter(lambda: list(itertools.islice(events, _EVENTS_AT_ONCE)), [])
+    texts = [json_bytes(group)[1:-1].decode() for group in groups]
+    head = json_bytes(page).decode().removesuffix("]}")
+    return f"{head}{','.join(texts)}]}}\n"
+
+
+_EVENTS_AT_ONCE = 4096
+
+
+def _events(line: TimeLine) -> Iterator[dict[str, Any]]:
+    """Yield the events of a trace: names, slices, and the arrows between them."""
     base_ns, tids = line.base_ns, line.tids.tolist()
-    events = [_name("process_name", pid, 0, label) for pid, label in line.process_names.items()]
+    for pid, label in line.process_names.items():
+        yield _name("process_name", pid, 0, label)
     for (pid, tid), label in line.track_names.items():
-        events.append(_name("thread_name", pid, tid, label))
-    arguments = [args for process in line.processes for args in _arguments(process)]
+        yield _name("thread_name", pid, tid, label)
     slices = {name: line.slices[name].tolist() for name in line.slices.dtype.names or ()}
-    events += (
-        {
+    arguments = list(map(_Arguments, line.processes))
+    for i in line.order.tolist():
+        process = bisect_right(line.first_slices, i) - 1
+        yield {
             "ph": "X",
             "cat": CATEGORIES[slices["category"][i]],
             "name": line.names[slices["name"][i]],
@@ -149,56 +172,57 @@ def as_perfetto(*recordings: RequestSource) -> str:
             "tid": tids[i],
             "ts": (slices["begin_ns"][i] - base_ns) / 1e3,
             "dur": (slices["end_ns"][i] - slices["begin_ns"][i]) / 1e3,
-            "args": arguments[i],
+            "args": arguments[process].of(i - line.first_slices[process]),
         }
-        for i in line.order.tolist()
-    )
+    del arguments
     ways = [
         _Way(process, first)
         for process, first in zip(line.processes, line.first_slices, strict=True)
     ]
-    flows = [flow for way in ways for flow in way.flows()] + _hop_flows(ways)
-    for number, flow in enumerate(flows, 1):
+    flows = (flow for way in ways for flow in way.flows())
+    for number, flow in enumerate(itertools.chain(flows, _hop_flows(ways)), 1):
         places = [(slices["pid"][i], tids[i], (at_ns - base_ns) / 1e3) for at_ns, i in flow]
-        events.extend(_arrows(number, places))
-    page = {
-        "displayTimeUnit": "ns",
-        "baseTimeNanoseconds": base_ns,
-        "otherData": {"stagespan": line.identity},
-        "traceEvents": events,
-    }
-    return _encoded(page)
+        yield from _arrows(number, places)
 
 
-def _arguments(process: ProcessSlices) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of each slice of a process."""
-    spans, amounts = process.spans, process.recording.amounts()
-    by_number = {one["number"]: one for one in process.segments if one["origin"] != "return"}
-    of_spans = {
-        name: spans[name].tolist() for name in ("id", "parent", "request", "flags", "end_ns")
-    }
-    rows, categories = process.slices["row"].tolist(), process.slices["category"].tolist()
-    for row, category, index in zip(rows, categories, range(len(rows)), strict=True):
-        if index >= process.first_segment:
-            segment = process.segments[row]
+class _Arguments:
+    """The arguments of the slices of a process."""
+
+    def __init__(self, process: ProcessSlices) -> None:
+        self._process = process
+        self._amounts = process.recording.amounts()
+        self._by_number = {
+            one["number"]: one for one in process.segments if one["origin"] != "return"
+        }
+        names = "id", "parent", "request", "flags", "end_ns", "cpu_ns"
+        self._spans = {name: process.spans[name].tolist() for name in names}
+        self._rows = process.slices["row"].tolist()
+        self._categories = process.slices["category"].tolist()
+
+    def of(self, index: int) -> dict[str, Any]:
+        """Return those of one slice."""
+        row, category, spans = self._rows[index], self._categories[index], self._spans
+        if index >= self._process.first_segment:
+            segment = self._process.segments[row]
             args = {name: segment[key] for name, key in _OF_SEGMENT.items()}
-            yield args | ({} if segment["end_ns"] and category == REQUEST else {"open": True})
-            continue
-        args = {"id": of_spans["id"][row]}
+            return args | ({} if segment["end_ns"] and category == REQUEST else {"open": True})
+        args = {"id": spans["id"][row]}
         if category != OF_DEVICE:
-            args["parent"] = of_spans["parent"][row]
-            request = by_number.get(of_spans["request"][row])
+            args["parent"] = spans["parent"][row]
+            request = self._by_number.get(spans["request"][row])
             if request is not None:
                 args["request"] = request["id"]
                 if request["trace_id"] is not None:
                     args["trace_id"] = request["trace_id"]
-            if args["id"] in amounts:
-                args["work"] = amounts[args["id"]]
-            if of_spans["flags"][row] & _core.FLAG_ERROR:
+            if args["id"] in self._amounts:
+                args["work"] = self._amounts[args["id"]]
+            if not math.isnan(spans["cpu_ns"][row]):
+                args["cpu_ns"] = int(spans["cpu_ns"][row])
+            if spans["flags"][row] & _core.FLAG_ERROR:
                 args["error"] = True
-            if of_spans["end_ns"][row] == OPEN_NS:
+            if spans["end_ns"][row] == OPEN_NS:
                 args["open"] = True
-        yield args
+        return args
 
 
 _OF_SEGMENT = {"request": "id", "trace_id": "trace_id", "status": "status"}

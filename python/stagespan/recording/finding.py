@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 
 from stagespan import _core, settings
 from stagespan.errors import ShortageError, StagespanError, TooLargeError
-from stagespan.process.files import cannot_open, is_shortage
+from stagespan.process.files import RECORDING_SUFFIX, cannot_open, is_shortage
 from stagespan.process.times import stat_folder
 from stagespan.recording.reading import (
     ENDED_STATES,
@@ -25,8 +25,7 @@ from stagespan.recording.reading import (
     stat_fields,
 )
 
-SUFFIX = ".stagespan"
-_FILE = re.compile(rf"(\d+)-(\d+)(?:-\d+)?{re.escape(SUFFIX)}")
+_FILE = re.compile(rf"(\d+)-(\d+)(?:-\d+)?{re.escape(RECORDING_SUFFIX)}")
 _DELETED = " (deleted)"
 EXPORTER_FILE = ".exporter"
 """The file in a folder of recordings on which an exporter holds a lock."""
@@ -280,7 +279,8 @@ def of_pid(pid: int, *, spans: bool = True) -> list[Recording]:
         )
     raise StagespanError(
         f"The process {pid} has no recording that can be read here: it has not opened a span, "
-        "STAGESPAN_RECORDING=off is set, or it belongs to another user."
+        "STAGESPAN_RECORDING=off is set, or it belongs to another user. Started with"
+        " STAGESPAN_LISTEN=true, or by `stagespan run`, it has one without a span."
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import msgspec
 from rich.text import Text
 
 from stagespan.errors import StagespanError
@@ -12,24 +14,32 @@ from stagespan.pages.page import ResultPage
 from stagespan.pages.result import Cell, Table
 from stagespan.pages.terminal import text_table
 from stagespan.recording import activity, finding, ranks, summary
-from stagespan.recording.activity import Activity, Observer
+from stagespan.recording.activity import SAMPLES_OF, Activity, ActivityFigures, Observer
+from stagespan.recording.asking import Asker
 from stagespan.recording.reading import Recording
+from stagespan.sampling.asking import Rounds
+from stagespan.sampling.rows import MOST_ROWS as MOST_SAMPLED_ROWS
 
 _ORDERS = ("share", "runs/s", "p99", "stage")
 """The columns that the stages can be ordered by."""
 _MOST_ROWS = 8
-"""Of each table but that of the stages."""
+"""Of each table but those of the stages and the samples."""
 _LEAST_NAME = 12
 _FILTERED = ("Stages", "Queues", "Hand-offs")
+_SAMPLED_S = 2.0
+"""The length of a round of samples."""
 _ENDED = "The process has ended: this is its last known state."
 
 
 class LivePage:
     """The state of the page: the observed processes, the order of stages, and the filter."""
 
-    def __init__(self, which: str | None, job: str | None) -> None:
+    def __init__(self, which: str | None, job: str | None, sampled_s: float = _SAMPLED_S) -> None:
+        """Of a process that ``which`` names, a round of samples takes ``sampled_s`` seconds."""
         self._which = which
         self._job = job
+        self._sampled_s = sampled_s
+        self._rounds: Rounds | None = None
         self._observer = Observer()
         self._activity: Activity | None = None
         self._order = _ORDERS[0]
@@ -61,7 +71,37 @@ class LivePage:
         else:
             copies = [self._first()]
         self._observer.take(copies)
-        self._activity = Activity(self._observer.activity())
+        figures = self._observer.activity()
+        if self._rounds is None and self._is_to_be_sampled(figures, is_first=not before):
+            self._rounds = Rounds(copies[0].path, self._sampled_s)
+        if self._rounds is not None:
+            figures = msgspec.structs.replace(figures, samples=self._rounds.latest)
+        self._activity = Activity(figures)
+
+    def _is_to_be_sampled(self, figures: ActivityFigures, *, is_first: bool) -> bool:
+        """Whether the user wants to see one process, and it has no stages or listens anyway."""
+        (copy, *_) = self._observer.recordings
+        if self._which is None or copy.state != "alive":
+            return False
+        if not figures.stages or not is_first:
+            return not figures.stages
+        try:
+            with Asker(copy.path) as asker:
+                return asker.is_listening
+        except StagespanError:  # it belongs to another user
+            return False
+
+    def wait(self, seconds: float) -> None:
+        """Wait some seconds, or until the process has sampled itself."""
+        if self._rounds is None:
+            time.sleep(seconds)
+        else:
+            self._rounds.wait()
+
+    def close(self) -> None:
+        """End the samples."""
+        if self._rounds is not None:
+            self._rounds.close()
 
     def _first(self) -> Recording:
         if self._which is not None:
@@ -107,6 +147,8 @@ class LivePage:
         """Return the page of the latest reading."""
         assert self._activity is not None, "it was read before"
         remarks = [self._message] if self._message else []
+        if self._rounds is not None and self._rounds.why_not is not None and not remarks:
+            remarks.append(f"No samples: {self._rounds.why_not}")
         if self._job is not None:
             amount = activity.amount_of(self._activity.of)
             return self._activity.page(f"job {self._job}", amount, remarks)
@@ -129,7 +171,8 @@ class LivePage:
         for table in self._activity.tables():
             selected = self._selected(table)
             is_first = table.title == "Stages"
-            most = max(left // 2, 3) if is_first else min(left - 2, _MOST_ROWS)
+            most = MOST_SAMPLED_ROWS if table.title.startswith(SAMPLES_OF) else _MOST_ROWS
+            most = max(left // 2, 3) if is_first else min(left - 2, most)
             if most < 1 or not selected.rows:
                 continue
             drawn = text_table(_with_short_names(selected.selected(most), width), width)

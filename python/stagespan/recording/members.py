@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagespan.errors import StagespanError
-from stagespan.process.command import FIGURES
-from stagespan.recording.finding import SUFFIX
 from stagespan.recording.reading import Recording
 from stagespan.report import merged
 
 if TYPE_CHECKING:
+    from stagespan.process.command import Command
     from stagespan.report.merged import Stages
-
-_MOST_KEPT = 32
-"""How many recordings a folder may have before those of ended processes are read and removed. Each
-takes 1 to 2 MiB of a tmpfs."""
 
 
 class Members:
     """The processes whose recordings are in the folder of a command, except for its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, command: Command) -> None:
+        self._command = command
         self._removed: Stages = {}
         self._reading = threading.RLock()
 
-    def limit(self) -> None:
-        """Read and remove the recordings of ended processes if there are many."""
-        try:
-            names = [name for name in os.listdir(self._folder) if name.endswith(SUFFIX)]
-        except OSError:
-            return
-        if len(names) <= _MOST_KEPT or not self._reading.acquire(blocking=False):
+    def remove_ended(self) -> None:
+        """Read and remove the recordings of ended processes."""
+        if not self._reading.acquire(blocking=False):
             return
         try:
             for copy in self._recordings():
@@ -56,7 +46,7 @@ class Members:
     def handed_over(self) -> list[Stages]:
         """Return the stages of processes whose recordings could not be read at their end."""
         stages: list[Stages] = []
-        for path in self._folder.glob(f"*{FIGURES}"):
+        for path in self._command.figures():
             try:
                 stages.append(merged.decoded(path.read_bytes()))
             except (OSError, ValueError):  # the disk was full
@@ -65,10 +55,9 @@ class Members:
 
     def _recordings(self) -> list[Recording]:
         recordings = []
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
-            if not path.name.startswith(f"{os.getpid()}-"):
-                try:
-                    recordings.append(Recording(str(path), everything=False))
-                except StagespanError:  # it was cut off, or is damaged
-                    continue
+        for path in self._command.recordings():
+            try:
+                recordings.append(Recording(path, everything=False))
+            except StagespanError:  # it was cut off, or is damaged
+                continue
         return recordings

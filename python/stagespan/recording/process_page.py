@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,14 +17,19 @@ from stagespan.pages.result import Block, Line, Result, Table
 from stagespan.pages.timeline import TimelineRow, timeline_row
 from stagespan.recording import summary
 from stagespan.recording.reading import RecordedOpenSpan, Recording
+from stagespan.recording.request_figures import RequestsFigures
+from stagespan.recording.requests_page import Requests
 from stagespan.recording.spans import OPEN_NS, kinds_of, with_open
+from stagespan.recording.stages_over_time import StagesOverTime
 from stagespan.recording.summary import ProcessFigures, ThreadFigures
 from stagespan.recording.texts import clock, ending
+from stagespan.recording.timelines import timelines
 
 _MOST_THREADS, _MOST_DEPTHS = 12, 4
 """Of the timeline."""
 _DEEPEST = 8
 """Deeper open spans are shown at this depth."""
+_MOST_REQUESTS = 20
 
 
 class ProcessState(Result):
@@ -173,6 +179,30 @@ def _nested(spans: Sequence[RecordedOpenSpan]) -> list[tuple[int, RecordedOpenSp
     return nested + [(0, span) for siblings in children.values() for span in siblings]
 
 
+class ProcessRequests(Result):
+    """The tables of the requests that a process has served, for pages without a limited length.
+
+    A first screen does without them, because joining many requests takes seconds.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+
+    @cached_property
+    def _requests(self) -> Requests:
+        joined = timelines([self.recording], are_all=False)
+        slowest = sorted(joined, key=lambda one: -one.total_ns)[:_MOST_REQUESTS]
+        return Requests(joined, slowest, self.recording.lost(), len(joined), in_detail=False)
+
+    def figures(self) -> RequestsFigures:
+        """Return the slowest requests, and the stages of all of them."""
+        return self._requests.figures()
+
+    def tables(self) -> list[Table]:
+        """Return the slowest requests, where their time went, and the stages of all of them."""
+        return self._requests.tables()
+
+
 class ProcessPage(Page):
     """The page of one process, with a timeline of its latest spans."""
 
@@ -187,11 +217,17 @@ class ProcessPage(Page):
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self._state = ProcessState(recording)
+        self._over_time = StagesOverTime(recording)
+        self._requests = ProcessRequests(recording)
 
     @property
     def results(self) -> dict[str, Result]:
-        """The state of the process."""
-        return {"process": self._state}
+        """The state of the process, its stages over time, and its requests."""
+        return {
+            "process": self._state,
+            "stages_over_time": self._over_time,
+            "requests": self._requests,
+        }
 
     def name(self) -> str:
         """Return the process."""
@@ -199,11 +235,11 @@ class ProcessPage(Page):
 
     def summary(self) -> str:
         """Return how the process ended."""
-        return ending(self.recording)
+        return re.sub(r"^(is|was) ", "", ending(self.recording))
 
     def headline(self) -> str:
         """Return the process and how it ended."""
-        return f"{self.name()} {self.summary()}."
+        return f"{self.name()} {ending(self.recording)}."
 
     def caveat(self) -> str | None:
         """Return the problems of the recording."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from stagespan.live.span_kinds import AnyKind
     from stagespan.live.statistics import Stats
+    from stagespan.recording.slowness import Slowness
 
 State = Literal["alive", "exited", "stopped", "died", "unknown"]
 """`exited`: the process ended by its own exit. `stopped`: it was stopped by SIGTERM, SIGHUP or
@@ -346,6 +347,14 @@ class Recording:
         """
         return frozenset(self._keys)
 
+    @cached_property
+    def segment_ends(self) -> list[tuple[int, int, str | None]]:
+        """The key of each segment and returned hop, when it has ended, and its trace.
+
+        The end of a hop is when it was received; that of an open segment is 0.
+        """
+        return self._copy.segment_ends()
+
     @property
     def left_open(self) -> list[Segment]:
         """The requests that began here and were open when the process ended."""
@@ -450,6 +459,10 @@ class Recording:
     def failures(self) -> Failures:
         """Return the exceptions of the latest spans that have failed, by span id."""
         return self._failures[0]
+
+    def slowness(self) -> dict[int, Slowness]:
+        """Return nothing: only exporters note why a request was slow."""
+        return {}
 
     def amounts(self, spans: set[int] | None = None) -> Amounts:
         """Return what was counted with `span.add`, by span id and unit; integers are exact.

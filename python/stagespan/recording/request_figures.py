@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from stagespan.live import statistics
 from stagespan.live.quantiles import quantile
 from stagespan.live.span_kinds import TITLES
 from stagespan.pages.figures import Count, RecordedFigures
 from stagespan.recording.reading import began_here
-from stagespan.recording.spans import Span
+from stagespan.recording.slow_causes import SlowFigures, slow_figures
+from stagespan.recording.spans import SYSTEM_COUNTS, Span
 from stagespan.recording.timelines import Hop, Stretch, Timeline
 
 if TYPE_CHECKING:
+    from stagespan.recording.request_sums import RequestSums
     from stagespan.recording.source import RequestSource
+
+_Number = TypeVar("_Number", int, float)
 
 PART_NAMES = {
     "execution": TITLES["execution"],
@@ -53,6 +57,8 @@ class SpanFigures(RecordedFigures, frozen=True):
     """From the start of the request, on the clock of its root; None if the offset of the clocks is
     unknown."""
     duration_ns: int
+    cpu_ns: int | None
+    """The CPU time of its thread meanwhile; None if it was not measured."""
     depth: int
     open: bool
     size: int | None
@@ -117,6 +123,8 @@ class RequestFigures(RecordedFigures, frozen=True):
     """What was recorded of its metadata."""
     exception: str | None
     """The type of the exception that it has ended with."""
+    slow: SlowFigures | None
+    """Why it was kept as slow; None if it was not."""
     begin_ns: int
     """Unix time."""
     total_ns: int
@@ -156,6 +164,7 @@ class RequestFigures(RecordedFigures, frozen=True):
         return cls.taken(
             timeline,
             request_id=timeline.id,
+            slow=slow_figures(timeline),
             execution_ns=timeline.where_sum("execution"),
             handoff_ns=timeline.where_sum("handoff"),
             queue_ns=timeline.where_sum("queue"),
@@ -202,6 +211,10 @@ def _segment(stretch: Stretch, root: Stretch) -> SegmentFigures:
 
 
 def _median_ns(stretch: Stretch, span: Span) -> float | None:
+    noted = stretch.recording.slowness().get(stretch.segment["number"])
+    if noted is not None and noted.usual and span.kind == "execution":
+        # Other slow requests, which are kept too, do not tell what is usual.
+        return noted.usual[span.stage].median_ns if span.stage in noted.usual else None
     if (surroundings := stretch.recording.surroundings) is not None:
         return surroundings.medians_ns.get((span.kind, span.stage))
     stage = stretch.recording.stats(kind=span.kind).get(span.stage)
@@ -212,6 +225,9 @@ def _median_ns(stretch: Stretch, span: Span) -> float | None:
 def _open_meanwhile(timeline: Timeline) -> int | None:
     root = timeline.segments[0]
     recording, number = root.recording, root.segment["number"]
+    noted = recording.slowness().get(number)
+    if noted is not None and noted.neighbours is not None:
+        return noted.neighbours
     end_ns = timeline.begin_ns + timeline.total_ns
     if (surroundings := recording.surroundings) is not None:
         if surroundings.times_ns is None:
@@ -237,8 +253,8 @@ class StageFigures(RecordedFigures, frozen=True):
     execution_ns: int
     where_ns: int
     parallel: float | None
-    """How many spans ran at once on average while the stage was on the requests' timelines; None if
-    it never was."""
+    """How many of its spans in one request ran at once, on average over the time in which one did;
+    None without such time."""
     p50_ns: int | None
     p95_ns: int | None
     max_ns: int | None
@@ -265,6 +281,18 @@ class HandOffFigures(RecordedFigures, frozen=True):
     """Of all messages of these processes, if `extract` was told their size."""
 
 
+class WorkFigures(RecordedFigures, frozen=True):
+    """What single requests of a pipeline have done in one unit, or the sizes of batches."""
+
+    name: str
+    """The pipeline, or the stage of the batches."""
+    unit: str
+    count: Count
+    p50: float | None
+    p95: float | None
+    max: float | None
+
+
 class RequestsFigures(RecordedFigures, frozen=True):
     """What `stagespan requests --json` prints. Times are in ns, as the processes recorded them."""
 
@@ -273,50 +301,32 @@ class RequestsFigures(RecordedFigures, frozen=True):
     requests: list[RequestFigures]
     stages: list[StageFigures]
     hops: list[HandOffFigures]
+    work: list[WorkFigures]
     lost: dict[str, Count]
     """What the recordings have lost, by cause, so that figures can be incomplete."""
 
 
-def stages(timelines: Sequence[Timeline]) -> list[StageFigures]:
+def stages(sums: RequestSums) -> list[StageFigures]:
     """Return the figures of each stage, with the one that most was spent in first."""
-    durations: defaultdict[str, list[int]] = defaultdict(list)
-    batches: set[tuple[str, Span]] = set()
-    queue: Counter[str] = Counter()
-    where: Counter[str] = Counter()
-    spent: Counter[str] = Counter()
-    for timeline in timelines:
-        for (kind, name), ns in timeline.where.items():
-            if kind == "execution":
-                where[name] += ns
-        for (kind, name), (_, ns) in timeline.spent.items():
-            if kind == "queue":
-                queue[name] += ns
-            else:
-                spent[name] += ns
+    durations = sums.durations()
+    spent, queue = sums.spent()
+    where = {name: ns for (kind, name), ns in sums.where.items() if kind == "execution"}
+    at_once = sums.at_once()
+    for timeline in sums.timelines:
         for hop in timeline.hops:
             if hop.queue is not None:
                 queue[hop.queue] += hop.queue_ns or 0
-        for stretch in timeline.segments:
-            for span in stretch.spans:
-                if span.kind == "batch":
-                    batch = (stretch.recording.path, span._replace(place=0, work=None))
-                    if batch in batches:
-                        continue  # counted with another of its requests
-                    batches.add(batch)
-                if span.kind != "queue":
-                    durations[span.stage].append(span.end_ns - span.begin_ns)
-    return [
-        StageFigures(
-            name,
-            len(durations[name]),
-            queue[name],
-            spent[name],
-            where[name],
-            spent[name] / where[name] if where[name] else None,
-            *distribution(durations[name]),
+    none = 0, None, None, None
+    rows = []
+    for name in sorted({*durations, *queue}, key=lambda name: -(spent[name] + queue[name])):
+        count, *times_ns = durations.get(name, none)
+        rows.append(
+            StageFigures(
+                *(name, count, queue[name], spent[name], where.get(name, 0), at_once.get(name)),
+                *times_ns,
+            )
         )
-        for name in sorted({*durations, *queue}, key=lambda name: -(spent[name] + queue[name]))
-    ]
+    return rows
 
 
 def entries(timelines: Sequence[Timeline]) -> set[str]:
@@ -378,12 +388,49 @@ def _mean_bytes(recordings: Iterable[RequestSource], queue: str) -> float | None
     return sum(stage.work["bytes"] for stage in told) / count if count else None
 
 
-def distribution(values: Sequence[int]) -> tuple[int, int, int] | tuple[None, None, None]:
-    """Return p50, p95 and the maximum of values in ns; None without values."""
+def distribution(
+    values: Sequence[_Number],
+) -> tuple[_Number, _Number, _Number] | tuple[None, None, None]:
+    """Return p50, p95 and the maximum of values; None without values."""
     ordered = sorted(values)
     if not ordered:
         return None, None, None
     return quantile(ordered, 0.5), quantile(ordered, 0.95), ordered[-1]
+
+
+def work(requests: Sequence[Timeline]) -> list[WorkFigures]:
+    """Return the work of single requests, by pipeline and unit, and the sizes of their batches.
+
+    Requests with spans whose work is not known are left out. The tokens of chunks are the work of a
+    request whose spans have not counted tokens.
+    """
+    amounts: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    sizes: dict[tuple[str, Span], int] = {}
+    for timeline in requests:
+        of_request: Counter[str] = Counter()
+        is_known = True
+        for stretch in timeline.segments:
+            for span in stretch.spans:
+                if span.kind == "batch":
+                    batch = stretch.recording.path, span._replace(place=0, work=None)
+                    sizes[batch] = span.size
+                elif span.work is None:
+                    is_known = False
+                else:
+                    # Nested spans would count twice what the kernel has done.
+                    of_request.update(
+                        {u: n for u, n in span.work.items() if u not in SYSTEM_COUNTS}
+                    )
+        if timeline.chunks and "tokens" not in of_request:
+            of_request["tokens"] = timeline.tokens
+        for unit, number in of_request.items() if is_known else ():
+            amounts[timeline.pipeline, unit].append(number)
+    for (_, span), size in sizes.items():
+        amounts[span.stage, "requests"].append(size)
+    return [
+        WorkFigures(name, unit, len(of), *distribution(of))
+        for (name, unit), of in sorted(amounts.items())
+    ]
 
 
 class ChunkFigures(RecordedFigures, frozen=True):

@@ -32,8 +32,10 @@ from stagespan.recording.request_figures import (
     PART_NAMES,
     RequestFigures,
     RequestsFigures,
-    UnattributedFigures,
 )
+from stagespan.recording.request_sums import RequestSums
+from stagespan.recording.slow_causes import SlowFigures, slow_figures
+from stagespan.recording.spans import SYSTEM_COUNTS
 from stagespan.recording.texts import clock
 from stagespan.recording.timelines import Stretch, Timeline
 
@@ -49,14 +51,15 @@ _KINDS = {
 _DISTRIBUTION = ("p50_ns", "p50", "ns"), ("p95_ns", "p95", "ns"), ("max_ns", "longest", "ns")
 _MOST_UNATTRIBUTED = 20
 """In percent of the time of all requests; a larger part is a finding."""
-_POSITIONS = {
-    "before_first_ns": (
+_POSITIONS = (
+    (
         "before the first stage",
         "waiting for a thread of the pool or for the loop; wrap it with `queued`",
     ),
-    "between_ns": ("between stages", "wrap what runs there with `span`, and waits with `queued`"),
-    "after_last_ns": ("after the last stage", "wrap what sends the answer with `span`"),
-}
+    ("between stages", "wrap what runs there with `span`, and waits with `queued`"),
+    ("after the last stage", "wrap what sends the answer with `span`"),
+)
+"""Where the time of `RequestSums.outside_ns` is, and what to do."""
 _LOST = {"links": "links of batches", "overwritten": "spans"}
 _INDENT = "  "
 
@@ -78,13 +81,19 @@ class Requests(Result):
     in_detail: bool
     """Whether the first screen shows the timeline of each request instead of tables of all."""
 
+    @cached_property
+    def sums(self) -> RequestSums:
+        """What all requests have spent, and where their time went."""
+        return RequestSums(self.requests)
+
     def figures(self) -> RequestsFigures:
         """Return the figures of the requests that are shown, and of the stages of all of them."""
         return RequestsFigures(
             self.count,
             [RequestFigures.of(timeline) for timeline in self.shown],
-            request_figures.stages(self.requests),
+            request_figures.stages(self.sums),
             request_figures.hand_offs(self.requests),
+            request_figures.work(self.requests),
             dict(self.lost),
         )
 
@@ -126,10 +135,9 @@ class Requests(Result):
     def _unattributed(self) -> list[Finding]:
         """Return where a large part of the time is not in any stage, and what to wrap."""
         total_ns = sum(one.total_ns for one in self.requests)
-        figures = [UnattributedFigures.of(one) for one in self.requests]
         findings = []
-        for key, (where, advice) in _POSITIONS.items():
-            times_ns = [getattr(one, key) for one in figures]
+        for (where, advice), of_requests in zip(_POSITIONS, self.sums.outside_ns, strict=True):
+            times_ns = of_requests.tolist()
             percent = share(sum(times_ns), total_ns)
             if percent <= _MOST_UNATTRIBUTED:
                 continue
@@ -148,7 +156,7 @@ class Requests(Result):
         """Return the requests, where the time of each went, their stages and hand-offs."""
         all_tables = (
             *(self._requests(), _where(self.shown), self._stages()),
-            *(_hand_offs(self.requests), _chunks(self.requests)),
+            *(_hand_offs(self.requests), _chunks(self.requests), _work(self.requests)),
         )
         return [table.filled() for table in all_tables if table.rows]
 
@@ -168,17 +176,17 @@ class Requests(Result):
 
     def head(self) -> list[Block]:
         """Return where the time went, then the tables, or the timeline of each request."""
-        sums = [
-            BarPart(name, sum(timeline.where_sum(kind) for timeline in self.requests), colour)
-            for kind, (name, colour) in _KINDS.items()
-        ]
+        times_ns: Counter[str] = Counter()
+        for (kind, _), ns in self.sums.where.items():
+            times_ns[kind] += ns
+        sums = [BarPart(name, times_ns[kind], colour) for kind, (name, colour) in _KINDS.items()]
         parts = [part for part in sums if part.time_ns]
         head: list[Block] = [Bar("Request", parts, len(self.requests))] if parts else []
         if self.in_detail:
             return [*head, *(block for timeline in self.shown for block in _details(timeline))]
         tables = (
             *(self._requests(), self._stages()),
-            *(_hand_offs(self.requests), _chunks(self.requests)),
+            *(_hand_offs(self.requests), _chunks(self.requests), _work(self.requests)),
         )
         return [*head, *(table.filled() for table in tables if table.rows)]
 
@@ -200,6 +208,7 @@ class Requests(Result):
                 else []
             ),
             (lambda one: _fields(one.fields), "fields", ""),
+            (_why_slow, "slow", ""),
             ("first_chunk_ns", "first chunk", "ns"),
             ("part_first_chunk_ns", "first chunk since its part was entered", "ns"),
             (lambda one: ", ".join(one.causes), "incomplete", ""),
@@ -207,7 +216,7 @@ class Requests(Result):
 
     def _stages(self) -> Table:
         entries = request_figures.entries(self.requests)
-        rows = request_figures.stages(self.requests)
+        rows = request_figures.stages(self.sums)
         return Table.of(
             "Stages",
             # The entry of a plain service is a queue in which nothing waits.
@@ -223,6 +232,11 @@ class Requests(Result):
 
 def _processes(timeline: Timeline) -> int:
     return len({stretch.recording.path for stretch in timeline.segments})
+
+
+def _why_slow(timeline: Timeline) -> str:
+    slow = slow_figures(timeline)
+    return "" if slow is None else slow.in_words
 
 
 def _where(shown: Sequence[Timeline]) -> Table:
@@ -253,6 +267,16 @@ def _hand_offs(requests: Sequence[Timeline]) -> Table:
     )
 
 
+def _work(requests: Sequence[Timeline]) -> Table:
+    return Table.of(
+        "Work of a request",
+        request_figures.work(requests),
+        *(("name", "pipeline or batch", ""), ("unit", "unit", ""), ("count", "count", "")),
+        *((name, name, "") for name in ("p50", "p95", "max")),
+        note="What the stages of single requests have counted, and the sizes of their batches.",
+    )
+
+
 def _chunks(requests: Sequence[Timeline]) -> Table:
     rows = request_figures.chunks(requests)
     return Table.of(
@@ -280,8 +304,16 @@ def _details(timeline: Timeline) -> list[Block]:
         for span in segment.spans:
             kind = "" if span.kind == "execution" else f"{span.kind} "
             size = f" of {span.size:,}" if span.kind == "batch" else ""
-            work = "".join(f", {unit} {amount(n or 0)}" for unit, n in (span.work or {}).items())
+            work = "".join(
+                f", {amount(n or 0)} {SYSTEM_COUNTS[unit]}"
+                if unit in SYSTEM_COUNTS
+                else f", {unit} {amount(n or 0)}"
+                for unit, n in (span.work or {}).items()
+                if n or unit not in SYSTEM_COUNTS
+            )
             text = f"{_INDENT * (span.depth + 1)}{kind}{span.stage}{size}{work}"
+            if span.cpu_ns is not None:
+                text += f", ran {_out_of(span.cpu_ns, span.duration_ns)}"
             state = "open" if span.open else span.exception or ""
             times = ""
             if span.median_ns:
@@ -308,12 +340,29 @@ def _details(timeline: Timeline) -> list[Block]:
     ]
 
 
+def _out_of(part_ns: int, whole_ns: int) -> str:
+    """Return a part of a time with the whole, such as "12.0 of 369 ms"."""
+    part, whole = in_words(part_ns, "ns").split(), in_words(whole_ns, "ns").split()
+    return " ".join((part[:1] if part[1:] == whole[1:] else part) + ["of"] + whole)
+
+
 def _has_pipeline(request: Timeline | RequestFigures) -> bool:
     return request.pipeline != "default"
 
 
 def _fields(fields: Mapping[str, int | float | str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in fields.items())
+
+
+def _notes(slow: SlowFigures) -> list[str]:
+    """Return what a slow request is compared with, and what is not known of it."""
+    limit = slow.limit
+    median, percentile = (in_words(ns, "ns") for ns in (limit.median_ns, limit.percentile_ns))
+    of_others = (
+        f"kept because it took more than {limit.factor:g} x the {slow.percentile} ({percentile}) of"
+        f" the latest {limit.compared:,} requests of its pipeline, whose median is {median}"
+    )
+    return [of_others, *(f"not known: {text}" for text in slow.missing)]
 
 
 def _remarks(figures: RequestFigures) -> list[str]:
@@ -328,7 +377,10 @@ def _remarks(figures: RequestFigures) -> list[str]:
     late = f"{counted(figures.late_spans, 'span')} began after the end of the request"
     meanwhile = figures.open_meanwhile or 0
     open_ = counted(meanwhile, "other request was", "other requests were")
+    slow = figures.slow
+    said = {} if slow is None else dict.fromkeys((f"slow: {slow.in_words}", *_notes(slow)), 1)
     remarks = {
+        **said,
         f"{open_} open meanwhile": meanwhile,
         f"pipeline {figures.pipeline}": _has_pipeline(figures),
         f"fields: {_fields(figures.fields)}": len(figures.fields),
@@ -422,7 +474,11 @@ def _rows(shown: Sequence[Timeline]) -> tuple[list[TimelineRow], int]:
     rows: list[TimelineRow] = []
     left_out = 0
     for one in shown:
-        segments = [stretch for stretch in one.segments if stretch.parts]
+        segments = [
+            (stretch, parts)
+            for stretch, parts in zip(one.segments, one.parts, strict=True)
+            if parts
+        ]
         if len(segments) == 1:
             segments = []
         if rows and len(rows) + 1 + len(segments) > _MOST_ROWS:
@@ -430,10 +486,10 @@ def _rows(shown: Sequence[Timeline]) -> tuple[list[TimelineRow], int]:
             continue
         root = one.segments[0]
         begin_ns, end_ns = root.begin_ns, root.begin_ns + one.total_ns
-        parts = [part for stretch in one.segments for part in stretch.parts]
-        rows.append(_row(one_line(one.id), begin_ns, pieces(begin_ns, end_ns, parts), keys))
-        for stretch in segments:
-            own = pieces(begin_ns, end_ns, stretch.parts)
+        all_parts = [part for parts in one.parts for part in parts]
+        rows.append(_row(one_line(one.id), begin_ns, pieces(begin_ns, end_ns, all_parts), keys))
+        for stretch, parts in segments:
+            own = pieces(begin_ns, end_ns, parts)
             rows.append(_row(_label(stretch), begin_ns, own, keys))
     return [row for row in rows if len(row.begin)], left_out
 

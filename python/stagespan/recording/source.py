@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         State,
         Thread,
     )
+    from stagespan.recording.slowness import Slowness
 
 
 class Surroundings(NamedTuple):
@@ -165,6 +166,9 @@ class RequestSource(Protocol):
 
     def failures(self) -> Failures:
         """Return the exceptions of spans by span id."""
+
+    def slowness(self) -> Mapping[int, Slowness]:
+        """Return what an exporter has noted about slow requests, by number."""
 
     def stats(self, *, kind: Kind = "execution") -> Stats:
         """Return the statistics of all stages."""

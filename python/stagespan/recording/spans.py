@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from stagespan import _core
 from stagespan.live.span_kinds import KINDS, Kind
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts
+    from stagespan.recording.reading import Amounts, Failures
     from stagespan.recording.source import RequestSource
 
 OPEN_NS = (1 << 63) - 1
@@ -22,6 +23,14 @@ OPEN_NS = (1 << 63) - 1
 _OF_REQUESTS = [KINDS.index(kind) for kind in ("execution", "queue")]
 """The kinds of spans that have the number of their request; batches are linked to theirs."""
 BATCH = KINDS.index("batch")
+SYSTEM_COUNTS = {
+    "page_faults": "page faults",
+    "voluntary_switches": "voluntary switches",
+    "involuntary_switches": "involuntary switches",
+    "system_us": "µs in the kernel",
+}
+"""What STAGESPAN_SYSTEM=true counts as the work of a span, in words. That of a span includes that
+of the spans in it."""
 _NOTHING: Work = {}
 
 
@@ -42,10 +51,13 @@ class Span(NamedTuple):
     device_elapsed_ns: float | None
     """None if unknown."""
     work: Work | None = None
-    """What `span.add` counted in it, by unit; None if unknown."""
+    """What `span.add` counted in it, and `SYSTEM_COUNTS`, by unit; None if unknown."""
     exception: str | None = None
     """The type of the exception that it has ended with."""
     exception_message: str | None = None
+    cpu_ns: int | None = None
+    """The CPU time of its thread during the span; None if it was not measured, or if other code of
+    the thread could run meanwhile."""
     is_open: bool = False
     """Whether it had not ended; ``end_ns`` is then the latest time that is known."""
     size: int = 1
@@ -58,6 +70,52 @@ class Span(NamedTuple):
         """The request's share of the duration. Those of all requests of a batch sum to it."""
         share_ns, rest_ns = divmod(self.end_ns - self.begin_ns, max(self.size, 1))
         return share_ns + (self.place < rest_ns)
+
+
+class SpanTexts(Protocol):
+    """What the rows of spans refer to; the recording that they are from has it."""
+
+    def stage_names(self) -> list[str]:
+        """Return the names of the stages, to which the ``stage`` column is an index."""
+
+    def failures(self) -> Failures:
+        """Return the exceptions of spans by span id."""
+
+    @property
+    def amounts_since_ns(self) -> int:
+        """The amounts of all spans that began after this Unix time are known."""
+
+
+class ReadSpans(NamedTuple):
+    """Rows of spans with what they refer to, without the recording that they are from."""
+
+    rows: NDArray[np.void]
+    names: list[str]
+    """The names of all stages."""
+    work: Amounts
+    """That of the rows that have any, by span id."""
+    errors: Failures
+    """The exceptions of the rows that have any, by span id."""
+    amounts_since_ns: int
+    """The work of rows that began after this Unix time is known."""
+
+    def stage_names(self) -> list[str]:
+        """Return the names of all stages."""
+        return self.names
+
+    def failures(self) -> Failures:
+        """Return the exceptions of the rows, by span id."""
+        return self.errors
+
+    @property
+    def has_all_work(self) -> bool:
+        """Whether the work of all rows is known."""
+        begins_ns = self.rows["begin_ns"]
+        return not len(begins_ns) or bool(begins_ns.min() > self.amounts_since_ns)
+
+    def spans(self) -> list[Span]:
+        """Return the spans as objects."""
+        return made(self, self.rows, self.work)
 
 
 def with_open(recording: RequestSource) -> NDArray[np.void]:
@@ -74,7 +132,7 @@ def with_open(recording: RequestSource) -> NDArray[np.void]:
     rows["end_ns"] = OPEN_NS
     rows["request"] = [span["request_number"] or 0 for span in left_open]
     rows["flags"] = [KINDS.index(span["kind"]) << _core.KIND_SHIFT for span in left_open]
-    for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns"):
+    for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns", "cpu_ns"):
         rows[name] = numpy.nan
     both: NDArray[np.void] = numpy.concatenate((finished, rows))
     return both
@@ -98,7 +156,7 @@ def of_requests(spans: NDArray[np.void], numbers: Iterable[int] | None = None) -
 
 
 def made(
-    recording: RequestSource,
+    recording: SpanTexts,
     rows: NDArray[np.void],
     amounts: Amounts,
     *,
@@ -143,16 +201,27 @@ def made(
             ],
             [kind for kind, _ in exceptions],
             [message for _, message in exceptions],
+            [None if math.isnan(cpu_ns) else int(cpu_ns) for cpu_ns in rows["cpu_ns"].tolist()],
             is_open.tolist(),
         )
     )
 
 
-def by_number(rows: NDArray[np.void], spans: list[Span]) -> dict[int, list[Span]]:
-    """Return the spans of each request, of rows in the order of `of_requests`."""
+def joined(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:
+    """Return the rows of several arrays; there must be at least one.
+
+    `numpy.concatenate` looks at each field of each array, and leaves out what is between them.
+    """
+    arrays = list(parts)
+    whole = b"".join(one.tobytes() for one in arrays)
+    return imports.load("numpy").frombuffer(whole, arrays[0].dtype)  # type: ignore[no-any-return]
+
+
+def by_number(rows: NDArray[np.void]) -> dict[int, slice]:
+    """Return where the rows of each request are, of rows in the order of `of_requests`."""
     numbers, firsts = imports.load("numpy").unique(rows["request"], return_index=True)
-    bounds = [*firsts.tolist(), len(spans)]
+    bounds = [*firsts.tolist(), len(rows)]
     return {
-        number: spans[first:end]
+        number: slice(first, end)
         for number, first, end in zip(numbers.tolist(), bounds[:-1], bounds[1:], strict=True)
     }

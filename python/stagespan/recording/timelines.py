@@ -11,14 +11,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from stagespan.live.span_kinds import KINDS
 from stagespan.pages.figures import RecordedFigures
+from stagespan.process import imports
 from stagespan.recording.partition import UNATTRIBUTED, Part, pieces, time_by_owner
 from stagespan.recording.segments import behind_others_ns
 from stagespan.recording.source import latest_ns
 from stagespan.recording.spans import (
     BATCH,
+    OPEN_NS,
     Span,
-    by_number,
     kinds_of,
     made,
     of_requests,
@@ -26,8 +28,13 @@ from stagespan.recording.spans import (
 )
 
 if TYPE_CHECKING:
-    from stagespan.recording.reading import Segment
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stagespan.recording.reading import Amounts, Segment
     from stagespan.recording.source import RequestSource
+
+_QUEUE = KINDS.index("queue")
 
 
 class Hop(RecordedFigures, frozen=True):
@@ -66,8 +73,10 @@ class Stretch:
     segment: Segment
     begin_ns: int
     end_ns: int
-    spans: list[Span]
-    """Their times are of the same clock."""
+    process: Process = field(repr=False)
+    """Its recording with what requests need of it."""
+    has_all_links: bool = True
+    """Whether no link of a batch that it can have been in has been overwritten."""
     depth: int = 0
     """The number of hops between the root and this segment."""
     offset_ns: int | None = 0
@@ -75,66 +84,192 @@ class Stretch:
     error_ns: int = 0
     is_discarded: bool = False
     """Whether it, or a segment that led to it, has the status discarded."""
-    has_all_links: bool = True
-    """Whether no link of a batch that it can have been in has been overwritten."""
-    parts: list[Part] = field(default_factory=list)
-    """Its spans and hops, on the clock of the root."""
+    hop_parts: list[Part] = field(default_factory=list)
+    """The hops to it and its waits before it was entered, on the clock of the root."""
+
+    @property
+    def spans(self) -> list[Span]:
+        """The spans of it, and the batches that served it, on the clock of its process."""
+        return self.process.spans_of(self.segment["number"])
 
 
-@dataclass(slots=True)
-class Timeline:
-    """One request, from the recordings of all processes that it ran in. Times are in ns."""
+class _Division(NamedTuple):
+    """How the time of a request is divided among its spans, waits and hops."""
 
-    id: str
-    trace_id: str | None
-    status: str
-    begin_ns: int
-    """Unix time."""
-    total_ns: int
-    """From the start to the end of the root; up to now for an open request."""
     where: dict[tuple[str, str], int]
-    """Where the time went, by kind (execution, handoff, queue, unattributed) and name. The sum is
-    ``total_ns``."""
     spent: dict[tuple[str, str], tuple[int, int]]
-    """What was spent, by kind and stage: the number of spans and the sum of their durations, which
-    may exceed ``total_ns``. A batch of n counts as a n-th of its duration."""
-    hops: list[Hop]
-    segments: list[Stretch]
-    """The root first."""
-    causes: list[str]
-    """Why it is not complete, if it is not."""
-    pipeline: str = "default"
-    route: str | None = None
-    """The template of the route that served it, if it was a call by HTTP."""
-    fields: dict[str, int | float | str] = field(default_factory=dict)
-    """What its processes have recorded of its metadata; of one name, the earliest part's value."""
-    exception: str | None = None
-    """The type of the exception that the root has ended with."""
-    before_first_ns: int = 0
-    """The part of the unattributed time before the first stage, wait or hop."""
-    after_last_ns: int = 0
-    """The part of it after the last one."""
-    chunks: int = 0
-    tokens: int = 0
-    first_chunk_ns: int | None = None
-    """From the start of the request to its first chunk; None if one of the two is unknown."""
-    part_first_chunk_ns: int | None = None
-    """From the start of the segment that made the first chunk to the chunk; None if that segment is
-    unknown."""
-    late_spans: int = 0
-    """Spans that began after the request had ended. They are in no figure of `where`."""
-    clipped_ns: int = 0
-    """Time of spans and hops outside of the root's interval, which `where` leaves out."""
-    discarded_ns: int = 0
-    """Time of executions in discarded branches, which `where` leaves out."""
-    out_and_back_ns: list[int] = field(default_factory=list)
-    """For each round trip to another clock: both hand-offs together, which needs no common
-    clock."""
+    parts: list[list[Part]]
+    before_first_ns: int
+    after_last_ns: int
+    late_spans: int
+    clipped_ns: int
+    discarded_ns: int
+
+
+class Timeline:
+    """One request, from the recordings of all processes that it ran in. Times are in ns.
+
+    Its spans are looked at when something that depends on them is asked for.
+    """
+
+    __slots__ = (
+        "_divided",
+        "begin_ns",
+        "causes",
+        "hops",
+        "out_and_back_ns",
+        "segments",
+        "total_ns",
+    )
+
+    def __init__(
+        self,
+        segments: list[Stretch],
+        hops: list[Hop],
+        causes: list[str],
+        out_and_back_ns: list[int],
+    ) -> None:
+        root = segments[0]
+        self.segments = segments
+        """The root first."""
+        self.hops = hops
+        self.causes = causes
+        """Why it is not complete, if it is not."""
+        self.out_and_back_ns = out_and_back_ns
+        """For each round trip to another clock: both hand-offs together, which needs no common
+        clock."""
+        offset_ns, received_ns = root.recording.unix_offset_ns, root.segment["received_ns"]
+        begin_ns = root.begin_ns + offset_ns
+        self.begin_ns = begin_ns if received_ns is None else min(begin_ns, received_ns)
+        """Unix time."""
+        self.total_ns = root.end_ns + offset_ns - self.begin_ns
+        """From the start to the end of the root; up to now for an open request."""
+        self._divided: _Division | None = None
+
+    @property
+    def id(self) -> str:
+        """The id that the program has given it."""
+        return self.segments[0].segment["id"]
+
+    @property
+    def trace_id(self) -> str | None:
+        """The id of its distributed trace."""
+        return self.segments[0].segment["trace_id"]
+
+    @property
+    def status(self) -> str:
+        """How it has ended, or open."""
+        return self.segments[0].segment["status"]
+
+    @property
+    def pipeline(self) -> str:
+        """The pipeline that it belongs to."""
+        return self.segments[0].segment["pipeline"]
+
+    @property
+    def route(self) -> str | None:
+        """The template of the route that served it, if it was a call by HTTP."""
+        return self.segments[0].segment["route"]
+
+    @property
+    def exception(self) -> str | None:
+        """The type of the exception that the root has ended with."""
+        return self.segments[0].segment["exception"]
+
+    @property
+    def fields(self) -> dict[str, int | float | str]:
+        """What its processes have recorded of its metadata; of one name, the earliest's value."""
+        return {
+            name: value
+            for one in reversed(self.segments)
+            for name, value in one.segment["fields"].items()
+        }
 
     @property
     def complete(self) -> bool:
         """Whether all segments and spans of the request were found."""
         return not self.causes
+
+    @property
+    def _chunked(self) -> list[Stretch]:
+        return [one for one in self.segments if one.segment["chunks"]]
+
+    @property
+    def chunks(self) -> int:
+        """The number of its chunks."""
+        return sum(one.segment["chunks"] for one in self.segments)
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of its chunks."""
+        return sum(one.segment["chunk_amount"] for one in self._chunked)
+
+    @property
+    def first_chunk_ns(self) -> int | None:
+        """From the start of the request to its first chunk; None if one of the two is unknown."""
+        root = self.segments[0]
+        begin_ns = self.begin_ns - root.recording.unix_offset_ns
+        return _first_chunk_ns(root, begin_ns, self._chunked)
+
+    @property
+    def part_first_chunk_ns(self) -> int | None:
+        """From the start of the segment that made the first chunk to the chunk.
+
+        None if that segment is unknown.
+        """
+        return _part_first_chunk_ns(self._chunked)
+
+    @property
+    def _division(self) -> _Division:
+        if self._divided is None:
+            self._divided = _divided(self)
+        return self._divided
+
+    @property
+    def where(self) -> dict[tuple[str, str], int]:
+        """Where the time went, by kind (execution, handoff, queue, unattributed) and name.
+
+        The sum is ``total_ns``.
+        """
+        return self._division.where
+
+    @property
+    def spent(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """What was spent, by kind and stage: the number of spans and the sum of their durations.
+
+        The sum may exceed ``total_ns``. A batch of n counts as a n-th of its duration.
+        """
+        return self._division.spent
+
+    @property
+    def parts(self) -> list[list[Part]]:
+        """The spans, waits and hops of each segment, on the clock of the root."""
+        return self._division.parts
+
+    @property
+    def before_first_ns(self) -> int:
+        """The part of the unattributed time before the first stage, wait or hop."""
+        return self._division.before_first_ns
+
+    @property
+    def after_last_ns(self) -> int:
+        """The part of it after the last one."""
+        return self._division.after_last_ns
+
+    @property
+    def late_spans(self) -> int:
+        """Spans that began after the request had ended. They are in no figure of `where`."""
+        return self._division.late_spans
+
+    @property
+    def clipped_ns(self) -> int:
+        """Time of spans and hops outside of the root's interval, which `where` leaves out."""
+        return self._division.clipped_ns
+
+    @property
+    def discarded_ns(self) -> int:
+        """Time of executions in discarded branches, which `where` leaves out."""
+        return self._division.discarded_ns
 
     def where_sum(self, kind: str) -> int:
         """Return the time of all names of a kind in `where`."""
@@ -169,7 +304,7 @@ def _without_collections() -> Iterator[None]:
 def _joined_requests(
     recordings: Iterable[RequestSource], id_: str | None, are_all: bool
 ) -> list[Timeline]:
-    processes = _without_copies([_Process(one) for one in recordings])
+    processes = _without_copies([Process(one) for one in recordings])
     all_segments = _Segments(
         {}, defaultdict(list), defaultdict(list), defaultdict(list), {}, are_all
     )
@@ -224,7 +359,7 @@ def _depth_of_nesting(stretch: Stretch, by_id: dict[str, Stretch]) -> int:
     return depth
 
 
-def _adopted(processes: Iterable[_Process], all_segments: _Segments) -> set[int]:
+def _adopted(processes: Iterable[Process], all_segments: _Segments) -> set[int]:
     """Let segments whose sender is unknown join the root of their trace that encloses them.
 
     Another tracer was between the two. The times can be compared only on the same clock.
@@ -258,7 +393,7 @@ def _adopted(processes: Iterable[_Process], all_segments: _Segments) -> set[int]
     return adopted
 
 
-def _without_copies(processes: Sequence[_Process]) -> list[_Process]:
+def _without_copies(processes: Sequence[Process]) -> list[Process]:
     taken: set[str | None] = set()
     kept = set()
     for process in sorted(processes, key=lambda one: one.last_ns, reverse=True):
@@ -270,23 +405,32 @@ def _without_copies(processes: Sequence[_Process]) -> list[_Process]:
     return [process for process in processes if id(process) in kept]
 
 
-class _Process:
-    """The segments of one recording, with their spans."""
+class Process:
+    """The segments of one recording, and the spans of their requests."""
 
     def __init__(self, recording: RequestSource) -> None:
         self.recording = recording
-        self._offset_ns = recording.unix_offset_ns
+        self.offset_ns = recording.unix_offset_ns
+        """What was added to its monotonic times to get Unix times."""
         segments = recording.segments()
         self.returns = [one for one in segments if one["origin"] == "return"]
         self.dropped = [
-            one for one in segments if one["origin"] != "return" and one["status"] == "unused"
+            one for one in segments if one["status"] == "unused" and one["origin"] != "return"
         ]
         self.last_ns = self._last_ns()
-        self._read_spans()
+        """The latest monotonic time at which the process is known to have run."""
+        rows = with_open(recording)
+        self.rows = self._without_entries(of_requests(rows))
+        """The spans of its requests, ordered by the number of their segment; times are Unix times,
+        and open ones end at `OPEN_NS`."""
+        self.batches = rows[kinds_of(rows) == BATCH]
+        """The batches, in which links refer to spans."""
+        self._links = recording.links() if len(self.batches) else []
+        self._open = self._open_numbers()
         self.stretches = [
             self._stretch(one)
             for one in segments
-            if one["origin"] != "return" and one["status"] != "unused"
+            if one["status"] != "unused" and one["origin"] != "return"
         ]
 
     @property
@@ -295,81 +439,117 @@ class _Process:
         return len(self.recording.segments()) >= self.recording.most_segments
 
     def _last_ns(self) -> int:
-        """The latest time at which the process is known to have run."""
         recording = self.recording
         if recording.state in ("alive", "unknown") and recording.read_ns is not None:
-            return recording.read_ns - self._offset_ns
-        return latest_ns(recording) - self._offset_ns
+            return recording.read_ns - self.offset_ns
+        return latest_ns(recording) - self.offset_ns
 
-    def monotonic(self, unix_ns: int | None) -> int | None:
-        return None if unix_ns is None else unix_ns - self._offset_ns
+    def _without_entries(self, rows: NDArray[np.void]) -> NDArray[np.void]:
+        """Leave out the waits of received requests until they were entered.
+
+        They are known from the segments, with more detail.
+        """
+        waits = ((kinds_of(rows) == _QUEUE) & (rows["end_ns"] != OPEN_NS)).nonzero()[0]
+        if not len(waits):
+            return rows
+        entered = {
+            (one["number"], one["begin_ns"])
+            for one in self.recording.segments()
+            if one["received_ns"] is not None and one["begin_ns"] is not None
+        }
+        numbers, ends_ns = rows["request"][waits].tolist(), rows["end_ns"][waits].tolist()
+        is_other = imports.load("numpy").ones(len(rows), bool)
+        is_other[waits] = [one not in entered for one in zip(numbers, ends_ns, strict=True)]
+        others: NDArray[np.void] = rows[is_other]
+        return others
+
+    def _open_numbers(self) -> set[int]:
+        """Return the numbers of the segments with a span or a batch that has not ended."""
+        is_open = self.rows["end_ns"] == OPEN_NS
+        open_batches = set(self.batches["id"][self.batches["end_ns"] == OPEN_NS].tolist())
+        served = {number for id_, number, _ in self._links if id_ in open_batches}
+        return served | set(self.rows["request"][is_open].tolist())
 
     def _stretch(self, segment: Segment) -> Stretch:
-        number = segment["number"]
-        spans = self._by_request.get(number, [])
-        if self._entries:  # its waits in the queue are known from the segment
-            entries = self._entries.get(number, ())
-            spans = [
-                one
-                for one in spans
-                if one.is_open or one.kind != "queue" or one.end_ns not in entries
-            ]
-        spans = [*spans, *self._batches_by_request.get(number, ())]
-        is_received = segment["origin"] != "root"
         # Batches, and waits in a list, go on after `with remote:` was left.
-        if is_received and segment["status"] == "ok" and any(span.is_open for span in spans):
+        if (
+            segment["number"] in self._open
+            and segment["origin"] != "root"
+            and segment["status"] == "ok"
+        ):
             has_ended = self.recording.state not in ("alive", "unknown")
             segment = segment.copy()
             segment["end_ns"] = None
             segment["status"] = "abandoned" if has_ended else "open"
-        begin_ns = segment["begin_ns"] or segment["received_ns"] or self.recording.begin_ns
-        end_ns = segment["end_ns"]
-        begin = begin_ns - self._offset_ns
-        end = self.last_ns if end_ns is None else end_ns - self._offset_ns
-        since = self.monotonic(segment["received_ns"]) or begin
-        return Stretch(
-            *(self.recording, segment, begin, max(begin, end), spans),
-            has_all_links=since >= self._links_since,
-        )
-
-    def _read_spans(self) -> None:
-        recording = self.recording
-        rows, amounts = with_open(recording), recording.amounts()
-        times = {"offset_ns": self._offset_ns, "until_ns": self.last_ns}
-        chosen = of_requests(rows)
-        self._by_request = by_number(chosen, made(recording, chosen, amounts, **times))
-        batches = made(recording, rows[kinds_of(rows) == BATCH], amounts, **times)
-        self._batches = {one.id: one for one in batches}
-        self._entries: defaultdict[int, set[int]] = defaultdict(set)
-        """When each request was entered that was received: the ends of its waits in the queue."""
-        for segment in recording.segments():
-            received_ns, begin_ns = segment["received_ns"], segment["begin_ns"]
-            if received_ns is not None and begin_ns is not None:
-                self._entries[segment["number"]].add(begin_ns - self._offset_ns)
+        received_ns, end_ns = segment["received_ns"], segment["end_ns"]
+        begin_ns = segment["begin_ns"] or received_ns or self.recording.begin_ns
+        begin = begin_ns - self.offset_ns
+        end = self.last_ns if end_ns is None else end_ns - self.offset_ns
+        since = begin if received_ns is None else received_ns - self.offset_ns
+        has_all_links = since >= self._links_since
+        return Stretch(self.recording, segment, begin, max(begin, end), self, has_all_links)
 
     @cached_property
-    def _batches_by_request(self) -> dict[int, list[Span]]:
-        by_number: defaultdict[int, dict[int, Span]] = defaultdict(dict)
+    def numbers(self) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+        """The numbers of the segments with spans, and the first row of each; then that of all."""
+        numpy = imports.load("numpy")
+        numbers, firsts = numpy.unique(self.rows["request"], return_index=True)
+        return numbers, numpy.append(firsts, len(self.rows))
+
+    @cached_property
+    def batches_by_number(self) -> dict[int, list[tuple[int, int, int]]]:
+        """The batches that served each segment: the row, the size, and the first of its places."""
+        rows = {id_: row for row, id_ in enumerate(self.batches["id"].tolist())}
+        by_number: defaultdict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
         places: Counter[int] = Counter()
-        for id_, number, size in self.recording.links():
-            if id_ in self._batches:
-                one = self._batches[id_]._replace(size=size, place=places[id_])
-                by_number[number].setdefault(id_, one)
+        for id_, number, size in self._links:
+            if id_ in rows:
+                by_number[number].setdefault(id_, (rows[id_], size, places[id_]))
                 places[id_] += 1
-        return {number: list(batches.values()) for number, batches in by_number.items()}
+        return {number: list(served.values()) for number, served in by_number.items()}
+
+    def spans_of(self, number: int) -> list[Span]:
+        """Return the spans of a segment, then the batches that served it.
+
+        Their times are monotonic; open ones end at `last_ns`.
+        """
+        numbers, firsts = self.numbers
+        at = int(numbers.searchsorted(number))
+        spans = []
+        if at < len(numbers) and numbers[at] == number:
+            spans = self._made(self.rows[firsts[at] : firsts[at + 1]])
+        return spans + [
+            self._batch_spans[row]._replace(size=size, place=place)
+            for row, size, place in self.batches_by_number.get(number, ())
+        ]
+
+    @cached_property
+    def _batch_spans(self) -> list[Span]:
+        return self._made(self.batches)
+
+    @cached_property
+    def _amounts(self) -> Amounts:
+        return self.recording.amounts()
+
+    def _made(self, rows: NDArray[np.void]) -> list[Span]:
+        times = {"offset_ns": self.offset_ns, "until_ns": self.last_ns}
+        return made(self.recording, rows, self._amounts, **times)
 
     @cached_property
     def _links_since(self) -> float:
         """The time from which no link has been overwritten."""
         if not self.recording.lost()["links"]:
             return -math.inf
-        kept = (self._batches.get(id_) for id_, _, _ in self.recording.links())
-        return next((batch.begin_ns for batch in kept if batch is not None), math.inf)
+        begins_ns = dict(
+            zip(self.batches["id"].tolist(), self.batches["begin_ns"].tolist(), strict=True)
+        )
+        kept = (begins_ns.get(id_) for id_, _, _ in self.recording.links())
+        return next((ns - self.offset_ns for ns in kept if ns is not None), math.inf)
 
 
 # --- one request ----------------------------------------------------------------------------------
 
-_Hops = list[tuple[_Process, "Segment"]]
+_Hops = list[tuple[Process, "Segment"]]
 
 
 class _Segments(NamedTuple):
@@ -403,21 +583,27 @@ def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
     ]
     _place(root, segments, own_returns)
     for stretch in segments:
-        stretch.parts = []
+        stretch.hop_parts = []
     hops, out_and_back_ns = _hops(root, segments, own_returns, all_segments.by_id)
     missing, missing_causes = _missing_hops(root, segments, own_returns, all_segments)
-    received_ns = root.segment["received_ns"]
-    begin_ns, end_ns = root.begin_ns, root.end_ns
-    if received_ns is not None:
-        begin_ns = min(begin_ns, received_ns - root.recording.unix_offset_ns)
+    causes = _causes(root, segments, own_returns, all_segments) + missing_causes
+    return Timeline(segments, hops + missing, causes, out_and_back_ns)
+
+
+def _divided(timeline: Timeline) -> _Division:
+    """Divide the time of a request; `RequestSums` does the same for many, from columns."""
+    segments = timeline.segments
+    root = segments[0]
+    begin_ns = timeline.begin_ns - root.recording.unix_offset_ns
+    end_ns = root.end_ns
     spent: dict[tuple[str, str], tuple[int, int]] = {}
+    parts: list[list[Part]] = []
     late = discarded_ns = 0
     for stretch in segments:
-        if _is_nested(stretch) and stretch is not root and stretch.offset_ns is not None:
-            # All of its time is execution of the outer one; what is known in it comes first.
-            name = f"request {stretch.segment['pipeline']}"
-            begin, end = stretch.begin_ns + stretch.offset_ns, stretch.end_ns + stretch.offset_ns
-            stretch.parts.append(Part("execution", name, begin, end, (stretch.depth, -1, begin)))
+        own = stretch.hop_parts.copy()
+        parts.append(own)
+        if (around := part_of_nested(stretch, root)) is not None:
+            own.append(around)
         for span in stretch.spans:
             kind = "execution" if span.kind == "batch" else span.kind
             duration_ns = span.end_ns - span.begin_ns
@@ -433,42 +619,32 @@ def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
                 late += kind == "execution"
                 continue
             reach = (stretch.depth, span.depth, span.begin_ns)
-            stretch.parts.append(Part(kind, span.stage, begin, end, reach))
-    parts = [part for stretch in segments for part in stretch.parts]
-    chunked = [one for one in segments if one.segment["chunks"]]
-    segment = root.segment
-    in_order = list(pieces(begin_ns, end_ns, parts))
+            own.append(Part(kind, span.stage, begin, end, reach))
+    all_parts = [part for own in parts for part in own]
+    in_order = list(pieces(begin_ns, end_ns, all_parts))
     first, last = in_order[:1], in_order[1:][-1:]
-    return Timeline(
-        id=segment["id"],
-        trace_id=segment["trace_id"],
-        status=segment["status"],
-        begin_ns=begin_ns + root.recording.unix_offset_ns,
-        total_ns=end_ns - begin_ns,
+    return _Division(
         where=dict(time_by_owner(in_order)),
         spent=spent,
-        hops=hops + missing,
-        segments=segments,
-        causes=_causes(root, segments, own_returns, all_segments) + missing_causes,
-        pipeline=segment["pipeline"],
-        route=segment["route"],
-        fields={
-            name: value
-            for one in reversed(segments)
-            for name, value in one.segment["fields"].items()
-        },
-        exception=segment["exception"],
+        parts=parts,
         before_first_ns=sum(map(_unattributed_ns, first)),
         after_last_ns=sum(map(_unattributed_ns, last)),
-        chunks=sum(one.segment["chunks"] for one in chunked),
-        tokens=sum(one.segment["chunk_amount"] for one in chunked),
-        first_chunk_ns=_first_chunk_ns(root, begin_ns, chunked),
-        part_first_chunk_ns=_part_first_chunk_ns(chunked),
         late_spans=late,
-        clipped_ns=sum(_outside(part, begin_ns, end_ns) for part in parts),
+        clipped_ns=sum(_outside(part, begin_ns, end_ns) for part in all_parts),
         discarded_ns=discarded_ns,
-        out_and_back_ns=out_and_back_ns,
     )
+
+
+def part_of_nested(stretch: Stretch, root: Stretch) -> Part | None:
+    """Return what a nested request is in the time of the outer one; None if it is the root.
+
+    All of its time is execution of the outer one; what is known in it comes first.
+    """
+    if not _is_nested(stretch) or stretch is root or stretch.offset_ns is None:
+        return None
+    begin, end = stretch.begin_ns + stretch.offset_ns, stretch.end_ns + stretch.offset_ns
+    name = f"request {stretch.segment['pipeline']}"
+    return Part("execution", name, begin, end, (stretch.depth, -1, begin))
 
 
 def _is_nested(stretch: Stretch) -> bool:
@@ -539,7 +715,7 @@ def _descendants(
     return descendants
 
 
-_OwnReturns = Sequence[tuple[Stretch, _Process, "Segment"]]
+_OwnReturns = Sequence[tuple[Stretch, Process, "Segment"]]
 
 
 def _place(root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns) -> None:
@@ -629,12 +805,12 @@ def _hops(
         # What was before a root is in no recording.
         if sent_ns is not None and sent_ns < at and (stretch is not root or is_return):
             free_ns = sent_ns + (behind_ns or 0)
-            stretch.parts.append(Part("queue", queue, sent_ns, free_ns, reach))
-            stretch.parts.append(Part("handoff", queue, free_ns, at, reach))
+            stretch.hop_parts.append(Part("queue", queue, sent_ns, free_ns, reach))
+            stretch.hop_parts.append(Part("handoff", queue, free_ns, at, reach))
         if segment["status"] == "unused":  # a reply of which only the arrival is recorded
             continue
         until = stretch.end_ns if entered is None else entered
-        stretch.parts.append(Part("queue", queue, at, until + stretch.offset_ns, reach))
+        stretch.hop_parts.append(Part("queue", queue, at, until + stretch.offset_ns, reach))
     return hops, out_and_back_ns
 
 

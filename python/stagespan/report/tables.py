@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from stagespan.pages.amounts import counted
 from stagespan.pages.escaping import one_line
 from stagespan.pages.figures import RecordedFigures
 from stagespan.pages.page import ResultPage, Words
-from stagespan.pages.result import Block, Cell, Line, Result, Table
+from stagespan.pages.result import Block, Cell, Chart, Line, Result, Table
 from stagespan.process.imports import importing, load
 from stagespan.report import tree
 from stagespan.report.reader import number
@@ -18,10 +19,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MS = 1e6
+_MOST_REQUESTS = 20
+_MOST_COLUMNS = 4
+"""For the stages of requests."""
+_OF_REQUESTS = {"total": "duration_ms", "in stages": "total_stages_ms"}
 
 
 class ReportFigures(RecordedFigures, frozen=True):
-    """A timing report, whose other keys stand beside these; see docs/files.md. Times are in ms."""
+    """A timing report; docs/internals/file_keys.md lists its other keys. Times are in ms."""
 
     request_id: str | None
     wall_clock_ms: float | None
@@ -58,24 +63,83 @@ class Timing(Result):
         return [Line(self.headline()), *([self._tree()] if self.report["stages"] else [])]
 
     def tables(self) -> list[Table]:
-        """Return the tree, and the tables of other results."""
-        tree_ = [self._tree()] if self.report["stages"] else []
-        return [*tree_, *(table for other in self.others for table in other.tables())]
+        """Return the tree, the slowest requests, and the tables of other results."""
+        own = [self._tree()] if self.report["stages"] else []
+        own += [table for table in (self._requests(),) if table.rows]
+        return [*own, *(table for other in self.others for table in other.tables())]
+
+    def chart(self) -> Chart | None:
+        """Return the tree as a flame graph; None without stages."""
+        names: list[str] = []
+        parents: list[int] = []
+        own_ns: list[int] = []
+        above: list[int] = []  # the frames that contain the row, by depth
+        rows = list(tree.rows(self.report))
+        for row in rows:
+            if row.stage is None and row.count is None:
+                continue  # what a parent did outside of its children is its own time
+            del above[row.depth :]
+            parents.append(above[-1] if above else -1)
+            names.append(one_line(row.label))
+            own_ns.append(round(_MS * row.duration_ms))
+            if above:
+                own_ns[above[-1]] = max(own_ns[above[-1]] - own_ns[-1], 0)
+            above.append(len(names) - 1)
+        if not names:
+            return None
+        return {
+            "kind": "flame",
+            "names": names,
+            "parents": parents,
+            "self_ns": own_ns,
+            "depth": 1 + max(row.depth for row in rows),
+            "note": "A stage is as wide as the time of its runs inside the stage above it.",
+        }
+
+    def _requests(self) -> Table:
+        """Return the slowest requests, with the stages that most of their time was spent in."""
+        listed = self.report.get("requests")
+        entries = listed if isinstance(listed, list) else []
+        requests = [one for one in entries if isinstance(one, dict)]
+        slowest = sorted(requests, key=lambda one: -(number(one.get("duration_ms")) or 0.0))
+        slowest = slowest[:_MOST_REQUESTS]
+        top_ms: defaultdict[str, float] = defaultdict(float)
+        for one in slowest:
+            for name, stage in _stages_of(one).items():
+                top_ms[name] += number(stage.get("top_level_ms")) or 0.0
+        longest = sorted(top_ms, key=lambda name: -top_ms[name])[:_MOST_COLUMNS]
+        return Table.of(
+            "Requests"
+            if len(slowest) == len(requests)
+            else f"The {len(slowest):,} slowest of {len(requests):,} requests",
+            slowest,
+            (lambda one: str(one.get("request_id", "")), "request", ""),
+            (lambda one: str(one.get("status", "")), "status", ""),
+            *((_time(key), name, "ns") for name, key in _OF_REQUESTS.items()),
+            *((_in_stage(name), name, "ns") for name in longest),
+        )
 
     def headline(self) -> str:
         """Return the number of stages and the time of all."""
+        return ", ".join((self.name(), *self._amounts()))
+
+    def name(self) -> str:
+        """Return what the report is called."""
+        request = self.report.get("request_id")
+        return f"Timing report{f' of request {request}' if request else ''}"
+
+    def _amounts(self) -> list[str]:
         report = self.report
-        request = report.get("request_id")
-        parts = [f"Timing report{f' of request {request}' if request else ''}"]
+        amounts = []
         world_size = number(report.get("world_size"))
         if world_size is not None and world_size > 1:
-            parts.append(f"rank {report.get('rank')} of {world_size:.0f}")
-        parts.append(counted(len(report["stages"]), "stage"))
+            amounts.append(f"rank {report.get('rank')} of {world_size:.0f}")
+        amounts.append(counted(len(report["stages"]), "stage"))
         for label, key in (("wall clock", "wall_clock_ms"), ("in stages", "total_stages_ms")):
             value = number(report.get(key))
             if value is not None:
-                parts.append(f"{label} {value:,.1f} ms")
-        return ", ".join(parts)
+                amounts.append(f"{label} {value:,.1f} ms")
+        return amounts
 
     def _tree(self) -> Table:
         return Table.of(
@@ -100,9 +164,8 @@ class Timing(Result):
         """Return the page of `stagespan show`."""
         lost = _lost(self.report.get("lost"))
         words = Words(page="Timing report", as_text="stagespan show")
-        amount = counted(len(self.report["stages"]), "stage")
         remarks = [f"lost: {lost}"] if lost else []
-        return _ReportPage(words, self, self.headline(), amount, remarks)
+        return _ReportPage(words, self, self.name(), ", ".join(self._amounts()), remarks)
 
 
 class _ReportPage(ResultPage):
@@ -137,6 +200,17 @@ def print_timing_summary() -> None:
 
 def _name(row: tree.TreeRow) -> str:
     return row.guide + one_line(row.label) + (" (all its runs)" if row.is_sum else "")
+
+
+def _stages_of(request: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the stages of a request, of a file that another program may have written."""
+    stages = request.get("stages")
+    stages = stages if isinstance(stages, dict) else {}
+    return {name: stage for name, stage in stages.items() if isinstance(stage, dict)}
+
+
+def _in_stage(name: str) -> _StageCell:
+    return lambda request: _time("duration_ms")(_stages_of(request).get(name, {}))
 
 
 # --- cells of stages ----------------------------------------------------------------------------

@@ -34,6 +34,11 @@ class TreeRow:
     is_sum: bool = False
     """Whether the row is the total of a stage that is also listed under its parents."""
 
+    @property
+    def depth(self) -> int:
+        """How many rows above it contain it, up to the deepest guide."""
+        return len(self.guide) // len("│  ")
+
 
 def rows(report: Mapping[str, Any]) -> list[TreeRow]:
     """Return the tree of a report.

@@ -162,6 +162,8 @@ class _Place:
     is_import: bool = False
     is_in_loop: bool = False
     is_other_thread: bool = False
+    is_in_worker: bool = False
+    """Whether the frames are below the start of a worker."""
     is_outside: bool = False
     """Whether the frames run a cell of a notebook, and do not belong to it."""
 
@@ -199,13 +201,18 @@ class _Stacks:
         is_script = code.is_top_level and code.module in _MAIN_MODULES
         if is_script or code.module == "stagespan.process.script":  # below it is what starts them
             return _Place(self._role.top, "user" if is_script else "")
-        if code.module == "multiprocessing.process" and code.name.endswith("_bootstrap"):
-            return _Place(self._role.top)  # above it is what the parent was doing at the fork
+        if self._is_start_of_worker(code, above):
+            return _Place(self._role.top, is_in_worker=True)
         is_in_loop = above.is_in_loop or f"{code.module}.".startswith(_EVENT_LOOPS)
         if self._process.is_cell and (
             owner in _KERNEL or code.module == "stagespan.notebook"
         ):  # the code of cells calls it, too
-            return _Place(self._role.top, "", False, is_in_loop, above.is_other_thread, True)
+            return _Place(
+                self._role.top,
+                is_in_loop=is_in_loop,
+                is_other_thread=above.is_other_thread,
+                is_outside=True,
+            )
         same = replace(above, is_in_loop=is_in_loop)
         if above.is_outside and owner != "user":
             return same
@@ -238,6 +245,18 @@ class _Stacks:
             same.call = above.call.child(shown, "call", place, code)
         same.package = owner
         return same
+
+    def _is_start_of_worker(self, code: Code, above: _Place) -> bool:
+        """Whether the frames above are what the parent was doing when it forked a worker."""
+        if code.module == "multiprocessing.process":
+            return code.name.endswith("_bootstrap")
+        # It calls _bootstrap in the worker, after the functions of the program that follow a fork.
+        return (
+            self._process.is_worker
+            and not above.is_in_worker
+            and code.module == "multiprocessing.popen_fork"
+            and code.name.endswith("_launch")
+        )
 
     def _import(self, code: Code, owner: str, same: _Place) -> _Place:
         above = same.call.child(IMPORTS, "import")

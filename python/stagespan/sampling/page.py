@@ -1,50 +1,47 @@
-"""What sampling found, on a terminal."""
+"""What sampling found, on a terminal and as a page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TextIO
 
-from stagespan.pages.console import columns, encodable, trimmed
+from stagespan.pages.console import encodable, width_of
 from stagespan.pages.escaping import one_line
+from stagespan.pages.page import Page, ResultPage, Words
 from stagespan.pages.result import Table
-from stagespan.pages.tables import Column, fitted_table
-from stagespan.process.imports import importing
+from stagespan.pages.tables import Column, plain_table
 from stagespan.sampling.result import Sampled
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _WIDTH = 100
 
 
-def print_sampled(sampled: Sampled, command: str, console: Console) -> None:
-    """Print the tables of all roles, and the command that times the suggested stages."""
-    with importing():
-        from rich.text import Text
-
-    def show(text: str, style: str = "") -> None:
-        console.print(Text(encodable(text, console.encoding), style), soft_wrap=True)
-
-    if not console.is_terminal:
-        console.width = columns() or _WIDTH
-    with trimmed(console):
-        show(f"Where the time went: {sampled.line()}", "bold")
-        for table in sampled.tables():
-            cells = _columns(table, console.encoding)
-            console.print(fitted_table(cells, console.width), highlight=False)
-            if table.note:
-                show(f"{table.note}\n")
-        if sampled.suggested_stages:
-            show("To time these functions as stages:\n")
-            show(command)
+def sampled_page(sampled: Sampled, subject: str, as_text: str) -> Page:
+    """Return a page with the result; ``as_text`` is the command that prints it."""
+    words = Words(page="Samples", as_text=as_text)
+    return ResultPage(words, sampled, one_line(subject), sampled.line())
 
 
-def _columns(table: Table, encoding: str) -> list[Column]:
+def print_sampled(sampled: Sampled, command: str, file: TextIO) -> None:
+    """Print the tables of all roles, and the command that times the suggested stages.
+
+    This is done at the end of a program, so it needs no library that takes long to import.
+    """
+    width = width_of(file, _WIDTH)
+    lines = [f"Where the time went: {sampled.line()}"]
+    for table in sampled.tables():
+        lines += ["", plain_table(_columns(table), width, is_ruled=True), ""]
+        if table.note:
+            lines += [table.note, ""]
+    if sampled.suggested_stages:
+        lines += ["To time these functions as stages:", "", command]
+    file.write(encodable("\n".join(lines) + "\n", getattr(file, "encoding", None) or "utf-8"))
+
+
+def _columns(table: Table) -> list[Column]:
     function, share, time, mostly = zip(*table.rows, strict=True)
 
     def texts(cells: Sequence[Any]) -> list[str]:
-        return [encodable(one_line(str(cell)), encoding) for cell in cells]
+        return [one_line(str(cell)) for cell in cells]
 
     return [
         Column(one_line(table.title), texts(function), is_flexible=True),

@@ -49,11 +49,18 @@ class RoleFigures(Figures, frozen=True):
     tree: list[TreeNode]
 
 
-class RoleRows(msgspec.Struct, frozen=True):
-    """A role, and the rows of its table."""
+class RoleTable(msgspec.Struct, frozen=True):
+    """What pages show of a role."""
 
-    role: Role
-    rows: list[Row]
+    name: str
+    verdict: str
+    """Which call takes most of the time."""
+    times_ns: dict[str, int]
+    """What its time was spent on."""
+    table: str
+    """The title of the table."""
+    rows: list[tuple[str, float, int, str]]
+    note: str
 
 
 class Sampled(StructResult, frozen=True):
@@ -68,11 +75,12 @@ class Sampled(StructResult, frozen=True):
     """The main process and its workers, the role with most time first."""
     suggested_stages: list[str]
     """Functions that would make good stages, as MODULE:FUNCTION."""
-    shown: Internal[list[RoleRows]]
+    shown: Internal[list[RoleTable]]
 
     def tables(self) -> list[Table]:
         """Return a table for each of the largest roles."""
-        return [_table(role) for role in self.shown]
+        columns = (("function", ""), ("share", "%"), ("time", "ns"), ("mostly", ""))
+        return [Table(role.table, columns, role.rows, role.note) for role in self.shown]
 
     def line(self) -> str:
         """Return how often and how long the program was sampled."""
@@ -87,26 +95,14 @@ class Sampled(StructResult, frozen=True):
 
     def verdict(self) -> str:
         """Return which call of the first role takes most of the time."""
-        row = most_of(self.shown[0].rows)
-        if row is None:
-            return "No function takes much of the time."
-        mostly = f", mostly {row.mostly}" if row.mostly else ""
-        return f"{row.label} takes {100 * row.share:.1f} % of the time{mostly}."
+        return self.shown[0].verdict
 
     def _bar(self) -> list[Bar]:
         """Return the time of the first role, by what it was spent on."""
-        times_ns = dict.fromkeys(_COLOURS, 0)
-        left = list(self.shown[0].role.top.children.values())
-        while left:
-            call = left.pop()
-            if call.kind != "call":
-                times_ns[IMPORTS if call.kind == "import" else COLLECTIONS] += call.wall_ns
-                continue
-            for kind, time_ns in call.own_ns().items():
-                times_ns[kind] += time_ns
-            left.extend(call.children.values())
-        parts = [BarPart(name, ns, _COLOURS[name]) for name, ns in times_ns.items() if ns]
-        return [Bar(self.shown[0].role.name.capitalize(), parts)] if parts else []
+        role = self.shown[0]
+        parts = [BarPart(name, role.times_ns[name], colour) for name, colour in _COLOURS.items()]
+        parts = [part for part in parts if part.time_ns]
+        return [Bar(role.name.capitalize(), parts)] if parts else []
 
 
 def sampled(processes: Sequence[Process]) -> Sampled | None:
@@ -114,39 +110,69 @@ def sampled(processes: Sequence[Process]) -> Sampled | None:
     roles = [role for role in roles_of(processes) if role.top.children]
     if not roles:
         return None
-    shown = [RoleRows(role, rows.rows_of(role.top)) for role in roles[:_MOST_ROLES]]
+    of_roles = [(role, rows.rows_of(role.top)) for role in roles[:_MOST_ROLES]]
     return Sampled(
         schema_version=SCHEMA_VERSION,
         samples=sum(process.samples for process in processes),
         interval_ms=processes[0].interval_ns / 1e6,
         wall_ms=max(process.wall_ns for process in processes) / 1e6,
         roles=[RoleFigures(role.name, role.processes, _tree(role.top)) for role in roles],
-        suggested_stages=stages.suggested(row for role_rows in shown for row in role_rows.rows),
-        shown=shown,
+        suggested_stages=stages.suggested(row for _, of_role in of_roles for row in of_role),
+        shown=[_table(*pair) for pair in of_roles],
     )
 
 
-def _table(shown: RoleRows) -> Table:
-    role = shown.role
+def encoded(result: Sampled) -> bytes:
+    """Return a result with what its pages show, for `decoded`."""
+    return msgspec.json.encode(result)
+
+
+def decoded(text: bytes) -> Sampled:
+    """Return what `encoded` has written. Raises ValueError if it is something else."""
+    result = msgspec.json.decode(text, type=Sampled)
+    return msgspec.structs.replace(result, shown=msgspec.convert(result.shown, list[RoleTable]))
+
+
+def _table(role: Role, shown: Sequence[Row]) -> RoleTable:
     idle = ", ".join(
         f"{where} {duration(time_ns)}"
         for where, time_ns in sorted(role.idle_ns.items(), key=lambda pair: -pair[1])
         if time_ns >= _LEAST_SHARE * role.top.wall_ns
     )
-    return Table(
-        role.name if role.processes == 1 else f"{role.name}, {role.processes} processes",
-        (("function", ""), ("share", "%"), ("time", "ns"), ("mostly", "")),
-        [
-            (
-                row.guide + row.label,
-                100 * row.share,
-                row.calls[0].wall_ns,
-                row.mostly,
-            )
-            for row in shown.rows
+    return RoleTable(
+        name=role.name,
+        verdict=_verdict(shown),
+        times_ns=_times_ns(role),
+        table=role.name if role.processes == 1 else f"{role.name}, {role.processes} processes",
+        rows=[
+            (row.guide + row.label, 100 * row.share, row.calls[0].wall_ns, row.mostly)
+            for row in shown
         ],
-        f"Waiting, not in the table: {idle}." if idle else "",
+        note=f"Waiting, not in the table: {idle}." if idle else "",
     )
+
+
+def _verdict(shown: Sequence[Row]) -> str:
+    row = most_of(shown)
+    if row is None:
+        return "No function takes much of the time."
+    mostly = f", mostly {row.mostly}" if row.mostly else ""
+    return f"{row.label} takes {100 * row.share:.1f} % of the time{mostly}."
+
+
+def _times_ns(role: Role) -> dict[str, int]:
+    """Return the time of a role by what it was spent on."""
+    times_ns = dict.fromkeys(_COLOURS, 0)
+    left = list(role.top.children.values())
+    while left:
+        call = left.pop()
+        if call.kind != "call":
+            times_ns[IMPORTS if call.kind == "import" else COLLECTIONS] += call.wall_ns
+            continue
+        for kind, time_ns in call.own_ns().items():
+            times_ns[kind] += time_ns
+        left.extend(call.children.values())
+    return times_ns
 
 
 def _tree(top: Call) -> list[TreeNode]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -71,6 +71,8 @@ class Process:
     """The time of garbage collections, in all threads."""
     nodes: list[Node | None] = field(default_factory=list)
     """The first two are None, and stand for the main thread and the others."""
+    is_worker: bool = False
+    """Whether multiprocessing has started it."""
 
     @property
     def is_main(self) -> bool:
@@ -99,7 +101,8 @@ def read_process(text: str) -> Process:
     first, *lines = text.split("\n")
     _, role, worker, *numbers = first.split("\t")
     interval, samples, wall, main_collected, others_collected = map(int, numbers)
-    process = Process(worker or role, interval, samples, wall, main_collected + others_collected)
+    collected = main_collected + others_collected
+    process = Process(worker or role, interval, samples, wall, collected, is_worker=bool(worker))
     codes: list[Code] = []
     classes: list[str] = []
     for line in lines:
@@ -116,3 +119,30 @@ def read_process(text: str) -> Process:
                 None if code < 0 else Node(parent, codes[code], of_class, *place_and_times)
             )
     return process
+
+
+def since(before: Process, after: Process) -> Process:
+    """Return what a sampler has seen between two readings. Nodes keep their numbers."""
+    nodes: list[Node | None] = []
+    for number, node in enumerate(after.nodes):
+        earlier = before.nodes[number] if number < len(before.nodes) else None
+        if node is None or earlier is None:
+            nodes.append(node)
+            continue
+        nodes.append(
+            replace(
+                node,
+                wall_ns=node.wall_ns - earlier.wall_ns,
+                cpu_ns=node.cpu_ns - earlier.cpu_ns,
+                waiting_ns=node.waiting_ns - earlier.waiting_ns,
+            )
+        )
+    return Process(
+        after.role,
+        after.interval_ns,
+        after.samples - before.samples,
+        after.wall_ns - before.wall_ns,
+        after.collected_ns - before.collected_ns,
+        nodes,
+        after.is_worker,
+    )

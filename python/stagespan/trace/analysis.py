@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import msgspec
+import numpy as np
 from msgspec import structs
 
 from stagespan.pages.amounts import in_words
 from stagespan.pages.figures import Count, Figures, Ns
 from stagespan.pages.page import Page, Words
 from stagespan.pages.result import (
-    SEVERITIES,
     Finding,
+    Gain,
     Result,
     Severity,
     Unavailable,
+    at_most,
     by_severity,
     share,
     together_ns,
@@ -35,6 +37,7 @@ from stagespan.trace import analyses, ascend
 from stagespan.trace.analyses import (
     communication,
     compiled,
+    counters,
     critical_path,
     device_use,
     flame,
@@ -56,8 +59,10 @@ from stagespan.trace.ascend import free_time, graph_mode, host_waits, operators,
 from stagespan.trace.ascend import report as ascend_report
 from stagespan.trace.ascend import steps as ascend_steps
 from stagespan.trace.ascend.folder import AscendFolder
+from stagespan.trace.derived.compiled_heads import calls_torchair
 from stagespan.trace.derived.device import is_ascend
 from stagespan.trace.derived.doubt import with_doubt
+from stagespan.trace.derived.recording_cost import stack_cost
 from stagespan.trace.derived.windows import base_window
 from stagespan.trace.evidence import window_of
 from stagespan.trace.read.columns import without_events
@@ -88,6 +93,7 @@ ANALYSES: dict[str, Analyze] = {
     "structure": structure.analyze,
     "layers": layers.analyze,
     "memory": memory.analyze,
+    "counters": counters.analyze,
     "flame": flame.analyze,
 }
 """The analyses of every trace, by their names in the JSON."""
@@ -122,6 +128,7 @@ class Results:
     structure: analyses.structure.Structure | Unavailable
     layers: analyses.layers.Layers | Unavailable
     memory: analyses.memory.Memory | Unavailable
+    counters: analyses.counters.Counters | Unavailable
     flame: analyses.flame.Flame | Unavailable
     head_overhead: ascend.graph_mode.HeadOverhead | Unavailable
     ascend_steps: ascend.steps.AscendSteps | Unavailable
@@ -178,9 +185,21 @@ def _won_together(findings: Sequence[Finding]) -> int:
     ]
     return max(
         together_ns(of_ascend),
-        together_ns(others),
+        together_ns(others) + _won_in_places(gains),
         *(gain.time_ns for _, gain in gains),
     )
+
+
+def _won_in_places(gains: Sequence[tuple[Finding, Gain]]) -> int:
+    """Return what steps and modules win that no other finding contains. Their times differ."""
+    places: dict[str, int] = {}
+    for finding, gain in gains:
+        if finding.about == "place" and not any(
+            each.code.startswith(finding.seen_as) for each, _ in gains if each is not finding
+        ):
+            where = finding.evidence[0].event
+            places[where] = max(places.get(where, 0), gain.time_ns)
+    return sum(places.values())
 
 
 # Percent of the base: a finding that wins less is less severe.
@@ -206,13 +225,32 @@ def _as_far_as_they_win(trace: Trace, findings: Sequence[Finding]) -> list[Findi
             now = round(gain.time_ns * min(max(part, 0.0), 1.0))
             gain = structs.replace(gain, now_ns=now, other=other)
         severity = finding.severity
-        # Communication can also be shorter if other ranks are faster, which no gain contains.
-        if gain is not None and not finding.code.endswith("communication"):
+        if gain is not None and not finding.wins_elsewhere:
             percent = share(gain.sure_ns, base.whole_ns)
             most = next((name for least, name in _LEAST_WON if percent < least), severity)
-            severity = max(severity, most, key=SEVERITIES.index)
+            severity = at_most(severity, most)
         bounded.append(structs.replace(finding, gain=gain, severity=severity))
     return bounded
+
+
+# Percent of the base: recording that costs more is told before all else.
+_MOST_RECORDING = 20.0
+
+
+def _cost_of_stacks(trace: Trace) -> str | None:
+    """Return what to do if recording Python's stacks took a large part of the time."""
+    cost, base = stack_cost(trace), base_window(trace)
+    if cost is None or base is None:
+        return None
+    begin, end = np.array([base.begin_ns]), np.array([base.end_ns])
+    took = int(cost.within(begin, end)[0])
+    percent = share(took, base.whole_ns)
+    if percent <= _MOST_RECORDING:
+        return None
+    return (
+        f"Record again without stacks (with_stack=False): by estimate, recording them took at least"
+        f" {in_words(took, 'ns')} of {base.whose} ({percent:.1f} %)."
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -235,6 +273,7 @@ class Analysis(Page, Results):
         heights="The height of a bar is its busy share.",
         no_findings="No findings: nothing in this trace needs attention.",
     )
+    open_sections = frozenset(("kernels", "critical_path"))
 
     def name(self) -> str:
         """Return the name of the file or folder."""
@@ -250,7 +289,7 @@ class Analysis(Page, Results):
 
     def caveat(self) -> str | None:
         """Return why the figures of this trace are less than they seem."""
-        return self.trace.caveat
+        return " ".join(filter(None, (self.trace.caveat, _cost_of_stacks(self.trace)))) or None
 
     def notes(self) -> list[str]:
         """Return sentences about entries that were not used, or not as they are in the file."""
@@ -344,23 +383,23 @@ def analyze(
 
     Raises KeyError for an unknown name.
     """
-    known = ANALYSES | ASCEND
+    analyses = ANALYSES | ASCEND
     # The pages of the results ask for the same facts again.
     view = TraceView.of(trace)
     if captures:
         view = view.with_capture_traces(captures)
     names = _applicable(view) if only is None else list(only)
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in names if name not in analyses]
     if unknown:
-        raise KeyError(f"There is no analysis {unknown[0]!r}: choose from {', '.join(known)}.")
-    return Analysis(view, {name: known[name](view) for name in names})
+        raise KeyError(f"There is no analysis {unknown[0]!r}: choose from {', '.join(analyses)}.")
+    return Analysis(view, {name: analyses[name](view) for name in names})
 
 
 def _applicable(trace: Trace) -> list[str]:
     """Return the analyses for a trace. torch.profiler can record Ascend's graph mode too."""
     if is_ascend(trace):
         return [*ANALYSES, *ASCEND]
-    return [*ANALYSES, "head_overhead"] if graph_mode.calls_torchair(trace) else list(ANALYSES)
+    return [*ANALYSES, "head_overhead"] if calls_torchair(trace) else list(ANALYSES)
 
 
 def analyze_ascend(folder: AscendFolder) -> Analysis:

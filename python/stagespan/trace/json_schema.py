@@ -25,6 +25,7 @@ LACKS = (
     "no_annotations",
     "no_communication",
     "no_compiled_graphs",
+    "no_counters",
     "no_device",
     "no_durations",
     "no_files",

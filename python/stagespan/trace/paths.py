@@ -48,6 +48,7 @@ def analyze_path(
     Raises TraceError if the path cannot be read.
     """
     from stagespan.trace.ascend import read_ascend_folder
+    from stagespan.trace.ascend.folder import is_op_summary, read_op_summary
 
     if against is not None:
         return _compared(path, against)
@@ -63,6 +64,8 @@ def analyze_path(
         return analyze_ranks(path, jobs, cluster, progress)
     if only.is_dir():
         return analyze_ascend(read_ascend_folder(only))
+    if is_op_summary(only) and only.is_file():
+        return analyze_ascend(read_op_summary(only))
     trace = open_trace(only)
     if device is not None:
         trace = with_device(trace, device)

@@ -31,36 +31,36 @@ _CUT = {ABSENT, NEGATIVE, CUT, ENDS_FAR, RANGE_CUT}
 
 def ignored(trace: Trace) -> list[str]:
     """Return sentences about entries that were not used, or not as they are in the file."""
-    found = []
+    remarks = []
     listed = [_not_used(trace, cause, count) for cause, count in trace.left_out.items()]
     cut = {cause: count for cause, count in trace.adjusted.items() if cause in _CUT}
     listed += [_not_used(trace, cause, count) for cause, count in cut.items()]
     if listed:
-        found.append(f"Ignored: {', '.join(listed)}.")
+        remarks.append(f"Ignored: {', '.join(listed)}.")
     if len(trace.doubtful):
-        found.append(
+        remarks.append(
             "Findings that rest on the times of these device events are one grade less severe."
         )
     changed = {cause: count for cause, count in trace.adjusted.items() if cause not in cut}
     if changed:
         listed = [f"{cause} ({count:,})" for cause, count in changed.items()]
-        found.append(f"Read with a change: {', '.join(listed)}.")
+        remarks.append(f"Read with a change: {', '.join(listed)}.")
     ranges = stage_calls(trace) if len(trace.events) else None
     crossing = 0 if ranges is None else ranges.tree.crossing
     if crossing:
-        found.append(
+        remarks.append(
             f"{counted(crossing, 'range')} of the program crossed another one of the thread, as"
             " those of asyncio tasks do: they are not inside each other, and what is launched while"
             " both are open counts for the one that began last."
         )
     shared = shared_correlations(trace)
     if shared:
-        found.append(
+        remarks.append(
             f"The launch of {counted(shared, 'device event')} is unknown, because calls of several"
             " processes have the same correlation, as in a file of merged ranks. Analyse the trace"
             " of each rank on its own."
         )
-    return found
+    return remarks
 
 
 def _not_used(trace: Trace, cause: str, count: int) -> str:

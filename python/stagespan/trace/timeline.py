@@ -46,12 +46,12 @@ def timeline(trace: Trace) -> list[TimelineRow]:
     """Return rows for steps, stages, the critical path, streams, idle time, and threads."""
     if window_of(trace) is None:
         return []
-    found: list[TimelineRow] = []
+    timeline_rows: list[TimelineRow] = []
     for rows_of in (_annotations, _path, _streams, _idle, _threads):
-        found += rows_of(trace)
-    if all(row.name != "steps" for row in found):
-        found[:0] = _inferred_steps(trace)
-    return [row for row in found if len(row.begin)]
+        timeline_rows += rows_of(trace)
+    if all(row.name != "steps" for row in timeline_rows):
+        timeline_rows[:0] = _inferred_steps(trace)
+    return [row for row in timeline_rows if len(row.begin)]
 
 
 def _of_events(
@@ -78,14 +78,14 @@ def _streams(trace: Trace) -> list[TimelineRow]:
     if len(rows) == 0:
         return []
     device, stream = streams(trace, rows)
-    found, of_stream = pairs(device, stream)
+    of_streams, of_stream = pairs(device, stream)
     time = np.bincount(of_stream, weights=trace.events.dur_ns[rows])
     order = np.argsort(-time, kind="stable")
-    several = len({int(number) for number, _ in found}) > 1
+    several = len({int(number) for number, _ in of_streams}) > 1
     keys = [(word, word) for word in KINDS.values()]
     number_of = np.zeros(max(KINDS) + 1, dtype=np.intp)
     number_of[list(KINDS)] = np.arange(len(KINDS))
-    mine = by_group(of_stream, len(found))
+    of_stream_rows = by_group(of_stream, len(of_streams))
     left = order[MOST_STREAMS:]
     note = ""
     if len(left):
@@ -95,10 +95,10 @@ def _streams(trace: Trace) -> list[TimelineRow]:
         )
     drawn_streams = []
     for number in order[:MOST_STREAMS].tolist():
-        name = f"stream {_id(trace, int(found[number][1]))}"
+        name = f"stream {_id(trace, int(of_streams[number][1]))}"
         if several:
-            name = f"device {_id(trace, int(found[number][0]))}, {name}"
-        here = rows[mine[number]]
+            name = f"device {_id(trace, int(of_streams[number][0]))}, {name}"
+        here = rows[of_stream_rows[number]]
         last = number == order[:MOST_STREAMS][-1]
         key = number_of[work.kind[here]]
         drawn_streams.append(_of_events(trace, name, here, key, keys, note=note if last else ""))
@@ -123,21 +123,21 @@ def _idle(trace: Trace) -> list[TimelineRow]:
 
 def _path(trace: Trace) -> list[TimelineRow]:
     """Return the row of the critical path, as far as it was computed."""
-    found = critical_path.analyze(trace)
-    if not isinstance(found, critical_path.CriticalPath):
+    path = critical_path.analyze(trace)
+    if not isinstance(path, critical_path.CriticalPath):
         return []
     window, _ = window_of(trace) or (0, 0)
-    names = list(dict.fromkeys(segment.name for segment in found.segments))
+    names = list(dict.fromkeys(segment.name for segment in path.segments))
     number = {name: at for at, name in enumerate(names)}
     kinds = list(KINDS_OF_PATH)
     return [
         timeline_row(
             "critical path",
-            np.array([segment.begin_ns - window for segment in found.segments]),
-            np.array([segment.end_ns - window for segment in found.segments]),
-            np.array([kinds.index(segment.kind) for segment in found.segments]),
+            np.array([segment.begin_ns - window for segment in path.segments]),
+            np.array([segment.end_ns - window for segment in path.segments]),
+            np.array([kinds.index(segment.kind) for segment in path.segments]),
             [(f"path_{kind}", words) for kind, words in KINDS_OF_PATH.items()],
-            np.array([number[segment.name] for segment in found.segments]),
+            np.array([number[segment.name] for segment in path.segments]),
             names,
             "parts",
         )
@@ -217,11 +217,11 @@ def _threads(trace: Trace) -> list[TimelineRow]:
     rows = np.flatnonzero(work)
     if len(rows) == 0:
         return []
-    found, of_thread = pairs(events.pid[rows], events.tid[rows])
+    threads_seen, of_thread = pairs(events.pid[rows], events.tid[rows])
     order = np.lexsort((-events.dur_ns[rows], events.begin_ns[rows], of_thread))
     rows, of_thread = rows[order], of_thread[order]
     end = events.begin_ns[rows] + events.dur_ns[rows]
-    edges = np.searchsorted(of_thread, np.arange(len(found) + 1))
+    edges = np.searchsorted(of_thread, np.arange(len(threads_seen) + 1))
     outermost, times = [], []
     for first, last in itertools.pairwise(edges.tolist()):
         reach = np.maximum.accumulate(end[first:last])
@@ -231,13 +231,13 @@ def _threads(trace: Trace) -> list[TimelineRow]:
         times.append(int(events.dur_ns[mine[outer]].sum()))
     keys = [("operators", "in an operator"), ("calls", "in a call of the runtime")]
     busiest = np.argsort([-time for time in times], kind="stable")[:MOST_THREADS].tolist()
-    left = len(found) - len(busiest)
+    left = len(threads_seen) - len(busiest)
     more = f"{left:,} threads that did less are not drawn." if left else ""
-    backward = backward_threads(trace, found)
+    backward = backward_threads(trace, threads_seen)
     drawn_threads = []
     for number in busiest:
         here = outermost[number]
-        pid, tid = (int(each) for each in found[number])
+        pid, tid = (int(each) for each in threads_seen[number])
         name = _thread_name(trace, pid, tid, bool(backward[number]))
         note = more if number == busiest[-1] else ""
         key = calls[here].astype(np.intp)

@@ -62,6 +62,15 @@ def test_show_refuses_other_files_in_one_sentence(content: str | None, tmp_path:
     assert error.count("\n") == 1
 
 
+def test_show_says_of_a_text_file_what_it_reads(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("hello\n")
+    status, out, error = run("show", path)
+    assert (status, out) == (2, "")
+    assert error.startswith(f"Error: {path} is not JSON. `stagespan show` reads process ids, jobs,")
+    assert "exported" not in error
+
+
 def options_of_all_verbs() -> list[tuple[str, click.Option]]:
     assert isinstance(command, click.Group)
     found = []

@@ -71,7 +71,7 @@ def test_a_former_name_has_the_output_and_status_of_the_present_one(
 
 
 def test_former_names_are_in_no_list() -> None:
-    assert len(VERBS) == 11
+    assert len(VERBS) == 12
     _, listed, _ = run("--help")
     for name in FORMER:
         assert f"  {name} " not in listed

@@ -472,6 +472,34 @@ def test_a_folder_that_cannot_be_written(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_window_can_be_exported_again(work: Work, tmp_path: Path) -> None:
+    # GIVEN a window whose first export fails because of its path
+    with profile_window("s") as window:
+        work()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"\w"):
+        window.export(tmp_path / "file" / "t.json.gz")
+    # WHEN it is exported three times THEN all files have the same content, by their suffixes
+    packed = window.export(tmp_path / "t.json.gz").read_bytes()
+    plain = window.export(tmp_path / "t.json").read_bytes()
+    assert window.export(tmp_path / "again.json.gz").read_bytes() == packed
+    assert gzip.decompress(packed) == plain
+    assert json.loads(plain)["traceEvents"]
+    # AND an export whose source has gone says so
+    (tmp_path / "t.json.gz").unlink()
+    with pytest.raises(StagespanError, match="changed or removed"):
+        window.export(tmp_path / "late.json.gz")
+
+
+def test_a_trace_whose_first_file_is_plain_can_be_exported_as_gzip(
+    work: Work, tmp_path: Path
+) -> None:
+    with profile_window("s") as window:
+        work()
+    plain = window.export(tmp_path / "t.json").read_bytes()
+    assert gzip.decompress(window.export(tmp_path / "t.json.gz").read_bytes()) == plain
+
+
 def test_a_forked_child_says_that_it_has_no_profiler() -> None:
     # GIVEN a process that forks in a window and in a loop of profile_steps
     code = """

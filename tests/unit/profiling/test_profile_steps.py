@@ -6,7 +6,6 @@ import gzip
 import json
 import math
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 import stagespan
-from running import in_threads
+from running import in_threads, ran
 from stagespan import profile_steps
 from stagespan.errors import SettingsError, StagespanError
 from stagespan.profiling.bounds import THREAD_NAME
@@ -258,23 +257,27 @@ def test_steps_without_any_work_of_torch_are_named(folder: Path) -> None:
     assert "no operators: the work ran in other processes, or without torch" in str(steps.skipped)
 
 
-def test_the_first_start_of_the_profiler_is_prepared_in_the_background() -> None:
+@pytest.mark.full
+def test_the_profiler_starts_without_the_compiler_which_is_found_as_ever(tmp_path: Path) -> None:
     # GIVEN a new process with torch
     code = """
-import sys, time, torch, stagespan
-name = "torch._inductor.config"
-assert name not in sys.modules
-# WHEN a loop is in the steps before the profiler
-with stagespan.profile_steps(wait=10**9) as steps:
-    until = time.monotonic() + 100
-    while name not in sys.modules and time.monotonic() < until:
-        steps.step()
-        time.sleep(0.01)
-# THEN what the profiler imports has been imported by another thread
-assert name in sys.modules
+import sys, torch, stagespan
+before = torch.__getattr__
+# WHEN a window is recorded
+with stagespan.profile_steps(wait=0, warmup=0, active=1) as steps:
+    torch.ones(2) + 1
+    steps.step()
+assert steps.traces, steps.skipped
+# THEN torch has not imported its compiler, and finds it where it is first used
+assert "torch._inductor" not in sys.modules
+assert torch.__getattr__ is before
+assert torch._inductor.config.triton.cudagraphs is False
 """
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=150)
-    assert done.returncode == 0
+    variables = {"STAGESPAN_OUTPUT_DIR": str(tmp_path)}
+    ran([sys.executable, "-c", code], status=0, **variables)
+    # AND it is imported if a variable asks for its graphs
+    loaded = code.replace("not in sys.modules", "in sys.modules").replace("is False", "is True")
+    ran([sys.executable, "-c", loaded], status=0, TORCHINDUCTOR_CUDAGRAPHS="1", **variables)
 
 
 def _events(path: Path) -> list[dict[str, Any]]:

@@ -65,6 +65,8 @@ def a_stage(**figures: Any) -> Any:
         "total_ns": 0,
         "children_ns": 0,
         "suspended_ns": 0,
+        "cpu_total_ns": None,
+        "cpu_count": 0,
         "errors": 0,
         **dict.fromkeys(("mean_ns", "min_ns", "max_ns", "p50_ns", "p95_ns", "p99_ns"), 0),
         **dict.fromkeys(("device_elapsed_ns", "device_queue_ns", "device_tail_ns")),

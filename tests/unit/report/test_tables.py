@@ -110,3 +110,46 @@ def test_a_terminal_of_any_encoding_gets_the_tree() -> None:
     assert ["pipeline ?", "20.000", "100.0 %", "1"] in cells
     assert ["|- denoise", "15.000", "75.0 %", "1"] in cells
     assert ["`- (unattributed)", "5.000", "25.0 %"] in cells
+
+
+def frames(report: dict[str, Any]) -> dict[str, tuple[str | None, int]]:
+    """Return the caller and the own time in ns of each frame of the flame graph."""
+    chart = tables.Timing(report).chart()
+    assert chart is not None
+    names = chart["names"]
+    callers = [None if parent < 0 else names[parent] for parent in chart["parents"]]
+    return dict(zip(names, zip(callers, chart["self_ns"], strict=True), strict=True))
+
+
+def test_the_flame_graph_has_the_time_of_the_tree() -> None:
+    step = Run("step", 2_000_000, [Run("attention", 7_000_000)])
+    runs = [Run("pipeline", 5_000_000, [Run("denoise", 1_000_000, [step])]), Run("load", 3_000_000)]
+    assert frames(report_of(figures_of(runs))) == {
+        "pipeline": (None, 5_000_000),
+        "denoise": ("pipeline", 1_000_000),
+        "step": ("denoise", 2_000_000),
+        "attention": ("step", 7_000_000),
+        "load": (None, 3_000_000),
+    }
+
+
+def test_an_empty_report_has_no_flame_graph() -> None:
+    assert tables.Timing({"stages": {}}).chart() is None
+
+
+def test_the_slowest_requests_are_listed_with_their_stages() -> None:
+    requests = [
+        {
+            "request_id": f"r{number}",
+            "status": "ok",
+            "duration_ms": float(number),
+            "total_stages_ms": None,
+            "stages": {"decode": {"duration_ms": number / 2, "top_level_ms": number / 2}},
+        }
+        for number in range(30)
+    ]
+    table = tables.Timing({"stages": {}, "requests": [*requests, None, 3]}).tables()[0]
+    assert table.title == "The 20 slowest of 30 requests"
+    assert [heading for heading, _ in table.columns][-1] == "decode"
+    assert table.rows[0] == ("r29", "ok", 29e6, "", 14.5e6)
+    assert len(table.rows) == 20

@@ -36,12 +36,12 @@ def checked(found: Result | Unavailable, kind: type[R]) -> R:
 
 
 def unstated(findings: Iterable[Finding]) -> list[str]:
-    """Return the figures of findings that are missing in their sentences."""
+    """Return the figures of findings that are missing in their texts."""
     return [
         f"{each.code}: {name} = {_written(name, figure)}"
         for each in findings
         for name, figure in each.numbers.items()
-        if name not in _optional(each.code) and _written(name, figure) not in each.sentence
+        if name not in _optional(each.code) and _written(name, figure) not in each.text
     ]
 
 

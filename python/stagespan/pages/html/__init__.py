@@ -20,6 +20,7 @@ from stagespan.pages.html.data import page_data
 from stagespan.pages.page import Page
 from stagespan.pages.result import STATES
 
+_CONNECTS = "connect-src 'self'; "
 _SLOT = re.compile(r"\{\{ (\w+) \}\}")
 
 
@@ -30,17 +31,26 @@ def html_page(page: Page) -> str:
 
 def filled(shown: dict[str, Any]) -> str:
     """Return the page with the data of `page_data`."""
+    return _drawn(shown, "cannot connect to anything")
+
+
+def updated(shown: dict[str, Any]) -> str:
+    """Return the page, which replaces its data by ``data.json`` beside it every second."""
+    return _drawn({**shown, "live": True}, "connect only to the server of the page", _CONNECTS)
+
+
+def _drawn(shown: dict[str, Any], connects: str, more_policy: str = "") -> str:
     words = shown["words"]
     scripts = ("plot.js", "charts.js", "timeline.js", "page.js")
     texts = {"title": escape(words["page"]), "as_text": escape(words["as_text"])}
-    return _assembled("page.html", scripts, {**shown, "states": STATES}, texts)
+    texts["connects"] = connects
+    return _assembled("page.html", scripts, {**shown, "states": STATES}, texts, more_policy)
 
 
 def live_page(title: str) -> str:
     """Return a page that shows the tables of ``data.json`` beside it, and reads it every second."""
     texts = {"title": escape(title)}
-    data, policy = {"states": STATES}, "connect-src 'self'; "
-    return _assembled("live.html", ("live.js",), data, texts, policy)
+    return _assembled("live.html", ("live.js",), {"states": STATES}, texts, _CONNECTS)
 
 
 def _assembled(

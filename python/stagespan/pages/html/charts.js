@@ -57,7 +57,7 @@ function chart(parent, label, make, hasControls = false) {
   if (hasControls) node.tabIndex = 0;
   parent.append(node);
   const plot = new Plot(node);
-  node.draw = () => plot.draw(make());
+  node.draw = () => { if (node.clientWidth) plot.draw(make()); };
   node.plot = plot;
   DRAWINGS.push(node.draw);
   return node;
@@ -173,6 +173,39 @@ function memory(parent, { devices }) {
     })),
     legend: devices.map(({ device }, at) => [STAGE_COLOURS[at % STAGE_COLOURS.length], device]),
   }));
+}
+
+// The percentiles of stages by period, each in a chart of its own. Lines end at periods without runs.
+function percentiles(parent, { window_ns: window, period_ns: period, stages }) {
+  const [size, unit] = timeUnit(window);
+  for (const name of ["p50", "p95"]) {
+    const times = stages.flatMap((stage) => stage[`${name}_ns`]).map((time) => Math.max(time, 1));
+    const [timeSize, timeName] = timeUnit(Math.max(...times));
+    const range = [Math.min(...times) / timeSize / 1.5, (1.5 * Math.max(...times)) / timeSize];
+    parent.append(element("h3", {}, `${name} of each stage`));
+    chart(parent, `${name} of each stage over time`, () => ({
+      height: 240,
+      x: { title: `time (${unit})`, range: [0, window / size || 1] },
+      y: { title: timeName, range, log: true },
+      marks: stages.flatMap((stage, at) => {
+        const colour = STAGE_COLOURS[at % STAGE_COLOURS.length];
+        const places = stage.periods.map((each, index) => {
+          const time = stage[`${name}_ns`][index];
+          const runs = stage.runs[index];
+          return [Math.min((each + 0.5) * period, window) / size, Math.max(time, 1) / timeSize,
+            `${wrapped(stage.name)}: ${name} ${inWords(time, "ns")} of ${runs} ${runs === 1 ? "run" : "runs"}`];
+        });
+        const lines = [];
+        places.forEach((place, index) => {
+          if (index && stage.periods[index] === stage.periods[index - 1] + 1) lines.at(-1).push(place);
+          else lines.push([place]);
+        });
+        return [...lines.filter((line) => line.length > 1).map((line) => ({ line, colour })),
+          { points: places.map(([x, y, tip]) => [x, y, 2.5, tip]), colour }];
+      }),
+      legend: stages.map(({ name: stage }, at) => [STAGE_COLOURS[at % STAGE_COLOURS.length], stage]),
+    }));
+  }
 }
 
 const FLAME_DEPTH = 24;
@@ -292,4 +325,4 @@ function change(parent, { before, after, parts, per }) {
   }));
 }
 
-const PICTURES = { idle_causes: idleCauses, roofline, steps, memory, flame, ranks, change };
+const PICTURES = { idle_causes: idleCauses, roofline, steps, memory, percentiles, flame, ranks, change };

@@ -38,6 +38,8 @@ def page_data(page: Page) -> dict[str, Any]:
         "notes": notes,
         "verdict": _title(page),
         "bar": _bar(page),
+        "lines": list(map(_text, page.lines())),
+        "folded": page.open_sections is not None,
         "compared": any(is_titled) and not all(is_titled),
         "findings": [written_finding(each) for each in page.findings()],
         "window_ns": page.window_ns(),
@@ -83,7 +85,8 @@ def written_finding(finding: Finding) -> dict[str, Any]:
     return {
         "code": finding.code,
         "severity": finding.severity,
-        "sentence": _text(finding.text),
+        "sentence": _text(finding.first_line),
+        "rest": _text(finding.rest),
         "evidence": [
             (shortened(each.event, LONGEST_EVENT), each.time_ns, _cell(each.figure), each.unit)
             for each in finding.evidence
@@ -116,6 +119,7 @@ def _section(page: Page, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "first": _is_first(result),
+        "open": page.open_sections is None or name in page.open_sections or _is_first(result),
         "heading": heading(name),
         "unknown": _text(result.reason) if isinstance(result, Unavailable) else None,
         "tables": [written_table(table) for table in page.tables[name]],

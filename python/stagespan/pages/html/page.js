@@ -1,17 +1,31 @@
 "use strict";
 // Builds the page from its data block: verdict, findings, timeline, idle causes, then every analysis.
 
-const DATA = JSON.parse(document.getElementById("data").textContent);
+let DATA = JSON.parse(document.getElementById("data").textContent);
 const MAIN = document.getElementById("main");
 const TABLES = [];
+let earlierTables = new Map(); // of a live page, by their sections and titles
 let timelineNode = null;
 
-function section(id, title, ...children) {
-  const made = element("section", { id, "aria-labelledby": `${id}-title` },
-    element("h2", { id: `${id}-title` }, title), ...children);
+// Returns what the content of a section is appended to. Charts need a width, so those of a folded section are drawn
+// when it opens.
+function section(id, title, isOpen = true) {
+  const made = element("section", { id, "aria-labelledby": `${id}-title` });
+  const heading = element("h2", { id: `${id}-title` }, title);
+  let body = made;
+  if (isOpen) made.append(heading);
+  else {
+    body = element("details", { ontoggle: () => { if (body.open) drawAll(body); } }, element("summary", {}, heading));
+    made.append(body);
+  }
   MAIN.append(made);
-  document.getElementById("contents").append(element("a", { href: `#${id}` }, title));
-  return made;
+  document.getElementById("contents").append(element("a", { href: `#${id}`, onclick: () => openSection(id) }, title));
+  return body;
+}
+
+function openSection(id) {
+  const folded = document.querySelector(`#${CSS.escape(id)} > details`);
+  if (folded) folded.open = true;
 }
 
 function bullet(colour, text) {
@@ -37,6 +51,7 @@ function head() {
       element("span", {}, rest[0].toUpperCase() + rest.slice(1))));
   }
   if (DATA.bar) made.append(timeBar());
+  for (const line of DATA.lines) made.append(element("p", {}, ...withCode(line)));
   made.append(element("p", { class: "note path" }, `${DATA.title}: ${DATA.summary}.`));
 }
 
@@ -69,9 +84,10 @@ function findings() {
     return;
   }
   made.append(element("ul", { class: "findings" }, ...DATA.findings.map((finding) =>
-    element("li", { class: finding.severity },
-      element("p", {}, element("span", { class: "severity" }, finding.severity), ...withCode(finding.sentence)),
-      element("ul", { class: "evidence" }, ...finding.evidence.map(evidence))))));
+    element("li", { class: finding.severity }, element("details", {},
+      element("summary", {}, element("span", { class: "severity" }, finding.severity), ...withCode(finding.sentence)),
+      ...(finding.rest ? [element("p", {}, ...withCode(finding.rest))] : []),
+      element("ul", { class: "evidence" }, ...finding.evidence.map(evidence)))))));
 }
 
 function evidence([event, time, figure, unit]) {
@@ -92,22 +108,28 @@ function evidence([event, time, figure, unit]) {
 // Results with a page of their own, such as the comparison of two traces, come before the others.
 function sections(first) {
   const unknown = [];
-  for (const { name, first: isFirst, heading, unknown: reason, tables } of DATA.sections) {
+  for (const { name, first: isFirst, open, heading, unknown: reason, tables } of DATA.sections) {
     if (isFirst !== first) continue;
     if (reason !== null && !tables.length) unknown.push([heading, reason]);
     if (!tables.length) continue;
     const drawn = DATA.pictures.filter((picture) => picture.analysis === name);
-    const made = section(`analysis-${name}`, heading);
+    const made = section(`analysis-${name}`, heading, open);
     for (const picture of drawn) PICTURES[picture.kind](made, picture);
     for (const table of tables) {
-      const shown = new DataTable(table, DATA.rows.length ? goTo : null,
-        tables.length === 1 && table.title === heading);
+      const key = `${name} ${table.title.replace(/\d[\d,]*/g, "N")}`; // counts in titles change
+      const earlier = earlierTables.get(key);
+      let shown = earlier;
+      if (!earlier || !earlier.update(table)) {
+        shown = new DataTable(table, DATA.rows.length ? goTo : null, tables.length === 1 && table.title === heading);
+        if (earlier) shown.follow(earlier);
+      }
+      shown.key = key;
       TABLES.push(shown);
       made.append(shown.node);
     }
   }
   if (!unknown.length) return;
-  section("unknown", "Not in this trace", element("ul", {}, ...unknown.map(([heading, reason]) =>
+  section("unknown", "Not in this trace", !DATA.folded).append(element("ul", {}, ...unknown.map(([heading, reason]) =>
     element("li", {}, element("strong", {}, `${heading}: `), reason))));
 }
 
@@ -179,6 +201,7 @@ function moveTimeline(event) {
 
 function showTimes(begin, end, marked = null) {
   if (!timelineNode || !ROWS) return;
+  freeze(true);
   [timelineShown, timelineMarked] = [[begin, Math.max(end, begin + 1)], marked];
   timelineNode.draw();
 }
@@ -190,18 +213,72 @@ function goTo(time, length = 0) {
   timelineNode.focus({ preventScroll: true });
 }
 
-function drawAll() {
-  if (document.documentElement.dataset.ready) for (const draw of DRAWINGS) draw();
+function drawAll(inside = document) {
+  if (!document.documentElement.dataset.ready) return;
+  for (const each of inside.querySelectorAll(".chart")) each.draw();
 }
 
-async function charts() {
-  for (const picture of DATA.pictures) {
+// Reads what is compressed in the data.
+async function read(data) {
+  for (const picture of data.pictures) {
     if (picture.packed) Object.assign(picture, JSON.parse(await unpacked(picture.packed)));
   }
-  await readRows();
+  return readRows(data);
+}
+
+function drawCharts(rows) {
+  ROWS = rows;
   for (const draw of DRAWINGS) draw();
   for (const ready of READY) ready();
   document.documentElement.dataset.ready = "yes";
+}
+
+// ---- a live page, which is read again every second
+
+const EVERY_MS = 1000;
+let isFrozen = false;
+
+function freeze(wanted) {
+  isFrozen = wanted;
+  document.getElementById("freeze").textContent = wanted ? "Go on" : "Freeze";
+}
+
+// Nothing moves below the pointer, or while something is searched or selected.
+const isInUse = () => isFrozen || !getSelection().isCollapsed || MAIN.querySelector(".chart:hover, input:focus") !== null;
+
+async function update() {
+  try {
+    if (!isInUse()) {
+      const answer = await fetch("data.json", { cache: "no-store" });
+      if (!answer.ok) throw new Error(answer.statusText);
+      const data = await answer.json();
+      const rows = await read(data);
+      if (!isInUse()) replace(data, rows);
+    }
+  } catch (error) {
+    if (!document.getElementById("silent")) {
+      MAIN.prepend(element("p", { class: "notice", id: "silent" },
+        "There is no answer any more: this is the last state that was shown."));
+    }
+  }
+  setTimeout(update, EVERY_MS);
+}
+
+// The searches and orders of tables, folded sections and the place on the page stay.
+function replace(data, rows) {
+  const focused = document.activeElement;
+  const top = scrollY;
+  const opened = [...MAIN.querySelectorAll("section > details[open]")].map((each) => each.parentNode.id);
+  earlierTables = new Map(TABLES.map((table) => [table.key, table]));
+  for (const list of [TABLES, DRAWINGS, READY]) list.length = 0;
+  DATA = { ...data, states: DATA.states, live: DATA.live };
+  MAIN.replaceChildren();
+  document.getElementById("contents").replaceChildren();
+  build();
+  opened.forEach(openSection);
+  drawCharts(rows);
+  scrollTo(0, top);
+  if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
 }
 
 // ---- light and dark, keys
@@ -222,8 +299,9 @@ function labelScheme() {
 }
 
 function nearestSearch() {
-  const searches = TABLES.map((table) => table.search).filter(Boolean);
-  const below = searches.find((each) => each.getBoundingClientRect().top > 40);
+  const searches = TABLES.map((table) => table.search).filter((search) => !search.hidden);
+  const place = (each) => each.closest("details:not([open])") || each;
+  const below = searches.find((each) => place(each).getBoundingClientRect().top > 40);
   return below || searches[searches.length - 1];
 }
 
@@ -246,17 +324,27 @@ function keys(event) {
   }
   if (event.key === "/") {
     const search = nearestSearch();
-    if (search) { event.preventDefault(); search.focus(); search.scrollIntoView({ block: "center" }); }
+    if (search) {
+      event.preventDefault();
+      openSection(search.closest("section").id);
+      search.focus();
+      search.scrollIntoView({ block: "center" });
+    }
   } else if (event.key === "t") setScheme(!isDark());
+  else if (event.key === "f" && DATA.live) freeze(!isFrozen);
   else if (event.key === "n") nextSection(1);
   else if (event.key === "p") nextSection(-1);
 }
 
-head();
-findings();
-sections(true);
-timeline();
-sections(false);
+function build() {
+  head();
+  findings();
+  sections(true);
+  timeline();
+  sections(false);
+}
+
+build();
 labelScheme();
 document.getElementById("scheme").onclick = () => setScheme(!isDark());
 // A section begins below the header, which has several lines if there are many sections.
@@ -273,11 +361,27 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   labelScheme();
   drawAll();
 });
-// Printed pages use the light colours.
+// Printed pages use the light colours, and nothing is folded on them.
 let printed = null;
-addEventListener("beforeprint", () => { printed = isDark(); if (printed) setScheme(false); });
-addEventListener("afterprint", () => { if (printed) setScheme(true); });
-charts().catch((error) => {
+let folded = [];
+addEventListener("beforeprint", () => {
+  folded = [...MAIN.querySelectorAll("details:not([open])")];
+  for (const each of folded) each.open = true;
+  printed = isDark();
+  if (printed) setScheme(false);
+  else drawAll();
+});
+addEventListener("afterprint", () => {
+  for (const each of folded) each.open = false;
+  if (printed) setScheme(true);
+});
+if (DATA.live) {
+  const button = document.getElementById("freeze");
+  button.hidden = false;
+  button.onclick = () => freeze(!isFrozen);
+  setTimeout(update, EVERY_MS);
+}
+read(DATA).then(drawCharts).catch((error) => {
   for (const node of document.querySelectorAll(".chart")) node.remove();
   MAIN.prepend(element("p", { class: "notice" },
     `This browser cannot draw the charts (${error.message}); everything else is shown.`));

@@ -143,36 +143,60 @@ class DataTable {
     if (JSON.stringify(table.columns) !== JSON.stringify(this.table.columns)) return false;
     this.table = table;
     this.read();
+    this.describe();
     this.fill();
     return true;
   }
 
-  build(hideTitle) {
-    const { title, columns, rows, note } = this.table;
-    const heads = columns.map(([name, unit], at) => {
-      const suffix = this.styles[at].suffix;
-      const words = [name || (unit === "" ? "what" : unit), suffix && `(${suffix})`];
-      const button = element("button", { type: "button" }, words.filter(Boolean).join(" "));
-      const head = element("th", { scope: "col", class: this.styles[at].figure ? "figure" : "" }, button);
-      button.onclick = () => this.sort(at);
-      return head;
-    });
-    this.heads = heads;
-    const made = element("div", { class: "table" }, element("h3", { hidden: hideTitle }, title));
-    const tools = element("div", { class: "tools" });
-    if (rows.length >= SEARCHED_FROM) {
-      this.search = element("input", {
-        type: "search", placeholder: "Search: rows that contain all words", "aria-label": `Search ${title}`,
-        oninput: () => { this.wanted = this.search.value; this.fill(); },
-      });
-      tools.append(this.search);
+  // Takes over the search and the order of an earlier state that has other columns.
+  follow(earlier) {
+    [this.wanted, this.all] = [earlier.wanted, earlier.all];
+    this.search.value = this.wanted;
+    if (earlier.by) {
+      const [before, direction] = earlier.by;
+      const name = earlier.table.columns[before][0];
+      const at = this.table.columns.findIndex(([each]) => each === name);
+      if (at >= 0) {
+        this.heads[at].setAttribute("aria-sort", direction);
+        this.by = [at, direction];
+        this.sorted();
+      }
     }
-    tools.append(this.count, this.more);
-    made.append(tools);
-    made.append(element("div", { class: "wide", tabIndex: 0, role: "group", "aria-label": title },
-      element("table", {}, element("thead", {}, element("tr", {}, ...heads)), this.body)));
-    if (note) made.append(element("p", { class: "note" }, note));
-    return made;
+    this.describe();
+    this.fill();
+  }
+
+  build(hideTitle) {
+    const { title, columns } = this.table;
+    this.title = element("h3", { hidden: hideTitle });
+    this.heads = columns.map((_, at) => element("th", { scope: "col" },
+      element("button", { type: "button", onclick: () => this.sort(at) })));
+    this.search = element("input", {
+      type: "search", placeholder: "Search: rows that contain all words", "aria-label": `Search ${title}`,
+      oninput: () => { this.wanted = this.search.value; this.fill(); },
+    });
+    this.note = element("p", { class: "note" });
+    this.describe();
+    return element("div", { class: "table" }, this.title,
+      element("div", { class: "tools" }, this.search, this.count, this.more),
+      element("div", { class: "wide", tabIndex: 0, role: "group", "aria-label": title },
+        element("table", {}, element("thead", {}, element("tr", {}, ...this.heads)), this.body)),
+      this.note);
+  }
+
+  // Writes what depends on the rows: the units in the headings, counts, and whether there is a search.
+  describe() {
+    const { title, columns, rows, note } = this.table;
+    this.title.textContent = title;
+    columns.forEach(([name, unit], at) => {
+      const { suffix, figure } = this.styles[at];
+      const words = [name || (unit === "" ? "what" : unit), suffix && `(${suffix})`];
+      this.heads[at].className = figure ? "figure" : "";
+      this.heads[at].firstChild.textContent = words.filter(Boolean).join(" ");
+    });
+    this.search.hidden = rows.length < SEARCHED_FROM && !this.wanted;
+    this.note.textContent = note;
+    this.note.hidden = !note;
   }
 
   sort(at) {

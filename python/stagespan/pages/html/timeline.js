@@ -16,10 +16,10 @@ async function unpacked(text) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 
-async function readRows() {
-  if (!DATA.timeline) return;
-  const { keys, names, rows } = JSON.parse(await unpacked(DATA.timeline));
-  ROWS = rows.map((row) => {
+// Returns the rows of a page's data.
+async function readRows({ timeline: packed }) {
+  const { keys, names, rows } = JSON.parse(await unpacked(packed));
+  const read = rows.map((row) => {
     const begin = new Float64Array(row.gaps.length);
     const end = new Float64Array(row.gaps.length);
     let at = 0;
@@ -35,7 +35,8 @@ async function readRows() {
     }));
     return { ...row, begin, end, several, keys: row.keys, names: row.names.map((i) => names[i] ?? "") };
   });
-  ROWS.words = keys;
+  read.words = keys;
+  return read;
 }
 
 // Returns the rectangles of a row in a time range, with at most `cells` cells and as many bars.

@@ -99,14 +99,14 @@ def _device_times(
     trace: Trace, kernels: NDArray[np.intp], calls: NDArray[np.intp]
 ) -> tuple[Numbers, NDArray[np.float64], NDArray[np.bool_]]:
     """Return each kernel's duration, its part of the launching call, and whether that is known."""
-    known = calls >= 0
+    has_launch = calls >= 0
     share = np.zeros(len(kernels), dtype=np.float64)
     # A graph's launch starts many kernels: its time is counted once and divided among them.
     launched, of_kernel, kernels_of = np.unique(
-        calls[known], return_inverse=True, return_counts=True
+        calls[has_launch], return_inverse=True, return_counts=True
     )
-    share[known] = (trace.events.dur_ns[launched] / kernels_of)[of_kernel.reshape(-1)]
-    return trace.events.dur_ns[kernels], share, known
+    share[has_launch] = (trace.events.dur_ns[launched] / kernels_of)[of_kernel.reshape(-1)]
+    return trace.events.dur_ns[kernels], share, has_launch
 
 
 def _rows(
@@ -123,12 +123,12 @@ def _rows(
     time = np.bincount(group, weights=time_ns, minlength=size).astype(np.int64)
     count = np.bincount(group, minlength=size)
     launch = np.rint(np.bincount(group, weights=launch_ns, minlength=size)).astype(np.int64)
-    known = np.bincount(group, weights=launched, minlength=size).astype(np.int64)
+    with_launch = np.bincount(group, weights=launched, minlength=size).astype(np.int64)
     order = np.lexsort((codes, -count, -time))
     rows = []
     for at in order:
-        own, call = int(time[at]), int(launch[at]) if known[at] else None
-        ms = own / 1e6
+        self_ns, call = int(time[at]), int(launch[at]) if with_launch[at] else None
+        ms = self_ns / 1e6
         rows.append(
             KernelRow(
                 name=trace.names[codes[at]],
@@ -137,9 +137,9 @@ def _rows(
                 device_ms=ms if on_device else None,
                 cpu_ms=None if call is None else call / 1e6,
                 count=int(count[at]),
-                time_ns=own,
+                time_ns=self_ns,
                 launch_ns=call,
-                without_launch=int(count[at] - known[at]),
+                without_launch=int(count[at] - with_launch[at]),
             )
         )
     return rows

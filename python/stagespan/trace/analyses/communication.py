@@ -211,65 +211,65 @@ class _Calls:
 
 def _exposed_of(begin: Numbers, end: Numbers, computes: Cover) -> Numbers:
     """Return the time of each interval in which nothing computed, at most as long as the union."""
-    each = end - begin - computes.within(begin, end)
+    exposed_ns = end - begin - computes.within(begin, end)
     starts, ends = merged(begin, end)
     union = int((ends - starts - computes.within(starts, ends)).sum())
-    if each.sum() > union:
-        each = (each * (union / each.sum())).astype(np.int64)
-    result: Numbers = each
+    if exposed_ns.sum() > union:
+        exposed_ns = (exposed_ns * (union / exposed_ns.sum())).astype(np.int64)
+    result: Numbers = exposed_ns
     return result
 
 
 def _by_size(calls: _Calls) -> list[CollectiveSize]:
-    found = []
-    for mine in calls.groups:
-        at = int(mine[0])
-        shortest = int(calls.dur_ns[mine].min())
+    sizes = []
+    for group in calls.groups:
+        at = int(group[0])
+        shortest = int(calls.dur_ns[group].min())
         carried = calls.bus_bytes(at)
         size, ranks = int(calls.bytes_in[at]), int(calls.members[at])
         op = calls.ops[int(calls.op[at])]
         kernel = calls.trace.names[int(calls.trace.events.name[calls.rows[at]])]
         # NCCL sends and receives for an all-to-all.
         is_own = op_of(kernel) in (op, "send_recv" if op == "all_to_all" else op)
-        found.append(
+        sizes.append(
             CollectiveSize(
                 op=op,
                 algorithm=algorithm_of(kernel) if is_own else None,
                 bytes=size if size >= 0 else None,
                 ranks=ranks if ranks >= 0 else None,
-                calls=len(mine),
-                time_ns=int(calls.dur_ns[mine].sum()),
-                exposed_ns=int(calls.exposed_ns[mine].sum()),
+                calls=len(group),
+                time_ns=int(calls.dur_ns[group].sum()),
+                exposed_ns=int(calls.exposed_ns[group].sum()),
                 shortest_ns=shortest,
-                median_ns=int(np.median(calls.dur_ns[mine])),
-                beyond_shortest_ns=int((calls.dur_ns[mine] - shortest).sum()),
+                median_ns=int(np.median(calls.dur_ns[group])),
+                beyond_shortest_ns=int((calls.dur_ns[group] - shortest).sum()),
                 bus_gb_per_s=carried / shortest if carried and shortest else None,
             )
         )
-    return sorted(found, key=lambda each: -each.time_ns)
+    return sorted(sizes, key=lambda each: -each.time_ns)
 
 
 def _dependences(calls: _Calls) -> list[Dependence]:
     """Return what the time of each operation depends on, the most time first."""
-    found = []
+    dependences = []
     for number, op in enumerate(calls.ops):
-        mine = np.flatnonzero((calls.op == number) & (calls.bytes_in > 0))
-        ranks = set(calls.members[mine].tolist())
-        if len(ranks) != 1 or (line := _line(calls, mine)) is None:
+        of_op = np.flatnonzero((calls.op == number) & (calls.bytes_in > 0))
+        ranks = set(calls.members[of_op].tolist())
+        if len(ranks) != 1 or (line := _line(calls, of_op)) is None:
             continue
-        waiting = int((calls.dur_ns[mine] - calls.shortest_ns[mine]).sum())
-        total = int(calls.dur_ns[mine].sum())
+        waiting = int((calls.dur_ns[of_op] - calls.shortest_ns[of_op]).sum())
+        total = int(calls.dur_ns[of_op].sum())
         grows = line.ns_per_byte > 0
         if not grows:
-            waiting = total - round(line.per_call_ns * len(mine))
-        per_call = min(round(line.per_call_ns * len(mine)), total - waiting)
+            waiting = total - round(line.per_call_ns * len(of_op))
+        per_call = min(round(line.per_call_ns * len(of_op)), total - waiting)
         parts = {WAITING: waiting, PER_CALL: per_call, VOLUME: total - waiting - per_call}
         carried = bus_bytes(op, 1_000_000, ranks.pop())
         rate = None
         if carried is not None and grows:
             rate = carried / (1_000_000 * line.ns_per_byte)
-        found.append(Dependence(op, round(line.per_call_ns), rate, parts, grows))
-    return sorted(found, key=lambda each: -sum(each.parts.values()))
+        dependences.append(Dependence(op, round(line.per_call_ns), rate, parts, grows))
+    return sorted(dependences, key=lambda each: -sum(each.parts.values()))
 
 
 class _Line(NamedTuple):
@@ -277,13 +277,13 @@ class _Line(NamedTuple):
     ns_per_byte: float
 
 
-def _line(calls: _Calls, mine: Rows) -> _Line | None:
+def _line(calls: _Calls, chosen: Rows) -> _Line | None:
     """Return the line through the shortest calls of each size; None if the sizes are similar."""
-    sizes, which = np.unique(calls.bytes_in[mine], return_inverse=True)
+    sizes, which = np.unique(calls.bytes_in[chosen], return_inverse=True)
     if len(sizes) < 2 or sizes[-1] < _LEAST_RANGE * sizes[0]:
         return None
     shortest = np.full(len(sizes), np.iinfo(np.int64).max)
-    np.minimum.at(shortest, which.reshape(-1), calls.dur_ns[mine])
+    np.minimum.at(shortest, which.reshape(-1), calls.dur_ns[chosen])
     slope, constant = np.polyfit(sizes.astype(np.float64), shortest.astype(np.float64), 1)
     if not 0 < slope <= _MOST_NS_PER_BYTE:
         return _Line(float(shortest.min()), 0.0)
@@ -382,19 +382,20 @@ class Communication(StructResult, frozen=True):
         if not self.dependence:
             return None
         worst, calls = self.dependence[0], self.details
-        mine = np.flatnonzero((calls.op == calls.ops.index(worst.op)) & (calls.bytes_in > 0))
+        of_op = np.flatnonzero((calls.op == calls.ops.index(worst.op)) & (calls.bytes_in > 0))
         part = max(worst.parts, key=lambda name: worst.parts[name])
-        exposed, total = calls.exposed_ns[mine], sum(worst.parts.values())
-        spared = _spared(part, worst, calls, mine)
+        exposed, total = calls.exposed_ns[of_op], sum(worst.parts.values())
+        spared = _spared(part, worst, calls, of_op)
         lost = int(np.minimum(spared, exposed).sum())
         severity = _SHARES.severity(share(lost, self.base.whole_ns))
         if severity is None:
             return None
         percent = share(worst.parts[part], total)
-        sizes = calls.bytes_in[mine]
+        sizes = calls.bytes_in[of_op]
         what = (
-            f"{counted(len(mine), 'call')} of {worst.op} with {in_words(int(sizes.min()), 'bytes')}"
-            f" to {in_words(int(sizes.max()), 'bytes')} took {in_words(total, 'ns')}"
+            f"{counted(len(of_op), 'call')} of {worst.op} with"
+            f" {in_words(int(sizes.min()), 'bytes')} to {in_words(int(sizes.max()), 'bytes')} took"
+            f" {in_words(total, 'ns')}"
         )
         per_call = in_words(worst.per_call_ns, "ns")
         rate, more = "", dict[str, float]()
@@ -408,35 +409,38 @@ class Communication(StructResult, frozen=True):
             beyond = "calls of the same size" if worst.grows else "call, whatever the size"
             text = (
                 f", {percent:.1f} % of which is beyond the shortest {beyond}: the calls"
-                " waited for other ranks, or shared the link. The traces of all ranks in one"
-                " folder show which rank was late."
+                " waited for other ranks, or shared the link."
             )
+            action = "The traces of all ranks in one folder show which rank was late."
         elif part == PER_CALL and worst.per_call_ns >= _CALL_NS:
             code, how = "communication.waiting", "a call takes only the time that depends on size"
             text = (
                 f", and {percent:.1f} % of it does not depend on the size: each call takes at"
                 f" least {per_call}{rate}. That is more than a call of a library costs: the ranks"
-                " wait for each other in each call, or the link needs this long to begin. The"
-                " traces of all ranks in one folder show which."
+                " wait for each other in each call, or the link needs this long to begin."
             )
+            action = "The traces of all ranks in one folder show whether ranks wait."
         elif part == PER_CALL:
             code, how = "communication.latency", "one call a step carries the data of all"
             text = (
                 f", and {percent:.1f} % of it does not depend on the size: each call takes at"
-                f" least {per_call}{rate}. Fewer calls with more data in each (for DDP,"
-                " bucket_cap_mb) need less time."
+                f" least {per_call}{rate}."
+            )
+            action = (
+                "Fewer collectives with more data in each (for DDP, bucket_cap_mb) need less time."
             )
         else:
             code, how = "communication.volume", "each call carries half of the bytes"
-            text = (
-                f", and {percent:.1f} % of it grows with the size{rate}. Less data (gradients in"
-                " half precision, or of several steps together) or a faster link needs less time."
+            text = f", and {percent:.1f} % of it grows with the size{rate}."
+            action = (
+                "Less data (gradients in half precision, or of several steps together) or a faster"
+                " link needs less time."
             )
         if code == "communication.latency":
             # One call of each step remains.
-            kept = min(max(self.base.steps, 1), len(mine))
-            spared = spared * (len(mine) - kept) // len(mine)
-        longest = int(mine[np.argmax(calls.dur_ns[mine])])
+            kept = min(max(self.base.steps, 1), len(of_op))
+            spared = spared * (len(of_op) - kept) // len(of_op)
+        longest = int(of_op[np.argmax(calls.dur_ns[of_op])])
         return Finding(
             of_size(severity, lost),
             f"{what}{text}",
@@ -455,50 +459,54 @@ class Communication(StructResult, frozen=True):
                 "percent": percent,
                 "least_bytes": int(sizes.min()),
                 "most_bytes": int(sizes.max()),
-                "calls": len(mine),
+                "calls": len(of_op),
             }
             | more,
-            gain=gain_of_rows(calls.trace, calls.rows[mine], np.minimum(spared, exposed), how),
+            action=action,
+            gain=gain_of_rows(calls.trace, calls.rows[of_op], np.minimum(spared, exposed), how),
         )
 
     def _of_small(self) -> Finding | None:
         """Return a finding if small calls take much time in which nothing computes."""
         calls = self.details
-        mine = np.flatnonzero(calls.is_small)
+        small = np.flatnonzero(calls.is_small)
         steps = max(self.base.steps, 1)
         # The rest of a long call is not the cost of a call: it waited.
-        costs = np.minimum(calls.exposed_ns[mine], _CALL_NS)
+        costs = np.minimum(calls.exposed_ns[small], _CALL_NS)
         cost = int(costs.sum())
         percent = share(cost, self.base.whole_ns)
         severity = _SMALL_SHARES.severity(percent)
-        if severity is None or len(mine) < 2 * steps:
+        if severity is None or len(small) < 2 * steps:
             return None
         # One call of each step remains.
-        spared = costs * (1 - steps / len(mine))
-        known = bool((calls.bytes_in[mine] >= 0).all())
+        spared = costs * (1 - steps / len(small))
+        known = bool((calls.bytes_in[small] >= 0).all())
         what = "less than 1 MiB" if known else "so little data that they take less than 20 µs"
         return Finding(
             of_size(severity, cost),
-            f"{len(mine):,} of {counted(len(calls.rows), 'collective')} carry {what}. While nothing"
-            f" computed, they took {in_words(cost, 'ns')} ({percent:.1f} % of {self.base.label})."
-            f" At most {in_words(_CALL_NS, 'ns')} of each count, because longer calls waited for"
-            " other ranks. A call costs about the same for a few bytes as for some 100 KB: join"
-            " their tensors into one call, for example with larger buckets, or by flattening.",
+            f"{len(small):,} of {counted(len(calls.rows), 'collective')} carry {what}. While"
+            f" nothing computed, they took {in_words(cost, 'ns')} ({percent:.1f} % of"
+            f" {self.base.label}).",
             (
-                evidence(calls.trace, int(calls.rows[mine[np.argmax(calls.dur_ns[mine])]])),
-                Evidence("small collectives", None, len(mine), "events"),
+                evidence(calls.trace, int(calls.rows[small[np.argmax(calls.dur_ns[small])]])),
+                Evidence("small collectives", None, len(small), "events"),
             ),
             "communication.small_calls",
             numbers={
                 "time_ns": cost,
                 "percent": percent,
-                "calls": len(mine),
+                "calls": len(small),
                 "of": len(calls.rows),
                 "most_per_call_ns": _CALL_NS,
             },
             gain=gain_of_rows(
-                calls.trace, calls.rows[mine], spared, "one call a step carries all of their data"
+                calls.trace, calls.rows[small], spared, "one call a step carries all of their data"
             ),
+            action="Join the tensors of small collectives into one call, for example with larger"
+            " buckets, or by flattening.",
+            details="A call costs about the same for a few bytes as for some 100 KB.",
+            caveat=f"At most {in_words(_CALL_NS, 'ns')} of each count, because longer calls waited"
+            " for other ranks.",
         )
 
     def _of_buffers(self) -> Finding | None:
@@ -508,45 +516,51 @@ class Communication(StructResult, frozen=True):
             return None
         forward = named(calls.trace, _DDP_FORWARD)
         around = Cover(events.begin_ns[forward], events.end_ns[forward])
-        mine = np.flatnonzero(calls.op == calls.ops.index("broadcast"))
-        launched = launch_of(calls.trace, calls.rows[mine])
-        at = np.where(launched >= 0, launched, calls.rows[mine])
-        mine = mine[around.within(events.begin_ns[at], events.begin_ns[at] + 1) > 0]
-        exposed = int(calls.exposed_ns[mine].sum())
+        broadcasts = np.flatnonzero(calls.op == calls.ops.index("broadcast"))
+        launched = launch_of(calls.trace, calls.rows[broadcasts])
+        at = np.where(launched >= 0, launched, calls.rows[broadcasts])
+        broadcasts = broadcasts[around.within(events.begin_ns[at], events.begin_ns[at] + 1) > 0]
+        exposed = int(calls.exposed_ns[broadcasts].sum())
         severity = _SMALL_SHARES.severity(share(exposed, self.base.whole_ns))
         if severity is None:
             return None
         return Finding(
             of_size(severity, exposed),
             f"DistributedDataParallel broadcasts the buffers of the model in each forward pass:"
-            f" {counted(len(mine), 'broadcast')}, {in_words(exposed, 'ns')}"
+            f" {counted(len(broadcasts), 'broadcast')}, {in_words(exposed, 'ns')}"
             f" ({share(exposed, self.base.whole_ns):.1f} % of {self.base.label}) in which nothing"
-            " computed. If the buffers (such as the statistics of BatchNorm) may differ between"
-            " ranks, or do not change, broadcast_buffers=False avoids it.",
+            " computed.",
             (
-                evidence(calls.trace, int(calls.rows[mine[np.argmax(calls.dur_ns[mine])]])),
-                Evidence("broadcasts of buffers", None, len(mine), "events"),
+                evidence(
+                    calls.trace, int(calls.rows[broadcasts[np.argmax(calls.dur_ns[broadcasts])]])
+                ),
+                Evidence("broadcasts of buffers", None, len(broadcasts), "events"),
             ),
             "communication.buffers",
             numbers={
                 "time_ns": exposed,
                 "percent": share(exposed, self.base.whole_ns),
-                "calls": len(mine),
+                "calls": len(broadcasts),
             },
             gain=gain_of_rows(
-                calls.trace, calls.rows[mine], calls.exposed_ns[mine], "buffers are not broadcast"
+                calls.trace,
+                calls.rows[broadcasts],
+                calls.exposed_ns[broadcasts],
+                "buffers are not broadcast",
             ),
+            action="If the buffers (such as the statistics of BatchNorm) may differ between ranks,"
+            " or do not change, broadcast_buffers=False avoids their broadcasts.",
         )
 
 
-def _spared(part: str, of: Dependence, calls: _Calls, mine: Rows) -> Numbers:
+def _spared(part: str, of: Dependence, calls: _Calls, chosen: Rows) -> Numbers:
     """Return the time of each call that a change of a part of the time spares."""
     if part == WAITING:
-        shortest = calls.shortest_ns[mine] if of.grows else of.per_call_ns
-        result: Numbers = calls.dur_ns[mine] - shortest
+        shortest = calls.shortest_ns[chosen] if of.grows else of.per_call_ns
+        result: Numbers = calls.dur_ns[chosen] - shortest
     elif part == PER_CALL:
-        result = np.minimum(np.full(len(mine), of.per_call_ns), calls.dur_ns[mine])
+        result = np.minimum(np.full(len(chosen), of.per_call_ns), calls.dur_ns[chosen])
     else:
-        moving = np.maximum(calls.shortest_ns[mine] - of.per_call_ns, 0)
+        moving = np.maximum(calls.shortest_ns[chosen] - of.per_call_ns, 0)
         result = moving // 2
     return result

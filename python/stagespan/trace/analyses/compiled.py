@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_words, listed
 from stagespan.pages.figures import Count, CountedTime, Figures, Internal, Ns, first
 from stagespan.pages.result import (
     Evidence,
@@ -18,9 +18,13 @@ from stagespan.pages.result import (
     Table,
     Thresholds,
     Unavailable,
+    at_most,
     of_size,
     share,
+    shortened,
 )
+from stagespan.trace.analyses.idle_time import mostly_compiles
+from stagespan.trace.derived.advice import START_UP
 from stagespan.trace.derived.compile_events import (
     CLASSES,
     COPIES,
@@ -50,8 +54,10 @@ from stagespan.trace.derived.compile_times import PHASES, Compilation, CompileTi
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.gains import gain_of_rows, gain_on_host
 from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, kind_of
+from stagespan.trace.derived.launch_sources import stages_around
 from stagespan.trace.derived.missing import DAMAGED_TIMES
 from stagespan.trace.evidence import evidence, window_of
+from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Rows
 from stagespan.trace.read.model import Trace
 
@@ -64,6 +70,8 @@ _LIMIT_SHARES = Thresholds(medium=10.0, low=0.0)
 _EAGER_SHARE = 10.0
 # Shorter times are not reported.
 _LEAST_NS = 1_000_000
+# The most ranges of the program that a finding on its compilation names.
+_RANGES_NAMED = 3
 _NO_TIME = "the trace does not show the time between the graphs"
 _BUSY = "the device did not wait for the host"
 _LEAST_LOOKUPS = 10
@@ -211,7 +219,7 @@ class Compiled(StructResult, frozen=True):
 
 def compiled_findings(compiled: Compiled) -> list[Finding]:
     """Return findings about graph breaks, recompilations and work that was not compiled."""
-    found = [
+    findings = [
         _breaks(compiled),
         _recompiled(compiled),
         _variants(compiled),
@@ -220,7 +228,7 @@ def compiled_findings(compiled: Compiled) -> list[Finding]:
         _no_inductor(compiled) or _fallbacks(compiled),
         _lookups(compiled),
     ]
-    return [each for each in found if each is not None]
+    return [each for each in findings if each is not None]
 
 
 def _breaks(compiled: Compiled) -> Finding | None:
@@ -241,9 +249,10 @@ def _breaks(compiled: Compiled) -> Finding | None:
     if between:
         where += f" ({between} ran between them)"
     known = list(dict.fromkeys(each.line for each in compiled.breaks if each.line))
-    advice = "TORCH_LOGS=graph_breaks names the lines."
+    action, details = "TORCH_LOGS=graph_breaks names the lines of graph breaks.", ""
     if known:
-        advice = f"They are at {', '.join(known[:3])}{', ...' if len(known) > 3 else ''}."
+        lines = f"{', '.join(known[:3])}{', ...' if len(known) > 3 else ''}"
+        action = f"Remove the graph breaks at {lines}."
     rows = compiled.forest.nodes.rows
     sentence = (
         f"{counted(count, 'graph break')} in {counted(frames.calls, 'call')} of compiled"
@@ -258,8 +267,8 @@ def _breaks(compiled: Compiled) -> Finding | None:
         # Even a short break prevents fusion across it.
         if severity == "high" and of_size(severity, time) != "high":
             severity = "medium"
-        sentence += (
-            f" The time between graphs was {least}{in_words(time, 'ns')}"
+        details = (
+            f"The time between graphs was {least}{in_words(time, 'ns')}"
             f" ({percent:.1f} % of the calls' time)."
         )
         seen.append(Evidence("from graph to graph", None, time, "ns"))
@@ -271,9 +280,11 @@ def _breaks(compiled: Compiled) -> Finding | None:
     gain = gain_on_host(compiled.forest.trace, time or 0, "one graph does the work of all")
     return Finding(
         severity,
-        f"{sentence} {advice}",
+        sentence,
         (evidence(compiled.forest.trace, int(rows[first.nodes[0]])), *seen),
         "compiled.graph_break",
+        action=action,
+        details=details,
         numbers=numbers,
         gain=gain,
         no_gain="" if gain else _NO_TIME if time is None else _BUSY,
@@ -298,10 +309,11 @@ def _recompiled(compiled: Compiled) -> Finding | None:
         of_size(_AGAIN_SHARES.severity(percent) or "low", time),
         f"{what} compiled again, {counted(len(again), 'time')} ({ids}), for {in_words(time, 'ns')}"
         f" ({percent:.1f} % of the trace): something that the compiled code relies on changed,"
-        " such as a shape, a number or the grad mode. TORCH_LOGS=recompiles shows what changed."
-        " torch._dynamo.mark_dynamic, or a tensor instead of the number, avoids it.",
+        " such as a shape, a number or the grad mode.",
         tuple(evidence(compiled.forest.trace, each.row) for each in again[:3]),
         "compiled.recompiled",
+        action="TORCH_LOGS=recompiles shows what changed: torch._dynamo.mark_dynamic, or a tensor"
+        " instead of a number, avoids that code is compiled again.",
         numbers={
             "frames": len(frames),
             "compilations": len(again),
@@ -310,6 +322,7 @@ def _recompiled(compiled: Compiled) -> Finding | None:
         },
         gain=_gain(compiled, again, "nothing is compiled again"),
         about="host",
+        covers=("idle.compilation",),
     )
 
 
@@ -358,11 +371,11 @@ def _variants(compiled: Compiled) -> Finding | None:
     return Finding(
         "low",
         f"Frame {most.frame} ran in {len(most.variants)} compiled variants{others}: it was compiled"
-        " again before the trace began, because something that it relies on changed. Each new"
-        " variant costs a compilation, and each call checks the guards of several."
-        " TORCH_LOGS=recompiles shows what changed.",
+        " again before the trace began, because something that it relies on changed.",
         tuple(evidence(compiled.forest.trace, row) for row in list(firsts.values())[:3]),
         "compiled.variants",
+        action="TORCH_LOGS=recompiles shows what changed.",
+        details="Each new variant costs a compilation, and each call checks the guards of several.",
         numbers={"frames": len(several), "variants": len(most.variants)},
         no_gain="it was compiled before the trace began",
     )
@@ -381,19 +394,20 @@ def _limit_reached(compiled: Compiled) -> Finding | None:
     trace, rows = compiled.forest.trace, compiled.forest.nodes.rows
     percent = share(eager, count)
     variants = max((int(v) for f in compiled.frames.frames for v in f.variants), default=0) + 1
-    known = f" ({variants} variants of a frame)" if variants > 1 else ""
+    with_variants = f" ({variants} variants of a frame)" if variants > 1 else ""
     return Finding(
         _LIMIT_SHARES.severity(percent) or "low",
         f"{eager:,} of {counted(count, 'call')} of compiled functions ({percent:.1f} %) found no"
         " compiled version that fits and ran eagerly: the limit of recompilations is"
-        f" reached{known}, or the program requested this. TORCH_LOGS=recompiles shows what changes"
-        " from call to call. torch._dynamo.mark_dynamic, or a tensor instead of a number, avoids"
-        " it, and torch._dynamo.config.recompile_limit raises the limit.",
+        f" reached{with_variants}, or the program requested this.",
         (
             *(evidence(trace, each.row) for each in refused[:1]),
             *(evidence(trace, int(rows[node])) for node in compiled.eager[:2].tolist()),
         ),
         "compiled.recompile_limit",
+        action="TORCH_LOGS=recompiles shows what changes from call to call:"
+        " torch._dynamo.mark_dynamic, or a tensor instead of a number, avoids that, and"
+        " torch._dynamo.config.recompile_limit raises the limit.",
         numbers={"eager_calls": eager, "calls": count, "percent": percent},
         no_gain="the trace does not show how long these calls would take if they were compiled",
     )
@@ -413,32 +427,50 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
         return None
     phase, longest = next(iter(compiling.first_phases.items()))
     slowest = compiling.first_steps[0]
+    trace = compiled.forest.trace
+    on_device = len(device_work(trace).rows) > 0
+    # On a device it is a part of what a program does once, which is no gain.
+    severity = at_most(severity, "medium" if on_device else "high")
     return Finding(
         of_size(severity, time),
         f"torch.compile compiled for {in_words(time, 'ns')} ({percent:.1f} % of the trace),"
-        f" {counted(len(first), 'frame')} for the first time. The longest phase was"
-        f" {_PHASE_WORDS[phase]} ({in_words(longest, 'ns')}). To measure the steady state, run the"
-        " program once before the trace begins.",
+        f" {counted(len(first), 'frame')} for the first time.",
         (
-            *(evidence(compiled.forest.trace, each.row) for each in first[:2]),
+            *(evidence(trace, each.row) for each in first[:2]),
             Evidence(f"{slowest.step}, its own time", None, slowest.self_ns, "ns"),
         ),
         "compiled.in_window",
+        action=START_UP.text,
+        details=f"The longest phase was {_PHASE_WORDS[phase]} ({in_words(longest, 'ns')})."
+        f"{_in_ranges(trace, compiling)}",
         numbers={
             "time_ns": time,
             "percent": percent,
             "frames": len(first),
             "longest_phase_ns": longest,
         },
-        gain=gain_of_rows(
-            compiled.forest.trace,
-            compiling.first_rows,
-            compiling.first_own_ns,
-            "it is compiled before",
-        ),
+        gain=None if on_device else _gain_without(compiled, compiling),
         about="host",
-        covers=("idle.compilation",),
+        covers=("idle.start_up",) if mostly_compiles(trace) else (),
     )
+
+
+def _in_ranges(trace: Trace, compiling: CompileTime) -> str:
+    """Return a sentence about the ranges of the program in which frames were compiled first."""
+    around = stages_around(trace, compiling.first_rows)
+    inside = around >= 0
+    names = trace.events.name[around[inside]].astype(np.int64)
+    ranges = grouped(names, compiling.first_own_ns[inside])
+    listed_ranges = listed(
+        f"{shortened(trace.names[each.code])} ({in_words(each.time_ns, 'ns')})"
+        for each in ranges[:_RANGES_NAMED]
+    )
+    return f" It compiled in {listed_ranges}." if ranges else ""
+
+
+def _gain_without(compiled: Compiled, compiling: CompileTime) -> Gain | None:
+    rows, own = compiling.first_rows, compiling.first_own_ns
+    return gain_of_rows(compiled.forest.trace, rows, own, "it is compiled before")
 
 
 _PHASE_WORDS = {
@@ -474,9 +506,10 @@ def _no_inductor(compiled: Compiled) -> Finding | None:
         "medium",
         f"The compiled graphs ran only aten's kernels, not Inductor's: {in_words(time, 'ns')}"
         f" ({percent:.1f} % of the time in graphs) went into {listed} and similar kernels. The"
-        " backend generates no code (eager, aot_eager); backend='inductor' would fuse them.",
+        " backend generates no code (eager, aot_eager).",
         _evidence_of(plain),
         "compiled.no_inductor",
+        action="backend='inductor' would fuse them.",
         numbers={"time_ns": time, "percent": percent},
         gain=_gain_of_fusion(compiled, plain),
     )
@@ -496,10 +529,11 @@ def _fallbacks(compiled: Compiled) -> Finding | None:
     return Finding(
         severity,
         f"In compiled graphs {in_words(time, 'ns')} ({percent:.1f} %) went into operators that"
-        f" Inductor left to aten: {listed} (libraries for products, convolutions and attention,"
-        f" {in_words(libraries, 'ns')}, are not counted). They cannot be fused.",
+        f" Inductor left to aten: {listed}. They cannot be fused.",
         _evidence_of(left),
         "compiled.fallback",
+        details="Libraries for products, convolutions and attention,"
+        f" {in_words(libraries, 'ns')}, are not counted.",
         numbers={"time_ns": time, "percent": percent, "libraries_ns": libraries},
         gain=_gain_of_fusion(compiled, left),
     )
@@ -518,10 +552,10 @@ def _lookups(compiled: Compiled) -> Finding | None:
     return Finding(
         severity,
         f"{in_words(time, 'ns')} ({percent:.1f} % of the calls of compiled functions) went into"
-        f" {count:,} look-ups of compiled code, which check its guards. Fewer graph breaks, fewer"
-        " variants, or larger compiled functions reduce this.",
+        f" {count:,} look-ups of compiled code, which check its guards.",
         (evidence(forest.trace, int(forest.nodes.rows[longest])),),
         "compiled.guards",
+        action="Fewer graph breaks, fewer variants, or larger compiled functions reduce look-ups.",
         numbers={"time_ns": time, "percent": percent, "lookups": count},
         gain=(gain := gain_on_host(forest.trace, time, "no call looks up compiled code")),
         no_gain="" if gain else _BUSY,
@@ -571,11 +605,11 @@ class Recompilation(Figures, frozen=True):
     variants_run: list[str]
 
 
-def _between(each: Break) -> str | None:
-    if each.operators is None:
+def _between(graph_break: Break) -> str | None:
+    if graph_break.operators is None:
         return None
-    shown = [f"{name} x {count:,}" for name, count in list(each.operators.items())[:5]]
-    shown += [f"frame {frame} x {count:,}" for frame, count in list(each.called.items())[:5]]
+    shown = [f"{name} x {count:,}" for name, count in list(graph_break.operators.items())[:5]]
+    shown += [f"frame {frame} x {count:,}" for frame, count in list(graph_break.called.items())[:5]]
     return ", ".join(shown) or "no operator"
 
 
@@ -614,7 +648,7 @@ def _refused(compiling: CompileTime | None) -> int:
 
 def _recompilations(frames: Frames, compiling: CompileTime | None) -> list[Recompilation]:
     """Return the frames that were compiled more than once, within the window or before it."""
-    found = []
+    recompilations = []
     again: dict[str, list[tuple[int, int]]] = {}
     for each in compiling.compilations if compiling else []:
         if each.frame is not None and each.variant is not None and each.again:
@@ -625,7 +659,7 @@ def _recompilations(frames: Frames, compiling: CompileTime | None) -> list[Recom
         most = max([*variants, *(variant for variant, _ in compiled)], default=0)
         if most == 0:
             continue
-        found.append(
+        recompilations.append(
             Recompilation(
                 frame=frame,
                 times=most,
@@ -636,4 +670,4 @@ def _recompilations(frames: Frames, compiling: CompileTime | None) -> list[Recom
                 variants_run=[f"{frame}/{variant}" for variant in variants],
             )
         )
-    return found
+    return recompilations

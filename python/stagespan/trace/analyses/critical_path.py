@@ -120,17 +120,17 @@ class CriticalPath(StructResult, frozen=True):
         for part in self.parts:
             if part.kind is not None:
                 times[part.kind] += part.time_ns
-        shown = [
+        parts = [
             f"{share(time, self.whole_ns):.0f} % {KINDS[kind]}"
             for kind, time in times.most_common(3)
             if time
         ]
-        return f"{in_words(self.whole_ns, 'ns')}: {', '.join(shown)}"
+        return f"{in_words(self.whole_ns, 'ns')}: {', '.join(parts)}"
 
     def tables(self) -> list[Table]:
         """The parts of the path, the work that is not on it, and every step."""
         of = "the trace" if self.step is None else shortened(self.step)
-        found = [
+        tables = [
             Table.of(
                 f"Critical path of {of}",
                 self.parts,
@@ -144,7 +144,7 @@ class CriticalPath(StructResult, frozen=True):
             )
         ]
         if self.off_path:
-            found.append(
+            tables.append(
                 Table.of(
                     "Not on the critical path",
                     self.off_path,
@@ -156,7 +156,7 @@ class CriticalPath(StructResult, frozen=True):
                 )
             )
         if len(self.steps) > 1:
-            found.append(
+            tables.append(
                 Table(
                     "Critical path by step",
                     (("step", ""), ("length", "ns"), *((kind, "ns") for kind in KINDS)),
@@ -166,7 +166,7 @@ class CriticalPath(StructResult, frozen=True):
                     ],
                 )
             )
-        return found
+        return tables
 
 
 @once
@@ -178,13 +178,13 @@ def analyze(trace: Trace) -> CriticalPath | Unavailable:
     if isinstance(described, Unavailable):
         return described
     windows, middle, edges = described
-    found = {middle: edges}
+    edges_of_step = {middle: edges}
     left = _MOST_OF_OTHERS
     for at, window in enumerate(windows[:_MOST_STEPS]):
         other = 0 if at == middle else _edges(trace, window, left)
         if not isinstance(other, int):
             left -= other.points // 2
-            found[at] = other
+            edges_of_step[at] = other
     path = _segments(edges)
     names = _names(trace, edges)
     parts, gains = _parts(edges, path, names)
@@ -196,7 +196,7 @@ def analyze(trace: Trace) -> CriticalPath | Unavailable:
         off_path=_off_path(edges, path, names),
         steps=[
             StepPath(windows[at].step, each.end_ns - each.begin_ns, _by_kind(each))
-            for at, each in sorted(found.items())
+            for at, each in sorted(edges_of_step.items())
             if windows[at].step
         ],
         segments=[
@@ -274,15 +274,15 @@ class _Window(NamedTuple):
 
 def _windows(trace: Trace) -> list[_Window]:
     steps, ranges = steps_of(trace), step_ranges(trace)
-    found = []
+    windows = []
     if steps is not None and ranges is not None:
         host_end = np.maximum(ranges.end_ns, steps.begin_ns) if ranges.on_host else steps.end_ns
         columns = (steps.begin_ns.tolist(), steps.end_ns.tolist(), host_end.tolist())
-        found = [_Window(*row) for row in zip(steps.names, *columns, strict=True)]
-        found = [window for window in found if window.begin_ns < window.end_ns]
+        windows = [_Window(*row) for row in zip(steps.names, *columns, strict=True)]
+        windows = [window for window in windows if window.begin_ns < window.end_ns]
     base = base_window(trace)
     assert base is not None  # there is an event
-    return found or [_Window("", base.begin_ns, base.end_ns, base.end_ns)]
+    return windows or [_Window("", base.begin_ns, base.end_ns, base.end_ns)]
 
 
 def _edges(trace: Trace, window: _Window, most: int) -> Edges | int:

@@ -71,24 +71,24 @@ def analyze(trace: Trace) -> Use | Unavailable:
         )
     work, events, base = device_work(trace), trace.events, base_window(trace)
     assert base is not None
-    within = base.begin_ns, base.end_ns
+    window = base.begin_ns, base.end_ns
     kind = work.kind
     sorts = _sorts_of_copies(trace)
     longest: dict[tuple[int, int], Evidence] = {}
     copies: dict[int, str] = {}
     shares_stream: dict[tuple[int, int], bool] = {}
     exposed: dict[int, tuple[Rows, Numbers]] = {}
-    for device, mine in device_rows(trace).items():
-        for each in (COMMUNICATION, COPY):
-            rows = mine[kind[mine] == each]
+    for device, of_device in device_rows(trace).items():
+        for part in (COMMUNICATION, COPY):
+            rows = of_device[kind[of_device] == part]
             if len(rows) == 0:
                 continue
-            if each == COMMUNICATION:
-                computing = mine[kind[mine] == COMPUTE]
+            if part == COMMUNICATION:
+                computing = of_device[kind[of_device] == COMPUTE]
                 computes = Cover(events.begin_ns[computing], events.end_ns[computing])
-                exposed[device] = exposed_calls(trace, rows, computes, within)
-            shares_stream[device, each] = _on_computing_stream(trace, mine, kind, each)
-            if each == COPY:
+                exposed[device] = exposed_calls(trace, rows, computes, window)
+            shares_stream[device, part] = _on_computing_stream(trace, of_device, kind, part)
+            if part == COPY:
                 of_sort = {name: rows[chosen[events.name[rows]]] for name, chosen in sorts.items()}
                 times = {
                     name: int(events.dur_ns[mine].sum())
@@ -97,7 +97,7 @@ def analyze(trace: Trace) -> Use | Unavailable:
                 }
                 copies[device] = max(times, key=lambda name: times[name])
                 rows = of_sort[copies[device]]
-            longest[device, each] = evidence(trace, int(rows[np.argmax(events.dur_ns[rows])]))
+            longest[device, part] = evidence(trace, int(rows[np.argmax(events.dur_ns[rows])]))
     outside = work.rows[launch_of(trace, work.rows) < 0]
     devices = device_times(trace)
     whole = together(devices.values())
@@ -115,8 +115,8 @@ def analyze(trace: Trace) -> Use | Unavailable:
         before_window_ns=int(events.dur_ns[outside].sum()),
         longest=longest,
         base=base,
-        within=device_times(trace, within),
-        streams_within=stream_times(trace, within),
+        within=device_times(trace, window),
+        streams_within=stream_times(trace, window),
         copies=copies,
         shares_stream=shares_stream,
         exposed_calls=exposed,
@@ -159,7 +159,7 @@ class Use(DeviceUse, StructResult, frozen=True):
 
         If there are several devices, the finding is about the one that loses the most time.
         """
-        found = []
+        findings = []
         for kind, what in ((COMMUNICATION, "communication"), (COPY, "copies")):
             times = {name: _exposed(time, kind) for name, time in self.within.items()}
             worst = max(times, key=lambda name: times[name][0])
@@ -176,9 +176,9 @@ class Use(DeviceUse, StructResult, frozen=True):
                 f"For {in_words(exposed, 'ns')} of {self.base.whose} ({percent:.1f} %) {which} did"
                 f" nothing but {does}: {share(whole - exposed, whole):.1f} % of all"
                 f" {'its ' if several else ''}{what} was hidden behind {behind}."
-                f" {self._advice(worst, kind)}"
             )
-            found.append(
+            details, action = self._advice(worst, kind)
+            findings.append(
                 Finding(
                     of_size(severity, exposed),
                     sentence,
@@ -194,9 +194,12 @@ class Use(DeviceUse, StructResult, frozen=True):
                     | self._numbers(worst, kind),
                     gain=(gain := self._gain(worst, kind, exposed)),
                     no_gain="" if gain else "nothing computes that could hide it",
+                    action=action,
+                    details=details,
+                    wins_elsewhere=kind == COMMUNICATION,
                 )
             )
-        return found
+        return findings
 
     def _numbers(self, device: int, kind: int) -> dict[str, float]:
         """Return the figures in the advice."""
@@ -223,63 +226,56 @@ class Use(DeviceUse, StructResult, frozen=True):
             return gain_shared_by(*self.exposed_calls[device], won, how)
         return Gain(won, at_most=True, how=how)
 
-    def _advice(self, device: int, kind: int) -> str:
-        """Return advice on how computation could hide it, based on its streams and kinds."""
+    def _advice(self, device: int, kind: int) -> tuple[str, str]:
+        """Return where it runs or what it is, and how computation could hide it."""
         if kind == COMMUNICATION:
             if self.shares_stream.get((device, kind)):
                 return (
-                    "It runs on a stream that also computes. On a separate stream, independent"
-                    " computation can hide it."
+                    "It runs on a stream that also computes.",
+                    "On a separate stream, independent computation can hide communication.",
                 )
             time = self.within[device]
             if not _can_hide(time):
                 return (
-                    "It runs on its own stream, and takes longer than all computation, which"
-                    f" therefore cannot hide all of it ({in_words(time.compute_ns, 'ns')} against"
-                    f" {in_words(time.communication_ns, 'ns')})."
+                    (
+                        "It runs on its own stream, and takes longer than all computation, which"
+                        " therefore cannot hide all of it"
+                        f" ({in_words(time.compute_ns, 'ns')} against"
+                        f" {in_words(time.communication_ns, 'ns')})."
+                    ),
+                    "",
                 )
             return (
-                "It runs on its own stream. Computation can hide it if it starts earlier or in"
-                " smaller parts."
+                "It runs on its own stream.",
+                "Computation can hide communication if it starts earlier or in smaller parts.",
             )
         of = self.copies.get(device)
         if of == WITHIN_DEVICE:
             return (
-                "Most of this time is in copies within the device. They come from clones, changes"
-                " of layout and concatenation, or fill the inputs of device graphs. Reduce their"
-                " number."
+                (
+                    "Most of this time is in copies within the device. They come from clones,"
+                    " changes of layout and concatenation, or fill the inputs of device graphs."
+                ),
+                "Reduce the number of copies within the device.",
             )
         if of == PAGEABLE:
             return (
-                "Most of this time is in copies to or from pageable memory, for which the host"
-                " waits. With pinned memory and non_blocking=True, computation can hide them."
+                (
+                    "Most of this time is in copies to or from pageable memory, for which the host"
+                    " waits."
+                ),
+                "With pinned memory and non_blocking=True, computation can hide copies.",
             )
         if self.shares_stream.get((device, kind)):
-            return "On a separate stream, independent computation can hide them."
+            return "", "On a separate stream, independent computation can hide copies."
         return (
-            "They run on their own stream. Computation can hide them if they start earlier, for"
-            " example by prefetching."
+            "They run on their own stream.",
+            "Computation can hide copies if they start earlier, for example by prefetching.",
         )
 
     def tables(self) -> list[Table]:
-        """Tables of the time of all devices, of each device, and of each stream."""
-        parts, of = together(self.within.values()), f"of {self.base.label}"
-        tables = [
-            Table(
-                "Device",
-                (("", ""), ("time", "ns"), (of, "%")),
-                [
-                    (what, time, share(time, parts.span_ns))
-                    for what, time in (
-                        ("computing", parts.compute_ns),
-                        ("communicating, nothing else", parts.exposed_communication_ns),
-                        ("copying, nothing else", parts.exposed_copy_ns),
-                        ("idle", parts.idle_ns),
-                    )
-                ],
-                self._note(),
-            )
-        ]
+        """Tables of the time of each device, and of each stream; the verdict has that of all."""
+        of, tables = f"of {self.base.label}", list[Table]()
         if len(self.devices) > 1:
             tables.append(
                 Table.of(
@@ -310,17 +306,15 @@ class Use(DeviceUse, StructResult, frozen=True):
                 ("time.compute_ns", "computing", "ns"),
                 ("time.communication_ns", "communication", "ns"),
                 ("time.copy_ns", "copies", "ns"),
-                note=f"Two or more were busy at once for {in_words(self.overlap_ns, 'ns')}.",
+                note=f"Two or more were busy at once for {in_words(self.overlap_ns, 'ns')}."
+                f" {self._note()}",
             )
         )
         return tables
 
     def _note(self) -> str:
-        count = len(self.devices)
         span = in_words(self.span_ns, "ns")
         note = f"From the first device event to the end of the last: {span}."
-        if count > 1:
-            note += f" The times are the sums over {count} devices."
         if self.custom_comm_ns:
             note += (
                 f" {in_words(self.custom_comm_ns, 'ns')} of communication are in kernels that are"

@@ -95,7 +95,7 @@ class Flame(Result):
 
     def tables(self) -> list[Table]:
         """The lines of Python with the most own time, including the operators called there."""
-        own = self.self_ns.tolist()
+        self_ns = self.self_ns.tolist()
         works = self._threads_that_work()
         time: dict[str, int] = {}
         is_line = {
@@ -104,14 +104,14 @@ class Flame(Result):
         }
         # Operators and wrappers count towards the line that called them, if there is one.
         works_there = works.tolist()
-        for frame in range(len(own) - 1, -1, -1):
+        for frame in range(len(self_ns) - 1, -1, -1):
             if self.parent[frame] < 0 or not works_there[frame]:
                 continue
             name = self.names[frame]
             if is_line[name]:
-                time[name] = time.get(name, 0) + own[frame]
+                time[name] = time.get(name, 0) + self_ns[frame]
             else:
-                own[self.parent[frame]] += own[frame]
+                self_ns[self.parent[frame]] += self_ns[frame]
         whole = int(self.self_ns[works].sum())
         longest = sorted(time.items(), key=lambda item: -item[1])[:_SHOWN]
         rows = [(_short(name), spent, share(spent, whole)) for name, spent in longest if spent]
@@ -133,7 +133,7 @@ class Flame(Result):
         """The tree of frames as columns, with callers before the frames that they call."""
         names: list[str] = []
         parents: list[int] = []
-        own: list[int] = []
+        self_ns: list[int] = []
         deepest = 0
         left = [(_nested(self, self._kept()), -1, 1)]
         while left:
@@ -142,9 +142,9 @@ class Flame(Result):
             number = len(names)
             names.append(shortened(node.name, LONGEST_NAME))
             parents.append(parent)
-            own.append(node.self_ns)
+            self_ns.append(node.self_ns)
             left += [(child, number, depth + 1) for child in reversed(node.children)]
-        if not any(own):
+        if not any(self_ns):
             return None
         frames = len(self.names)
         note = f"{len(names):,} frames"
@@ -153,7 +153,7 @@ class Flame(Result):
             "kind": "flame",
             "names": names,
             "parents": parents,
-            "self_ns": own,
+            "self_ns": self_ns,
             "depth": deepest,
             "note": f"{note}; short ones of one caller are shown as one.",
         }
@@ -202,12 +202,12 @@ class FlameFigures(Figures, frozen=True):
     tree: FlameFrame
 
 
-def folded_of(found: Result | Unavailable | None) -> str:
+def folded_of(flame: Result | Unavailable | None) -> str:
     """The folded stacks of a result. Raises TraceError with the reason if it has none."""
-    if isinstance(found, Flame):
-        return found.folded()
+    if isinstance(flame, Flame):
+        return flame.folded()
     reason = "--flame works for one trace only: pass one file."
-    raise TraceError(found.reason if isinstance(found, Unavailable) else reason)
+    raise TraceError(flame.reason if isinstance(flame, Unavailable) else reason)
 
 
 def _of_frames(trace: Trace) -> Flame | Unavailable:
@@ -218,7 +218,7 @@ def _of_frames(trace: Trace) -> Flame | Unavailable:
     events = trace.events
     parents = np.concatenate((np.full(len(with_frames), -1), _below(forest, with_frames)))
     word: Numbers = np.concatenate((len(trace.names) + with_frames, events.name[forest.rows]))
-    own = np.concatenate((np.zeros(len(with_frames), dtype=np.int64), forest.own_ns()))
+    own_ns = np.concatenate((np.zeros(len(with_frames), dtype=np.int64), forest.own_ns()))
     is_work = ~trace.rows_of(["python_function"])[forest.rows]
     names_of_work = np.unique(events.name[forest.rows[is_work]])
     # The paths take much memory.
@@ -229,7 +229,7 @@ def _of_frames(trace: Trace) -> Flame | Unavailable:
         words[word - len(trace.names)] if word >= len(trace.names) else trace.names[word]
         for word in paths.word.tolist()
     ]
-    self_ns = paths.sums(own)
+    self_ns = paths.sums(own_ns)
     works = np.isin(paths.word, names_of_work)
     total = paths.inclusive(self_ns)
     return Flame(names, paths.parent.tolist(), self_ns, total, works, "frames")
@@ -273,13 +273,13 @@ def _of_stacks(trace: Trace) -> Flame | None:
     events = trace.events
     operators = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, PROFILER_STEP))
     of_operators = ThreadIndex(trace, operators)
-    own = np.zeros(len(events), dtype=np.int64)
-    own[operators] = exclusive(
+    own_ns = np.zeros(len(events), dtype=np.int64)
+    own_ns[operators] = exclusive(
         events.begin_ns[operators], events.end_ns[operators], of_operators.of[0]
     )
     cell = written.codes.astype(np.int64) * len(trace.names) + events.name[written.rows]
     cells, of = np.unique(cell, return_inverse=True)
-    times = sums(of.reshape(-1), own[written.rows], len(cells)).tolist()
+    times = sums(of.reshape(-1), own_ns[written.rows], len(cells)).tolist()
     index: dict[tuple[int, str], int] = {}
     names: list[str] = []
     parents: list[int] = []
@@ -307,13 +307,13 @@ def _of_stacks(trace: Trace) -> Flame | None:
 
 def _nested(flame: Flame, kept: list[bool]) -> FlameFrame:
     """Return nested frames below one root frame, the longest first."""
-    own, total = flame.self_ns.tolist(), flame.total_ns.tolist()
-    root = FlameFrame("all", 0, sum(own), [])
+    self_ns, total = flame.self_ns.tolist(), flame.total_ns.tolist()
+    root = FlameFrame("all", 0, sum(self_ns), [])
     made: dict[int, FlameFrame] = {-1: root}
     short: dict[int, list[int]] = {}
     for frame, parent in enumerate(flame.parent):
         if kept[frame]:
-            made[frame] = FlameFrame(flame.names[frame], own[frame], total[frame], [])
+            made[frame] = FlameFrame(flame.names[frame], self_ns[frame], total[frame], [])
             made[parent].children.append(made[frame])
         elif parent in made:
             short.setdefault(parent, []).append(frame)

@@ -18,32 +18,32 @@ _SHOWN = 15
 
 def analyze(trace: Trace) -> Captures | Unavailable:
     """Match device graphs with their captures; Unavailable if no graph was launched."""
-    found = captured_work(trace)
-    if found is None:
+    captured = captured_work(trace)
+    if captured is None:
         return Unavailable("The trace launches no device graphs.", "no_graphs")
     names = trace.names
     graphs = [
         GraphCapture(
-            call=names[trace.events.name[each.calls[0]]],
-            launches=len(each.calls),
-            device_events=each.events,
-            time_ns=each.time_ns,
-            matched_percent=100.0 * each.matched / each.events,
-            with_shapes=each.shapes,
-            source=each.source,
-            captures=each.candidates,
-            closest_percent=each.closest,
+            call=names[trace.events.name[graph.calls[0]]],
+            launches=len(graph.calls),
+            device_events=graph.events,
+            time_ns=graph.time_ns,
+            matched_percent=100.0 * graph.matched / graph.events,
+            with_shapes=graph.shapes,
+            source=graph.source,
+            captures=graph.candidates,
+            closest_percent=graph.closest,
         )
-        for each in found.graphs
+        for graph in captured.graphs
     ]
     durations = trace.events.dur_ns[device_work(trace).rows]
     return Captures(
         launches=sum(each.launches for each in graphs),
-        device_events=int(found.of_graph.sum()),
-        time_ns=int(durations[found.of_graph].sum()),
-        matched=int(found.known.sum()),
-        matched_ns=int(durations[found.known].sum()),
-        with_shapes=int(found.with_shapes.sum()),
+        device_events=int(captured.of_graph.sum()),
+        time_ns=int(durations[captured.of_graph].sum()),
+        matched=int(captured.known.sum()),
+        matched_ns=int(durations[captured.known].sum()),
+        with_shapes=int(captured.with_shapes.sum()),
         is_given=operators_of(trace) is not trace,
         graphs=sorted(graphs, key=lambda each: -each.time_ns),
     )
@@ -92,14 +92,14 @@ class Captures(StructResult, frozen=True):
         if self.matched == 0:
             return f"the operators of {work} are unknown: {self._why()}"
         percent = share(self.matched, self.device_events)
-        known = f"the operators of {percent:.1f} % of {work} are those of their capture"
+        shapes_known = f"the operators of {percent:.1f} % of {work} are those of their capture"
         if self.with_shapes < self.matched:
             missing = self.matched - self.with_shapes
-            known += (
+            shapes_known += (
                 f". The shapes of {missing:,} are unknown, because captures of several sizes fit"
                 " equally well"
             )
-        return known
+        return shapes_known
 
     def _launched(self) -> str:
         return counted(self.launches, "graph launch", "graph launches")

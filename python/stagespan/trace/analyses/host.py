@@ -123,7 +123,7 @@ def analyze(trace: Trace) -> Host | Unavailable:
     def cover_of(which: Mask) -> Cover:
         return Cover(*_placed(axis, trace, which))
 
-    known = {
+    covers = {
         DATA_LOADING: cover(work.loading),
         LOADER_START: cover_of(frames & named(trace, STARTS_LOADER)),
         OPERATORS: cover(work.computing),
@@ -131,27 +131,27 @@ def analyze(trace: Trace) -> Host | Unavailable:
         COMPILING: cover(work.compiling),
     }
     # For traces in which nothing that is known runs for long.
-    begins, ends = _between(known.values(), base.whole_ns)
+    begins, ends = _between(covers.values(), base.whole_ns)
     long = ends - begins > QUIET_NS
     begins, ends = begins[long], ends[long]
     fillers = (trace.rows_of(_FILLERS) | launches(trace)) & ~named(trace, _NO_FILLER)
     seen = 2 * cover_of(fillers).within(begins, ends) >= ends - begins
     starts = ~seen & _starts_loader(trace, axis, begins, ends)
-    known[LOADER_START] |= Cover(begins[starts], ends[starts])
+    covers[LOADER_START] |= Cover(begins[starts], ends[starts])
     begins, ends, seen = begins[~starts], ends[~starts], seen[~starts]
     steps = axis.place(_ONLY, step_begins(trace))
     crosses = np.searchsorted(steps, begins, "right") < np.searchsorted(steps, ends, "right")
     quiet = {BETWEEN_STEPS: crosses, OTHER: ~crosses & seen, UNSEEN: ~crosses & ~seen}
     fills = _fillers(trace, axis, fillers, operators, (begins, ends))
-    sets = [*known.values(), *(Cover(begins[which], ends[which]) for which in quiet.values())]
-    shown = _evidence(trace, base, operators, communicates & marks)
+    sets = [*covers.values(), *(Cover(begins[which], ends[which]) for which in quiet.values())]
+    evidence_of = _evidence(trace, base, operators, communicates & marks)
     if starts.any():
-        shown[LOADER_START] = (*_first_batches(trace, base), *shown[LOADER_START])[:3]
+        evidence_of[LOADER_START] = (*_first_batches(trace, base), *evidence_of[LOADER_START])[:3]
     filled = {}
     for part, which in quiet.items():
         chosen = np.flatnonzero(which)
         own = (ends - begins)[chosen]
-        shown[part] = _of_stretches(trace, axis, begins[chosen], own, fills[chosen])
+        evidence_of[part] = _of_stretches(trace, axis, begins[chosen], own, fills[chosen])
         filled[part] = _times_by_name(trace, axis, begins[chosen], own, fills[chosen])
     times = _parts(sets, base.whole_ns)
     in_base = operators & (events.end_ns >= base.begin_ns) & (events.begin_ns <= base.end_ns)
@@ -162,7 +162,7 @@ def analyze(trace: Trace) -> Host | Unavailable:
         exposed_calls=exposed_calls(trace, *work_of(trace), (base.begin_ns, base.end_ns)),
         operators=int(in_base.sum()),
         operator_ns=int(np.median(events.dur_ns[in_base])),
-        evidence=shown,
+        evidence=evidence_of,
         filled={part: times for part, times in filled.items() if times},
         facts=Facts(trace),
         base=base,
@@ -184,16 +184,16 @@ def _starts_loader(trace: Trace, axis: Axis, begins: Numbers, ends: Numbers) -> 
     The loader starts its workers then, of which a trace without stacks shows nothing.
     """
     rows = _first_batches_rows(trace)
-    found = np.zeros(len(begins), dtype=np.bool_)
+    starts = np.zeros(len(begins), dtype=np.bool_)
     batches = axis.place(_ONLY, np.sort(trace.events.begin_ns[rows]))
     if len(batches) == 0 or len(begins) == 0:
-        return found
+        return starts
     at = np.flatnonzero(np.isin(ends, batches))
     first = at[ends[at] == batches[0]]
     others = (ends - begins)[np.setdiff1d(at, first)]
     usual = int(np.median(others)) if len(others) else 0
-    found[first] = (ends - begins)[first] >= _LOADER_STARTS * usual
-    return found
+    starts[first] = (ends - begins)[first] >= _LOADER_STARTS * usual
+    return starts
 
 
 def _first_batches_rows(trace: Trace) -> Rows:
@@ -248,7 +248,7 @@ class Host(StructResult, frozen=True):
 
     def findings(self) -> list[Finding]:
         """Findings about parts other than operators that took much of the time."""
-        found = []
+        findings = []
         for part, time in sorted(self.parts.items(), key=lambda item: -item[1]):
             percent = share(time, self.span_ns)
             severity = _SHARES.severity(percent)
@@ -271,11 +271,19 @@ class Host(StructResult, frozen=True):
                 name, inside = next(iter(self.filled[part].items()))
                 numbers["longest_ns"] = inside
                 sentence += f", {filled_mostly(name, inside, time)}"
-            sentence = f"{sentence}. {advice_on(f'host.{part}', self.facts)}".rstrip()
-            shown = self.evidence[part]
-            gain = self._gain(part)
-            found.append(Finding(severity, sentence, shown, _CODES[part], numbers, gain))
-        return found
+            findings.append(
+                Finding(
+                    severity,
+                    f"{sentence}.",
+                    self.evidence[part],
+                    _CODES[part],
+                    numbers,
+                    self._gain(part),
+                    action=advice_on(f"host.{part}", self.facts),
+                    wins_elsewhere=part == COMMUNICATING,
+                )
+            )
+        return findings
 
     def _gain(self, part: str) -> Gain | None:
         """Return what the steps win without a part, or if operators run beside it."""
@@ -323,11 +331,11 @@ def _fillers(
     """
     events = trace.events
     begins, ends = stretches
-    found = np.full(len(begins), -1, dtype=np.intp)
+    filler = np.full(len(begins), -1, dtype=np.intp)
     possible = fillers & (2 * events.dur_ns > QUIET_NS)
     rows = np.flatnonzero(possible)
     if len(rows) == 0 or len(begins) == 0:
-        return found
+        return filler
     begin, end = _placed(axis, trace, possible)
     threads, count = np.unique(events.tid[operators], return_counts=True)
     main = events.tid[rows] == threads[np.argmax(count)]
@@ -337,8 +345,8 @@ def _fillers(
         fills = fills & main if (fills & main).any() else fills
         filling = np.flatnonzero(fills)
         if len(filling):
-            found[at] = rows[filling[np.lexsort((-begin[filling], (end - begin)[filling]))[0]]]
-    return found
+            filler[at] = rows[filling[np.lexsort((-begin[filling], (end - begin)[filling]))[0]]]
+    return filler
 
 
 def _of_stretches(
@@ -346,15 +354,15 @@ def _of_stretches(
 ) -> tuple[Evidence, ...]:
     """Return the longest intervals with the event that fills each."""
     begin, _ = window_of(trace) or (0, 0)
-    shown = []
+    stretches = []
     for at in np.argsort(-lengths, kind="stable")[:3].tolist():
         row, start, length = int(fills[at]), int(begins[at]), int(lengths[at])
         name = "no operator"
         if row >= 0:
             name = trace.names[int(trace.events.name[row])]
             start, length = _overlap(trace, axis, row, start, length)
-        shown.append(Evidence(name, start + axis.begin_ns - begin, length, "ns"))
-    return tuple(shown)
+        stretches.append(Evidence(name, start + axis.begin_ns - begin, length, "ns"))
+    return tuple(stretches)
 
 
 def _overlap(trace: Trace, axis: Axis, row: int, begin: int, length: int) -> tuple[int, int]:
@@ -382,7 +390,7 @@ def _evidence(
 ) -> dict[str, tuple[Evidence, ...]]:
     """Return the longest events of each part that begin in the base."""
     events = trace.events
-    found: dict[str, tuple[Evidence, ...]] = {}
+    evidence_of: dict[str, tuple[Evidence, ...]] = {}
     for part, which in (
         (DATA_LOADING, loads_data(trace)),
         (LOADER_START, named(trace, STARTS_LOADER)),
@@ -393,5 +401,5 @@ def _evidence(
         rows = np.flatnonzero(which)
         rows = rows[base.contains(trace, rows)]
         longest = rows[np.argsort(-events.dur_ns[rows], kind="stable")[:3]]
-        found[part] = tuple(evidence(trace, int(row)) for row in longest)
-    return found
+        evidence_of[part] = tuple(evidence(trace, int(row)) for row in longest)
+    return evidence_of

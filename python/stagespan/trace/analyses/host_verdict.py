@@ -77,16 +77,16 @@ def host_verdict(trace: Trace) -> HostVerdict | None:
     return _of_stages(trace)
 
 
-def _of_operators(trace: Trace, found: host.Host) -> HostVerdict:
+def _of_operators(trace: Trace, host_times: host.Host) -> HostVerdict:
     times = {
-        name: sum(found.parts.get(part, 0) for part in parts)
+        name: sum(host_times.parts.get(part, 0) for part in parts)
         for name, parts in HOST_VERDICTS.items()
     }
     times = {name: time for name, time in sorted(times.items(), key=lambda i: -i[1]) if time}
     word = next(iter(times))
-    time = f"for {in_words(times[word], 'ns')} of {found.base.whose}"
-    time += f" ({share(times[word], found.span_ns):.1f} %)"
-    sentence = _SENTENCES[word](trace, found, time)
+    time = f"for {in_words(times[word], 'ns')} of {host_times.base.whose}"
+    time += f" ({share(times[word], host_times.span_ns):.1f} %)"
+    sentence = _SENTENCES[word](trace, host_times, time)
     device = unrecorded_device(trace)
     if device is not None:
         sentence = (
@@ -95,8 +95,8 @@ def _of_operators(trace: Trace, found: host.Host) -> HostVerdict:
     return HostVerdict(
         verdict=word,
         sentence=sentence,
-        base=found.base,
-        parts_ns=dict(sorted(found.parts.items(), key=lambda item: -item[1])),
+        base=host_times.base,
+        parts_ns=dict(sorted(host_times.parts.items(), key=lambda item: -item[1])),
         times_ns=times,
     )
 
@@ -119,15 +119,15 @@ def _loads(trace: Trace, found: host.Host, time: str) -> str:
     return f"Loads data: {time} the program loaded data or started its data loader."
 
 
-def _is_outside(trace: Trace, found: host.Host, time: str) -> str:
-    parts = [found.filled.get(part, {}) for part in HOST_VERDICTS[OUTSIDE]]
+def _is_outside(trace: Trace, times: host.Host, time: str) -> str:
+    parts = [times.filled.get(part, {}) for part in HOST_VERDICTS[OUTSIDE]]
     inside: dict[str, int] = {}
     for name, spent in (item for part in parts for item in part.items()):
         inside[name] = inside.get(name, 0) + spent
     if not inside:
         return f"Outside operators: {time} no operator ran, and the trace does not show why."
     name = max(inside, key=lambda each: inside[each])
-    whole = sum(found.parts.get(part, 0) for part in HOST_VERDICTS[OUTSIDE])
+    whole = sum(times.parts.get(part, 0) for part in HOST_VERDICTS[OUTSIDE])
     where = host.filled_mostly(name, inside[name], whole)
     return f"Outside operators: {time} no operator ran, {where}."
 
@@ -168,14 +168,16 @@ def _of_stages(trace: Trace) -> HostVerdict | None:
         return None
     threads = len(np.unique(marks.thread))
     empty = steps_without_operators(trace)
-    found = verdict_on_stages(
+    of_stages = verdict_on_stages(
         times,
         (int(begin.min()), int(end.max())),
         int(exclusive(begin, end, np.zeros(len(begin), dtype=np.int64)).sum()),
         "" if threads == 1 else f" in {threads:,} threads",
         (window_of(trace) or (0, 0))[0],
     )
-    return found if empty is None else replace(found, sentence=f"{found.sentence} {empty}")
+    return (
+        of_stages if empty is None else replace(of_stages, sentence=f"{of_stages.sentence} {empty}")
+    )
 
 
 def verdict_on_stages(

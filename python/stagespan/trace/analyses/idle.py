@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 
-from stagespan.pages.amounts import in_words
 from stagespan.pages.figures import Count, Figures, Internal, Ns
 from stagespan.pages.result import (
     Block,
@@ -51,23 +48,23 @@ _NO_DEVICE = (
 
 def analyze(trace: Trace) -> Idle | Unavailable:
     """Find every gap of the device and its cause; Unavailable without device events."""
-    within = base_idle(trace)
-    if within is None:
+    of_base = base_idle(trace)
+    if of_base is None:
         return Unavailable(_NO_DEVICE, "no_device", needs=needs_device(trace))
-    (found, parts), events, where = split_gaps(trace), trace.events, call_sites(trace)
-    counts, idle = gaps_by_cause(parts), int(found.dur_ns.sum())
-    span = int(events.end_ns[found.rows].max() - events.begin_ns[found.rows].min())
+    (gaps, parts), events, where = split_gaps(trace), trace.events, call_sites(trace)
+    counts, idle = gaps_by_cause(parts), int(gaps.dur_ns.sum())
+    span = int(events.end_ns[gaps.rows].max() - events.begin_ns[gaps.rows].min())
     groups = group_by_culprit(where, parts)
-    alike = patterns(where, found, parts, step_begins(trace))
-    started = start_up(where, found, parts, span)
+    alike = patterns(where, gaps, parts, step_begins(trace))
+    started = start_up(where, gaps, parts, span)
     report = idle_findings(
         trace,
-        within,
+        of_base,
         where,
-        groups if within.gaps is found else group_by_culprit(where, within.parts),
+        groups if of_base.gaps is gaps else group_by_culprit(where, of_base.parts),
         alike
-        if within.gaps is found
-        else patterns(where, within.gaps, within.parts, step_begins(trace)),
+        if of_base.gaps is gaps
+        else patterns(where, of_base.gaps, of_base.parts, step_begins(trace)),
     )
     return Idle(
         span_ns=span,
@@ -77,15 +74,15 @@ def analyze(trace: Trace) -> Idle | Unavailable:
             cause: IdleCause(causes.CAUSES[cause], time, share(time, idle), counts[cause])
             for cause, time in sums_by_cause(parts).items()
         },
-        gaps=len(found.begin_ns),
-        largest=[describe(where, found, parts, at) for at in largest(found.dur_ns, _TOP)],
+        gaps=len(gaps.begin_ns),
+        largest=[describe(where, gaps, parts, at) for at in largest(gaps.dur_ns, _TOP)],
         groups=groups,
         patterns=alike,
         start=started,
         report=report,
         largest_within=[
-            describe(where, within.gaps, within.parts, at)
-            for at in largest(within.gaps.dur_ns, _TOP)
+            describe(where, of_base.gaps, of_base.parts, at)
+            for at in largest(of_base.gaps.dur_ns, _TOP)
         ],
     )
 
@@ -144,14 +141,9 @@ class Idle(StructResult, frozen=True):
 
     def head(self) -> list[Block]:
         """The largest causes."""
-        table = self._by_cause("", "why it was idle" if self.devices == 1 else "why all were idle")
-        least = _LEAST_CAUSE_SHOWN / 100 * sum(self.report.by_cause.values())
-        main = [row for row in table.rows if int(row[1] or 0) >= least]
-        return [replace(table, rows=main[:_CAUSES_SHOWN], note="")] if main else []
-
-    def _by_cause(self, title: str, heading: str) -> Table:
-        """Return the idle time by cause, of the steps or of the trace without steps."""
         report, base = self.report, self.report.base
+        heading = "why it was idle" if self.devices == 1 else "why all were idle"
+        least = _LEAST_CAUSE_SHOWN / 100 * sum(report.by_cause.values())
         rows = [
             (
                 IDLE_CAUSES[cause],
@@ -160,16 +152,13 @@ class Idle(StructResult, frozen=True):
                 report.gaps_by_cause.get(cause) or None,
             )
             for cause, time in report.by_cause.items()
+            if time >= least
         ]
         columns = ((heading, ""), ("time", "ns"), (f"of {base.label}", "%"), ("gaps", ""))
-        idle = in_words(sum(report.by_cause.values()), "ns")
-        return Table(title, columns, rows, f"Idle for {idle} of {base.whose}.")
+        return [Table("", columns, rows[:_CAUSES_SHOWN])] if rows else []
 
     def tables(self) -> list[Table]:
-        """Idle time by cause, blocking calls, and the largest gaps."""
-        by_cause = self._by_cause(
-            "Why the device was idle" if self.devices == 1 else "Why all devices were idle", "cause"
-        )
+        """Blocking calls, and the largest gaps; the verdict has the time by cause."""
         calls = Table.of(
             "Calls during which the device was idle",
             self.report.groups,
@@ -192,7 +181,7 @@ class Idle(StructResult, frozen=True):
             ("line", "Python", ""),
             ("next", "next on device", ""),
         )
-        return [table for table in (by_cause, calls, largest) if table.rows]
+        return [table for table in (calls, largest) if table.rows]
 
     def chart(self) -> Chart | None:
         """The colour of a cause, its meaning, idle time and gaps, the longest first."""

@@ -118,26 +118,26 @@ def group_by_culprit(where: CallSites, parts: IdleParts) -> list[Culprit]:
     keys = np.stack((parts.waits[calls], name, events.name[calls]), axis=1)
     kinds, kind = np.unique(keys, axis=0, return_inverse=True)
     kind = kind.reshape(-1)
-    found = []
+    groups = []
     for number, (waits, operator_name, call_name) in enumerate(kinds):
-        mine = np.flatnonzero(kind == number)
-        worst = int(calls[mine[np.argmax(time[mine])]])
+        of_kind = np.flatnonzero(kind == number)
+        worst = int(calls[of_kind[np.argmax(time[of_kind])]])
         named = trace.names[operator_name] if operator_name >= 0 else None
         if named is None and (around := where.operator(worst)) >= 0:
             named = trace.names[int(events.name[around])]
-        found.append(
+        groups.append(
             Culprit(
                 cause=causes.SYNCHRONISATION if waits else causes.MEMORY_ALLOCATION,
                 operator=named,
                 call=trace.names[call_name],
                 line=where.line(worst),
-                idle_ns=int(time[mine].sum()),
-                in_call_ns=int(parts.call_inside_ns[mine].sum()),
-                calls=len(mine),
+                idle_ns=int(time[of_kind].sum()),
+                in_call_ns=int(parts.call_inside_ns[of_kind].sum()),
+                calls=len(of_kind),
                 waited_for=where.waits.of_host(worst),
             )
         )
-    return sorted(found, key=lambda group: -group.idle_ns)
+    return sorted(groups, key=lambda group: -group.idle_ns)
 
 
 def longest_call(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -15,6 +17,7 @@ from stagespan.pages.result import (
     Gain,
     Severity,
     Thresholds,
+    at_most,
     of_size,
     share,
     shortened,
@@ -25,8 +28,10 @@ from stagespan.trace.analyses.idle_time import (
     PREPARATION,
     BaseIdle,
     gaps_by_cause,
+    mostly_compiles,
     sums_by_cause,
 )
+from stagespan.trace.analyses.stages import IdleStage, stage_of_idle
 from stagespan.trace.analyses.steps import mostly_filled_by
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.advice import START_UP, Facts, advice_on, steadily
@@ -63,7 +68,6 @@ _NOT_SEEN = {
 _AT_EDGES = (
     *causes.causes_of("once"),
     causes.COMPILATION,
-    causes.KERNEL_LOADING,
     causes.DATA_LOADING,
 )
 _NOT_KNOWN = "it depends on what the device waited for"
@@ -74,7 +78,7 @@ _HOW = {causes.QUEUED: "each kernel begins when the one before it ends"}
 
 def idle_findings(
     trace: Trace,
-    within: BaseIdle,
+    base_idle: BaseIdle,
     where: CallSites,
     groups: list[Culprit],
     alike: list[Pattern],
@@ -83,56 +87,70 @@ def idle_findings(
 
     `groups` and `alike` are the blocking calls and the patterns of its gaps.
     """
-    found, parts = within.gaps, within.parts
+    gaps, parts = base_idle.gaps, base_idle.parts
     kernels = trace.events.dur_ns[device_work(trace).kernels]
     between = sums_by_cause(parts)
-    places = {cause: _evidence(where, found, parts, cause) for cause in between}
-    base, events, device = within.base, trace.events, device_work(trace).rows
+    places = {cause: _evidence(where, gaps, parts, cause) for cause in between}
+    base, events, device = base_idle.base, trace.events, device_work(trace).rows
     first = evidence(trace, int(device[np.argmin(events.begin_ns[device])]))
     last = evidence(trace, int(device[np.argmax(events.end_ns[device])]))
-    rest = within.by_cause.get(FINISHING, 0)
+    rest = base_idle.by_cause.get(FINISHING, 0)
     host = mostly_filled_by(trace, base.end_ns - rest, rest) if rest else -1
     finishing = None if host < 0 else trace.names[int(events.name[host])]
     at_edges = (first, last) if base.end_ns > int(events.end_ns[device].max()) else (first,)
-    for cause in within.by_cause:
+    for cause in base_idle.by_cause:
         if cause in _AT_EDGES:
-            places.setdefault(cause, _of_start(trace, within, cause) or at_edges)
-    unknown = within.by_cause.get(causes.NOT_TRACED, 0)
+            places.setdefault(cause, _of_start(trace, base_idle, cause) or at_edges)
+    unknown = base_idle.by_cause.get(causes.NOT_TRACED, 0)
     before = max(unknown - between.get(causes.NOT_TRACED, 0), 0)
     if before:
         places.setdefault(causes.NOT_TRACED, (first,))
     return IdleFindings(
-        base=within.base,
-        by_cause=dict(sorted(within.by_cause.items(), key=lambda item: -item[1])),
+        base=base_idle.base,
+        by_cause=dict(sorted(base_idle.by_cause.items(), key=lambda item: -item[1])),
         gaps_by_cause=gaps_by_cause(parts),
         groups=groups,
         evidence=places,
         patterns=alike,
-        start=within.start,
+        start=base_idle.start,
         kernel_ns=int(np.median(kernels)) if len(kernels) else None,
-        queued_gap_ns=_median_of(found, parts, causes.QUEUED),
+        queued_gap_ns=_median_of(gaps, parts, causes.QUEUED),
         steady=frozenset(
             cause for at, cause in enumerate(NAMES) if steadily(parts.parts[:, at], most=1)
         ),
         devices=len(device_rows(trace)),
-        facts=Facts(trace, found, parts),
-        edges={PREPARATION: (within.preparing, first), FINISHING: (finishing, last)},
+        facts=Facts(trace, gaps, parts),
+        edges={PREPARATION: (base_idle.preparing, first), FINISHING: (finishing, last)},
         before_ns=before,
+        is_compiling=mostly_compiles(trace),
+        stage_in=lambda blamed: _stage_in(trace, base_idle, blamed),
     )
 
 
-def _of_start(trace: Trace, within: BaseIdle, cause: str) -> tuple[Evidence, ...]:
-    """Return the longest call before the device's first work."""
+def _stage_in(trace: Trace, base_idle: BaseIdle, blamed: Sequence[str]) -> IdleStage | None:
+    """Return the stage during which most of the time of these causes passed, or None.
+
+    Only gaps with no other cause count, because the place of a part of a gap is not known.
+    """
+    found = base_idle.gaps
+    time = base_idle.parts.parts[:, [NAMES.index(cause) for cause in blamed]].sum(axis=1)
+    whole = time == found.dur_ns
+    intervals = found.begin_ns[whole], found.end_ns[whole]
+    return stage_of_idle(trace, intervals, int(time.sum()))
+
+
+def _of_start(trace: Trace, base_idle: BaseIdle, cause: str) -> tuple[Evidence, ...]:
+    """Return the longest call before the device's first work, and the operator around it."""
     if cause != causes.START_UP:
         return ()
-    events, base = trace.events, within.base
+    events, base = trace.events, base_idle.base
     device = device_work(trace).rows
     first = max(int(events.begin_ns[device].min()), base.begin_ns)
     rows = np.flatnonzero(launches(trace) & (events.begin_ns < first))
     rows = rows[events.end_ns[rows] > base.begin_ns]
-    if len(rows) == 0:
-        return ()
-    return (evidence(trace, int(rows[np.argmax(events.dur_ns[rows])])),)
+    longest = [] if len(rows) == 0 else [int(rows[np.argmax(events.dur_ns[rows])])]
+    started = [base_idle.started_in] if base_idle.started_in >= 0 else []
+    return tuple(evidence(trace, row) for row in longest + started)
 
 
 def _median_of(found: Gaps, parts: IdleParts, cause: str) -> int | None:
@@ -141,11 +159,11 @@ def _median_of(found: Gaps, parts: IdleParts, cause: str) -> int | None:
     return int(np.median(chosen)) if len(chosen) else None
 
 
-def _evidence(where: CallSites, found: Gaps, parts: IdleParts, cause: str) -> tuple[Evidence, ...]:
+def _evidence(where: CallSites, gaps: Gaps, parts: IdleParts, cause: str) -> tuple[Evidence, ...]:
     time = parts.parts[:, NAMES.index(cause)]
-    shown = []
+    seen = []
     for at in largest(time, 3):
-        gap = describe(where, found, parts, at, cause)
+        gap = describe(where, gaps, parts, at, cause)
         event = gap.culprit or f"idle before {gap.next}"
         if cause == causes.HOST_UNSEEN:
             event = "no event of the host"
@@ -155,11 +173,20 @@ def _evidence(where: CallSites, found: Gaps, parts: IdleParts, cause: str) -> tu
             event = f"{shortened(event)}, {gap.line}"
         spent = int(time[at])
         if cause == causes.MEMORY_ALLOCATION:
-            row, called = longest_call(where, found, parts, at, cause)
+            row, called = longest_call(where, gaps, parts, at, cause)
             if row >= 0:
                 spent = min(called, spent)
-        shown.append(Evidence(event, gap.time_ns, spent, "ns"))
-    return tuple(shown)
+        seen.append(Evidence(event, gap.time_ns, spent, "ns"))
+    return tuple(seen)
+
+
+class _Advised(NamedTuple):
+    """The texts of a finding beside its reason, and the figures in them."""
+
+    action: str
+    details: str
+    caveat: str
+    numbers: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +214,10 @@ class IdleFindings:
     the host's activity for most of it, and that work."""
     before_ns: int
     """Time before the device's first work, whose launch is unknown."""
+    is_compiling: bool
+    """Whether most of what the program does once is its first compilation."""
+    stage_in: Callable[[Sequence[str]], IdleStage | None]
+    """Returns the stage during which most of the time of some causes passed."""
 
     @property
     def _subject(self) -> str:
@@ -203,43 +234,45 @@ class IdleFindings:
         If there are none, and all causes together reach 3 %, return one finding for all of them.
         """
         times = {cause: time for cause, time in self.by_cause.items() if cause in self.evidence}
-        found = []
+        findings = []
         once = {cause: times.pop(cause) for cause in causes.causes_of("once") if cause in times}
         if once and (severity := self._severity(sum(once.values()))):
-            found.append(self._of_once(once, severity))
+            findings.append(self._of_once(once, severity))
         pace = self._together(times)
         if pace and (severity := self._severity(sum(pace.values()))):
-            found.append(self._of_pace(pace, severity))
+            findings.append(self._of_pace(pace, severity))
         else:
             pace = {}
         for cause, time in times.items():
             if cause not in pace and (severity := self._severity(time)) is not None:
-                found.append(self._of_cause(cause, time, severity))
-        found = self._with_the_family(found, times)
+                findings.append(self._of_cause(cause, time, severity))
+        findings = self._with_the_family(findings, times)
         before = "before the device's first work was launched"
-        found += self._of_edge(PREPARATION, _PREPARING_SHARES, before, "begin the trace later")
+        findings += self._of_edge(PREPARATION, _PREPARING_SHARES, before, "begin the trace later")
         after = "after the device's last work"
-        found += self._of_edge(FINISHING, _FINISHING_SHARES, after, "end the trace earlier")
-        if not found and (severity := self._severity(self.idle_ns)):
-            found.append(self._of_all(severity))
+        findings += self._of_edge(FINISHING, _FINISHING_SHARES, after, "end the trace earlier")
+        if not findings and (severity := self._severity(self.idle_ns)):
+            findings.append(self._of_all(severity))
         covered = {CODES[causes.LAUNCH]: ("stages.launch",)}
+        if not self.is_compiling:
+            covered["idle.start_up"] = ("compiled.in_window",)
         return [
             structs.replace(finding, about="idle", covers=covered.get(finding.code, ()))
-            for finding in found
+            for finding in findings
         ]
 
-    def _with_the_family(self, found: list[Finding], times: dict[str, int]) -> list[Finding]:
+    def _with_the_family(self, findings: list[Finding], times: dict[str, int]) -> list[Finding]:
         """Return the findings; the largest about the host is as severe as all its causes."""
         codes = {CODES[cause] for cause in causes.causes_of("host")}
-        mine = [at for at, finding in enumerate(found) if finding.code in codes]
+        of_family = [at for at, finding in enumerate(findings) if finding.code in codes]
         severity = self._severity(sum(times.get(cause, 0) for cause in causes.causes_of("host")))
-        if not mine or severity is None:
-            return found
-        largest = max(mine, key=lambda at: found[at].numbers["time_ns"])
-        more = min((severity, found[largest].severity), key=SEVERITIES.index)
+        if not of_family or severity is None:
+            return findings
+        largest = max(of_family, key=lambda at: findings[at].numbers["time_ns"])
+        more = min((severity, findings[largest].severity), key=SEVERITIES.index)
         return [
             structs.replace(finding, severity=more) if at == largest else finding
-            for at, finding in enumerate(found)
+            for at, finding in enumerate(findings)
         ]
 
     def _together(self, times: dict[str, int]) -> dict[str, int]:
@@ -247,18 +280,18 @@ class IdleFindings:
 
         It is {} if one of them decides alone. A cause with one long gap is a thing of its own.
         """
-        mine = {
+        family_times = {
             cause: times[cause]
             for cause, row in causes.ROWS.items()
             if row.is_pace and times.get(cause) and (cause == causes.LAUNCH or cause in self.steady)
         }
-        if len(mine) < 2:
+        if len(family_times) < 2:
             return {}
-        most, total = max(mine.values()), sum(mine.values())
+        most, total = max(family_times.values()), sum(family_times.values())
         alone = self._severity(most) == self._severity(total)
         if alone and self._severity(total - most) is None:
             return {}
-        return dict(sorted(mine.items(), key=lambda item: -item[1]))
+        return dict(sorted(family_times.items(), key=lambda item: -item[1]))
 
     def _severity(self, time: int) -> Severity | None:
         return _SHARES.severity(share(time, self.base.whole_ns))
@@ -292,28 +325,34 @@ class IdleFindings:
         return {}
 
     def _of_cause(self, cause: str, time: int, severity: Severity) -> Finding:
-        sentences = [self._why(cause, time)]
+        details: list[str] = []
         pattern = next((each for each in self.patterns if each.cause == cause), None)
         if cause == causes.NOT_TRACED and 2 * self.before_ns > time:
             pattern = None
-            sentences.append(
+            details.append(
                 f"{in_words(self.before_ns, 'ns')} of this passed before the device's first work,"
                 " whose launch is not in the trace."
             )
-        advice, numbers = self._advice(cause, cause)
+        advised = self._advice(cause, cause)
+        numbers = dict(advised.numbers)
         if pattern is not None:
-            sentences += _of_pattern(pattern)
+            details += _of_pattern(pattern)
             numbers |= _numbers_of_pattern(pattern)
         numbers |= self._numbers(time, self.gaps_by_cause.get(cause, 0)) | self._numbers_of(cause)
+        if (stage := self._stage(cause)) is not None:
+            numbers |= stage.numbers
         is_explained = causes.ROWS[cause].is_explained
         return Finding(
             severity,
-            " ".join([*sentences, advice]).rstrip(),
+            self._why(cause, time),
             self.evidence[cause] if pattern is None else pattern.evidence,
             CODES[cause],
             numbers,
             gain=_gain(time, _HOW.get(cause, _HOW_IDLE)) if is_explained else None,
             no_gain="" if is_explained else _NOT_KNOWN,
+            action=advised.action,
+            details=" ".join(filter(None, (*details, advised.details))),
+            caveat=advised.caveat,
         )
 
     def _why(self, cause: str, time: int) -> str:
@@ -324,7 +363,16 @@ class IdleFindings:
         meaning = causes.CAUSES[cause]
         if cause == causes.QUEUED:
             meaning = meaning.replace("the device", "it" if self.devices == 1 else "they")
-        return f"{idle} because {meaning}{self._most(cause)}."
+        most, stage = self._most(cause), self._stage(cause)
+        if stage is not None:
+            mostly = cause == causes.LAUNCH or not most
+            most = f", mostly in {stage}" if mostly else f"{most}, in {stage}"
+        return f"{idle} because {meaning}{most}."
+
+    def _stage(self, *blamed: str) -> IdleStage | None:
+        """Return the stage that the finding on some causes names."""
+        of_host = causes.causes_of("host")
+        return self.stage_in(blamed) if all(cause in of_host for cause in blamed) else None
 
     def _of_pace(self, times: dict[str, int], severity: Severity) -> Finding:
         """Return the finding on several causes of one kind."""
@@ -340,42 +388,44 @@ class IdleFindings:
         numbers = self._numbers(total, gaps) | {f"{each}_ns": time for each, time in times.items()}
         for each in times:
             numbers |= self._numbers_of(each)
-        advice, more = self._advice(causes.LAUNCH, *times)
-        shown = [
+        mostly = ""
+        if (stage := self._stage(*times)) is not None:
+            numbers |= stage.numbers
+            mostly = f", mostly in {stage}"
+        advised = self._advice(causes.LAUNCH, *times)
+        seen = [
             item
             for pair in zip(*(self.evidence[each] for each in times), strict=False)
             for item in pair
         ]
         return Finding(
             severity,
-            f"{self._idle_for(total, gaps)} because the host did not launch work in time: {listed}."
-            f" {advice}",
-            tuple(dict.fromkeys(shown)),
+            f"{self._idle_for(total, gaps)} because the host did not launch work in time{mostly}:"
+            f" {listed}.",
+            tuple(dict.fromkeys(seen)),
             CODES[cause],
-            numbers | more,
+            numbers | advised.numbers,
             _gain(total),
+            action=advised.action,
+            details=advised.details,
+            caveat=advised.caveat,
         )
 
-    def _advice(self, cause: str, *blamed: str) -> tuple[str, dict[str, float]]:
-        """Return the advice on a cause, and what recorded stacks cost in the blamed causes.
-
-        Also returns the figures in it.
-        """
-        text = advice_on(cause, self.facts)
-        numbers: dict[str, float] = {}
+    def _advice(self, cause: str, *blamed: str) -> _Advised:
+        """Return the advice on a cause, and what recorded stacks cost in the blamed causes."""
+        details, caveat, numbers = "", "", dict[str, float]()
         region = self.facts.region_in(blamed) if causes.ROWS[cause].is_pace else None
         if region is not None:
             name, calls, inside = region
             where = f"{counted(calls, 'call')} of {shortened(name)}"
-            text = f"{in_words(inside, 'ns')} of this is in {where}. {text}".rstrip()
+            details = f"{in_words(inside, 'ns')} of this is in {where}."
             numbers["region_ns"] = inside
         found = self.facts.stack_cost_in(blamed) if causes.ROWS[cause].is_slowed_by_stacks else None
         if found is not None:
             cost, took, of = found
             caveat, more = cost.caveat(took, of)
             numbers |= more
-            text = f"{text} {caveat}".lstrip()
-        return text, numbers
+        return _Advised(advice_on(cause, self.facts), details, caveat, numbers)
 
     def _most(self, cause: str) -> str:
         """Return the part of the sentence that says where most of a cause's time went."""
@@ -418,17 +468,18 @@ class IdleFindings:
                 said.append(
                     f"{in_words(first - start.idle_ns, 'ns')} before the device's first work"
                 )
-        shown = () if start is None else start.evidence
-        shown += tuple(item for cause, _ in named for item in self.evidence[cause][:2])
+        seen = () if start is None else start.evidence
+        seen += tuple(item for cause, _ in named for item in self.evidence[cause][:2])
         # Nothing has to be changed for a later trace not to have it.
-        severity = max(severity, "medium", key=SEVERITIES.index)
+        severity = at_most(severity, "medium")
         return Finding(
             severity,
             f"{self._idle_for(total, int(numbers['gaps']))} for what a program does once:"
-            f" {', and '.join(said)}. {START_UP.text}",
-            shown,
+            f" {', and '.join(said)}.",
+            seen,
             "idle.start_up",
             numbers,
+            action=START_UP.text,
         )
 
     def _of_edge(self, cause: str, shares: Thresholds, place: str, once: str) -> list[Finding]:
@@ -447,12 +498,13 @@ class IdleFindings:
             Finding(
                 of_size(severity, time),
                 f"{in_words(time, 'ns')} of {self.base.whose} ({percent:.1f} %) passed"
-                f" {place}{mostly}. If the program does this once, {once}, or mark the steps"
-                " (profiler.step()): then all shares refer to them.",
+                f" {place}{mostly}.",
                 (work,),
                 f"idle.{cause}",
                 {"time_ns": time, "percent": percent, "whole_ns": self.base.whole_ns},
                 _gain(time, "the device works in that time"),
+                action=f"If the program does this once, {once}, or mark the steps"
+                " (a profiler with a schedule=... marks them): then all shares refer to them.",
             )
         ]
 
@@ -470,7 +522,7 @@ class IdleFindings:
             f"{self._idle_for(self.idle_ns, gaps)} for several reasons, each below 3 %:"
             f" {', '.join(parts)}."
         )
-        shown = tuple(each for cause, _ in largest for each in self.evidence[cause][:1])
+        examples = tuple(each for cause, _ in largest for each in self.evidence[cause][:1])
         numbers = self._numbers(self.idle_ns, gaps)
         numbers |= {f"{cause}_ns": time for cause, time in largest}
         unseen = [cause for cause, row in causes.ROWS.items() if not row.is_explained]
@@ -479,7 +531,7 @@ class IdleFindings:
         return Finding(
             severity,
             sentence,
-            shown,
+            examples,
             "idle.several",
             numbers,
             gain=gain if seen else None,
@@ -494,7 +546,7 @@ def _gain(idle_ns: int, how: str = _HOW_IDLE) -> Gain:
 def _numbers_of_pattern(pattern: Pattern) -> dict[str, float]:
     """Return the figures in the sentences about a pattern of gaps."""
     several = pattern.gaps > 1
-    found = {
+    numbers = {
         "gaps_alike_ns": pattern.idle_ns,
         "shortest_gap_ns": pattern.least_ns if several else None,
         "longest_gap_ns": pattern.most_ns if several else None,
@@ -502,7 +554,7 @@ def _numbers_of_pattern(pattern: Pattern) -> dict[str, float]:
         "begun_after_launch_ns": pattern.delay_ns if pattern.only_later else None,
         "host_call_ns": pattern.host_call_ns,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in numbers.items() if value is not None}
 
 
 def _of_pattern(pattern: Pattern) -> list[str]:

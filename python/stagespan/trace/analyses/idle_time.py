@@ -9,8 +9,10 @@ import numpy as np
 from stagespan.trace.analyses.steps import mostly_filled_by
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.call_site import call_sites
+from stagespan.trace.derived.compile_times import compiled_again
+from stagespan.trace.derived.compiled_heads import heads
 from stagespan.trace.derived.device import device_work, launch_of
-from stagespan.trace.derived.gap_patterns import StartUp, start_up
+from stagespan.trace.derived.gap_patterns import StartUp, start_up, started_in
 from stagespan.trace.derived.gaps import (
     NAMES,
     QUIET_NS,
@@ -22,7 +24,9 @@ from stagespan.trace.derived.gaps import (
     split_idle,
 )
 from stagespan.trace.derived.step_ranges import step_begins
+from stagespan.trace.derived.task_queue import origins
 from stagespan.trace.derived.windows import BaseWindow, base_window
+from stagespan.trace.read.intervals import Cover
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -40,7 +44,29 @@ IDLE_CAUSES: dict[str, str] = {
 def split_gaps(trace: Trace) -> tuple[Gaps, IdleParts]:
     """The gaps of the device, and their times by cause."""
     found = gaps(trace)
-    return found, split_idle(trace, found, step_begins(trace))
+    return found, _split(trace, found)
+
+
+def _split(trace: Trace, gaps: Gaps) -> IdleParts:
+    """Split gaps by cause. What is compiled for the first time is apart from recompilations."""
+    result = split_idle(trace, gaps, step_begins(trace))
+    # What launched the work of Ascend's graphs is unknown, but not what the host did before it.
+    _move_parts(result, causes.NOT_TRACED, causes.HOST_WORK, heads(trace), gaps)
+    compiled = result.parts[:, NAMES.index(causes.COMPILATION)]
+    if compiled.any():
+        again = compiled_again(trace).within(gaps.begin_ns, gaps.end_ns)
+        once_only = compiled - np.minimum(compiled, again)
+        result.parts[:, NAMES.index(causes.FIRST_COMPILATION)] += once_only
+        result.parts[:, NAMES.index(causes.COMPILATION)] -= once_only
+    return result
+
+
+def _move_parts(parts: IdleParts, of: str, to: str, within: Cover, found: Gaps) -> None:
+    """Move the time of one cause to another one, as far as it is within some times."""
+    time = parts.parts[:, NAMES.index(of)]
+    moved = np.minimum(time, within.within(found.begin_ns, found.end_ns))
+    parts.parts[:, NAMES.index(to)] += moved
+    parts.parts[:, NAMES.index(of)] -= moved
 
 
 def sums_by_cause(parts: IdleParts) -> dict[str, int]:
@@ -72,6 +98,8 @@ class BaseIdle:
     """The host's activity for most of the time before the device's first work."""
     start: StartUp | None
     """The gaps in which the program started, which count as such in `by_cause`."""
+    started_in: int
+    """The row of what the program started in before the device's first work; -1 for nothing."""
 
 
 @once
@@ -80,30 +108,30 @@ def base_idle(trace: Trace) -> BaseIdle | None:
     base, device = base_window(trace), device_work(trace).rows
     if base is None or len(device) == 0:
         return None
-    events, (found, parts) = trace.events, split_gaps(trace)
-    begin = np.clip(found.begin_ns, base.begin_ns, base.end_ns)
-    end = np.clip(found.end_ns, base.begin_ns, base.end_ns)
+    events, (gaps, parts) = trace.events, split_gaps(trace)
+    begin = np.clip(gaps.begin_ns, base.begin_ns, base.end_ns)
+    end = np.clip(gaps.end_ns, base.begin_ns, base.end_ns)
     inside = end > begin
-    if not inside.all() or int((end - begin).sum()) < int(found.dur_ns.sum()):
-        found = replace(
-            found,
+    if not inside.all() or int((end - begin).sum()) < int(gaps.dur_ns.sum()):
+        gaps = replace(
+            gaps,
             begin_ns=begin[inside],
             end_ns=end[inside],
-            last=found.last[inside],
-            first=found.first[inside],
-            first_call=found.first_call[inside],
-            first_origin=found.first_origin[inside],
-            in_graph=found.in_graph[inside],
-            issued=found.issued[inside],
+            last=gaps.last[inside],
+            first=gaps.first[inside],
+            first_call=gaps.first_call[inside],
+            first_origin=gaps.first_origin[inside],
+            in_graph=gaps.in_graph[inside],
+            issued=gaps.issued[inside],
         )
-        parts = split_idle(trace, found, step_begins(trace))
+        parts = _split(trace, gaps)
     idle = sums_by_cause(parts)
     first = int(device[np.argmin(events.begin_ns[device])])
     call = int(launch_of(trace, np.array([first]))[0])
     work = max(int(events.begin_ns[first]), base.begin_ns)
     launched = work if call < 0 else min(max(int(events.begin_ns[call]), base.begin_ns), work)
     before = launched - base.begin_ns
-    preparing = -1
+    preparing = started = -1
     if work > launched:
         overhead = profiler_time(trace).time_in(launched, work)
         idle[causes.LAUNCH] = idle.get(causes.LAUNCH, 0) + work - launched
@@ -118,10 +146,16 @@ def base_idle(trace: Trace) -> BaseIdle | None:
         cause = causes.NOT_TRACED if call < 0 else PREPARATION
         idle[cause] = idle.get(cause, 0) + before
         preparing = mostly_filled_by(trace, base.begin_ns, before)
-        known = _of_edge(trace, call, base.begin_ns, launched)
-        for of, time in known.items():
+        explained = _of_edge(trace, call, base.begin_ns, launched)
+        if call >= 0:
+            started, time = _start_before(trace, call, base.begin_ns, launched)
+            explained[causes.START_UP] = explained.get(causes.START_UP, 0) + time
+        for of, time in explained.items():
             _move(idle, cause, of, time)
-        if 2 * sum(known.values()) > before:
+        if cause == causes.NOT_TRACED:
+            head = heads(trace).time_in(base.begin_ns, launched)
+            _move(idle, cause, causes.HOST_WORK, min(head, idle.get(cause, 0)))
+        if 2 * sum(explained.values()) > before:
             preparing = -1
     final = int(device[np.argmax(events.end_ns[device])])
     last = max(int(events.end_ns[final]), base.begin_ns)
@@ -131,10 +165,20 @@ def base_idle(trace: Trace) -> BaseIdle | None:
         for of, time in _of_edge(trace, call, last, base.end_ns).items():
             _move(idle, FINISHING, of, time)
     name = None if preparing < 0 else trace.names[int(events.name[preparing])]
-    start = start_up(call_sites(trace), found, parts, base.whole_ns)
+    start = start_up(call_sites(trace), gaps, parts, base.whole_ns)
     for cause, time in ({} if start is None else start.by_cause).items():
         _move(idle, cause, causes.START_UP, time)
-    return BaseIdle(base, found, parts, idle, name, start)
+    return BaseIdle(base, gaps, parts, idle, name, start, started)
+
+
+def mostly_compiles(trace: Trace) -> bool:
+    """Whether most of the idle time for what a program does once is its first compilation."""
+    within = base_idle(trace)
+    if within is None:
+        return False
+    times = {each: within.by_cause.get(each, 0) for each in causes.causes_of("once")}
+    first = times[causes.FIRST_COMPILATION]
+    return first > 0 and 2 * first >= sum(times.values())
 
 
 # What the host does before the device's first work and after its last has the causes of gaps. The
@@ -144,7 +188,7 @@ _AT_EDGES = {
     causes.KERNEL_LOADING: causes.KERNEL_LOADING,
     causes.PROFILER: causes.PROFILER,
     causes.DATA_LOADING: causes.DATA_LOADING,
-    causes.COMPILATION: causes.COMPILATION,
+    causes.COMPILATION: causes.FIRST_COMPILATION,
     causes.MEMORY_ALLOCATION: causes.START_UP,
     causes.RUNTIME_CALL: causes.START_UP,
 }
@@ -157,13 +201,31 @@ def _of_edge(trace: Trace, call: int, begin_ns: int, end_ns: int) -> dict[str, i
     """
     if call < 0:
         return {causes.PROFILER: profiler_time(trace).time_in(begin_ns, end_ns)}
-    found: dict[str, int] = {}
+    times: dict[str, int] = {}
     first = begin_ns < int(trace.events.begin_ns[call])
     for cause, time in host_classes(trace, call, begin_ns, end_ns).items():
         named = _AT_EDGES.get(cause)
         if named is not None and (first or named != causes.START_UP):
-            found[named] = found.get(named, 0) + time
-    return found
+            times[named] = times.get(named, 0) + time
+    compiled = times.get(causes.FIRST_COMPILATION, 0)
+    if compiled:
+        again = compiled_again(trace).time_in(begin_ns, end_ns)
+        _move(times, causes.FIRST_COMPILATION, causes.COMPILATION, min(again, compiled))
+    return times
+
+
+def _start_before(trace: Trace, call: int, begin_ns: int, end_ns: int) -> tuple[int, int]:
+    """Return what the program started in before the call of a launch, or -1.
+
+    The second value is the part of its time that `_of_edge` does not explain.
+    """
+    origin = int(origins(trace, np.array([call]))[0])
+    row = started_in(call_sites(trace), origin, (begin_ns, end_ns), 0)
+    if row < 0:
+        return -1, 0
+    times = np.clip((trace.events.begin_ns[row], trace.events.end_ns[row]), begin_ns, end_ns)
+    begin, end = times.tolist()
+    return row, end - begin - sum(_of_edge(trace, call, begin, end).values())
 
 
 def _move(times: dict[str, int], of: str, to: str, time_ns: int) -> None:

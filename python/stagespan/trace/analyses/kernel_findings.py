@@ -55,6 +55,9 @@ _SINGLE = re.compile(
 )
 # These have matrix units only for half precision.
 _HALF_ALONE = re.compile(r"volta|turing|sm7\d|cutlass_7")
+# Shorter kernels do not become faster with more blocks.
+_FILLING_NS = 10_000
+_FEW_BLOCKS_SHARES = Thresholds(medium=25.0, low=10.0)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _SOFTMAX_SHARES = Thresholds(30.0, 10.0)
 _BATCHED = re.compile(r"^aten::(?:bmm|baddbmm)$")
@@ -70,15 +73,16 @@ def kernel_findings(kernels: KernelRows) -> list[Finding]:
     time = int(kernels.time_ns[kernels.is_kernel].sum())
     if base is None or share(time, base.whole_ns) < _LEAST_PERCENT:
         return []
-    found = [
+    findings = [
         _dominant(kernels),
         _tiny(kernels),
         _fusible(kernels),
         _layout(kernels),
         _single_precision(kernels),
         _attention_in_parts(kernels),
+        _few_blocks(kernels),
     ]
-    return [each for each in found if each is not None]
+    return [each for each in findings if each is not None]
 
 
 def _dominant(kernels: KernelRows) -> Finding | None:
@@ -87,8 +91,8 @@ def _dominant(kernels: KernelRows) -> Finding | None:
     events = kernels.trace.events
     # Streams overlap: more than half of the busy time, not only of the sum.
     begin, end = events.begin_ns[kernels.rows], events.end_ns[kernels.rows]
-    mine = kernels.name == kernels.trace.names.index(first.kernel)
-    of_busy = share(covered(begin[mine], end[mine]), covered(begin, end))
+    of_kernel = kernels.name == kernels.trace.names.index(first.kernel)
+    of_busy = share(covered(begin[of_kernel], end[of_kernel]), covered(begin, end))
     if min(first.percent, of_busy) < _DOMINANT or first.kind == COMMUNICATION:
         return None
     if _SINGLE.search(first.kernel):
@@ -98,9 +102,8 @@ def _dominant(kernels: KernelRows) -> Finding | None:
     return Finding(
         of_size("medium", first.time_ns),
         f"The kernel {shortened(first.kernel)}{launched} takes {in_words(first.time_ns, 'ns')}"
-        f" ({first.percent:.1f} % of device work) in {counted(first.count, 'launch', 'launches')}."
-        f" {tool} shows whether it uses the device well.",
-        tuple(_longest_two(kernels, mine)),
+        f" ({first.percent:.1f} % of device work) in {counted(first.count, 'launch', 'launches')}.",
+        tuple(_longest_two(kernels, of_kernel)),
         "kernels.dominant",
         numbers={
             "time_ns": first.time_ns,
@@ -108,6 +111,7 @@ def _dominant(kernels: KernelRows) -> Finding | None:
             "launches": first.count,
         },
         no_gain="the trace does not show how fast the kernel could be",
+        action=f"{tool} shows whether this kernel uses the device well.",
     )
 
 
@@ -125,8 +129,7 @@ def _tiny(kernels: KernelRows) -> Finding | None:
     return Finding(
         "medium",
         f"{count:,} kernels ({percent:.1f} % of those launched one by one) ran for less than"
-        f" {in_words(_TINY_NS, 'ns')} each, {in_words(time, 'ns')} in total. They would cost less"
-        " if torch.compile fused them, if a device graph launched them, or with more work in each.",
+        f" {in_words(_TINY_NS, 'ns')} each, {in_words(time, 'ns')} in total.",
         (
             Evidence("kernels below 5 µs", None, count, "events"),
             Evidence(kernels.trace.names[first.code], None, first.count, "events"),
@@ -134,6 +137,8 @@ def _tiny(kernels: KernelRows) -> Finding | None:
         "kernels.tiny",
         numbers={"kernels": count, "percent": percent, "time_ns": time},
         gain=_gain(kernels, tiny, "few kernels do their work in next to no time"),
+        action="Fuse small kernels with torch.compile, launch them in a device graph, or give each"
+        " more work.",
     )
 
 
@@ -155,12 +160,12 @@ def _fusible(kernels: KernelRows) -> Finding | None:
         of_size(severity, time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
         f" {counted(int(chosen.sum()), 'memory-bound kernel')} (elementwise, copies, norms,"
-        " reductions), and no code in the trace was compiled. torch.compile would fuse many of"
-        " them.",
+        " reductions), and no code in the trace was compiled.",
         tuple(Evidence(names[each.code], None, each.time_ns, "ns") for each in groups[:2]),
         "kernels.memory_bound",
         numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
         gain=_gain(kernels, chosen, "all of them become part of other kernels"),
+        action="torch.compile would fuse many of these kernels.",
     )
 
 
@@ -173,26 +178,27 @@ def _layout(kernels: KernelRows) -> Finding | None:
     if severity is None:
         return None
     if _named(kernels, _ASCEND_LAYOUT)[chosen].any():
-        advice = "see whether torch.npu.config.allow_internal_format = False avoids them"
+        advice = "See whether torch.npu.config.allow_internal_format = False avoids them"
     elif _named(kernels, _MIOPEN_LAYOUT)[chosen].any():
         advice = (
-            "keep model and inputs in memory_format=torch.channels_last, and set"
+            "Keep model and inputs in memory_format=torch.channels_last, and set"
             " PYTORCH_MIOPEN_SUGGEST_NHWC=1, without which MIOpen is given the other layout"
         )
     else:
         advice = (
-            "keep model and inputs in the layout that the convolutions use"
+            "Keep model and inputs in the layout that the convolutions use"
             " (memory_format=torch.channels_last)"
         )
     return Finding(
         of_size(severity, time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
         f" {counted(int(chosen.sum()), 'kernel')} that only"
-        f" {'changes' if chosen.sum() == 1 else 'change'} the layout of tensors: {advice}.",
+        f" {'changes' if chosen.sum() == 1 else 'change'} the layout of tensors.",
         tuple(_longest_two(kernels, chosen)),
         "kernels.layout",
         numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
         gain=_gain(kernels, chosen, "none of them is necessary"),
+        action=f"{advice}.",
     )
 
 
@@ -206,21 +212,22 @@ def _single_precision(kernels: KernelRows) -> Finding | None:
     if severity is None:
         return None
     half = _named(kernels, _HALF_ALONE)[chosen].any()
-    advice = "autocast to bfloat16 or torch.set_float32_matmul_precision('high')"
+    how = "autocast to bfloat16 or torch.set_float32_matmul_precision('high')"
     if half:
-        advice = "autocast to float16"
+        how = "autocast to float16"
     elif _tf32_is_no_faster(kernels):
-        advice = "autocast to bfloat16"
+        how = "autocast to bfloat16"
     return Finding(
         of_size(severity, time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into products and"
         " convolutions in single precision that, by the kernels' names, do not use the device's"
-        f" matrix units. If lower precision is sufficient, {advice} uses them.",
+        " matrix units.",
         tuple(_longest_two(kernels, chosen)),
         "kernels.single_precision",
         numbers={"time_ns": time, "percent": percent},
         gain=(gain := _gain_of_precision(kernels, chosen)),
         no_gain="" if gain else "the peaks of the device are not known",
+        action=f"If lower precision is sufficient, {how} uses the matrix units.",
     )
 
 
@@ -242,11 +249,12 @@ def _attention_in_parts(kernels: KernelRows) -> Finding | None:
         f"Attention ran as separate kernels: {in_words(time, 'ns')}"
         f" ({percent:.1f} % of device work) went into {int(chosen.sum()):,} softmax kernels, and"
         f" {in_words(products, 'ns')} ({share(products, total):.1f} %) into the batched products"
-        " around them. torch.nn.functional.scaled_dot_product_attention runs all of this in one"
-        " kernel, without writing the weights to memory.",
+        " around them.",
         (_longest(kernels, chosen), _longest(kernels, batched)),
         "kernels.attention_in_parts",
         gain=_gain(kernels, chosen, "one kernel computes the softmax with the products"),
+        action="torch.nn.functional.scaled_dot_product_attention runs attention in one kernel,"
+        " without writing the weights to memory.",
         numbers={
             "time_ns": time,
             "percent": percent,
@@ -254,6 +262,44 @@ def _attention_in_parts(kernels: KernelRows) -> Finding | None:
             "products_ns": products,
             "products_percent": share(products, total),
         },
+    )
+
+
+def _few_blocks(kernels: KernelRows) -> Finding | None:
+    """Return a finding about long kernels with fewer blocks than the device has multiprocessors."""
+    written = kernels.trace.argument("blocks per SM")
+    if written is None or written.numbers is None:
+        return None
+    every = np.full(len(kernels.trace.events), np.inf)
+    every[written.rows] = written.numbers
+    blocks = every[kernels.rows]
+    chosen = kernels.is_kernel & (blocks > 0) & (blocks < 1) & (kernels.time_ns >= _FILLING_NS)
+    # Collectives need few blocks.
+    chosen &= kernels.kind != KIND_OF_CODE.index(COMMUNICATION)
+    time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
+    percent = share(time, total)
+    severity = _FEW_BLOCKS_SHARES.severity(percent)
+    if severity is None:
+        return None
+    part = 100 * float(np.average(blocks[chosen], weights=kernels.time_ns[chosen]))
+    spared = kernels.time_ns[chosen] * (1 - blocks[chosen])
+    how = "the same work is spread over all multiprocessors"
+    return Finding(
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
+        f" {counted(int(chosen.sum()), 'kernel')} with fewer blocks than the device has"
+        f" multiprocessors: on average they could use at most {part:.1f} % of these.",
+        tuple(_longest_two(kernels, chosen)),
+        "kernels.few_blocks",
+        numbers={
+            "time_ns": time,
+            "percent": percent,
+            "kernels": int(chosen.sum()),
+            "multiprocessors_percent": part,
+        },
+        gain=gain_of_rows(kernels.trace, kernels.rows[chosen], spared, how),
+        action="Give these kernels more blocks (a larger batch, or work that is also split along"
+        " the reduced dimension), or run independent work on another stream beside them.",
     )
 
 

@@ -84,20 +84,20 @@ def kernel_rows(trace: Trace) -> KernelRows | Unavailable:
     if len(rows) == 0:
         assert host is not None
         return _of_host(trace, host)
-    found = launch_sources(trace, rows)
-    if found is None:
+    sources = launch_sources(trace, rows)
+    if sources is None:
         return DAMAGED_TIMES
     events = trace.events
     captured = captured_work(trace)
-    hosts, called = operators_of(trace), found.operator
-    in_graph, call, forward = found.of_graph, found.operator, found.forward
+    hosts, called = operators_of(trace), sources.operator
+    in_graph, call, forward = sources.of_graph, sources.operator, sources.forward
     if captured is not None:
         called = np.where(captured.known, captured.operator, called)
         call = np.where(captured.known, captured.numbers(captured.operator), call)
-        in_graph, forward = in_graph & ~captured.known, captured.forward_or(found)
+        in_graph, forward = in_graph & ~captured.known, captured.forward_or(sources)
     operator = name_codes(hosts, called)
     shape, shapes = _shapes(hosts, called)
-    without_shapes = in_graph if captured is None else found.of_graph & ~captured.with_shapes
+    without_shapes = in_graph if captured is None else sources.of_graph & ~captured.with_shapes
     return KernelRows(
         trace=trace,
         on_device=True,
@@ -105,16 +105,16 @@ def kernel_rows(trace: Trace) -> KernelRows | Unavailable:
         time_ns=events.dur_ns[rows],
         is_kernel=work.is_kernel[rows],
         kind=_of_optimizer(
-            trace, found.stage, _kinds(trace, events.name[rows].astype(np.int64), operator)
+            trace, sources.stage, _kinds(trace, events.name[rows].astype(np.int64), operator)
         ),
         name=events.name[rows].astype(np.int64),
-        operator=np.where(in_graph, name_codes(trace, found.calls), operator),
-        stage=name_codes(trace, found.stage),
+        operator=np.where(in_graph, name_codes(trace, sources.calls), operator),
+        stage=name_codes(trace, sources.stage),
         forward=name_codes(hosts, forward),
-        call=np.where(in_graph, found.calls, call),
+        call=np.where(in_graph, sources.calls, call),
         shape=np.where(without_shapes, -1, shape),
         shapes=shapes,
-        launched=found,
+        launched=sources,
         host=host,
         without_shapes=without_shapes,
         hosts=hosts,
@@ -274,13 +274,13 @@ def _of_optimizer(trace: Trace, stage: Rows, kind: NDArray[np.int64]) -> NDArray
 
 def _shapes(trace: Trace, operators: Rows) -> tuple[NDArray[np.int64], list[str]]:
     """Return the input shapes of each operator as an index into texts like `8x4, 4x2`."""
-    found = trace.argument("Input Dims") if len(operators) else None
-    if found is None or found.numbers is not None:
+    dims = trace.argument("Input Dims") if len(operators) else None
+    if dims is None or dims.numbers is not None:
         return np.full(len(operators), -1, dtype=np.int64), []
-    texts = [inputs_in_words(text) for text in found.texts]
+    texts = [inputs_in_words(text) for text in dims.texts]
     shapes = list(dict.fromkeys(text for text in texts if text))
     numbers = {text: number for number, text in enumerate(shapes)}
     table = np.array([numbers.get(text, -1) for text in texts], dtype=np.int64)
     of_event = np.full(len(trace.events) + 1, -1, dtype=np.int64)
-    of_event[found.rows] = table[found.codes]
+    of_event[dims.rows] = table[dims.codes]
     return of_event[operators], shapes

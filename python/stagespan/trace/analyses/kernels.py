@@ -12,7 +12,7 @@ from msgspec import structs
 
 from stagespan.pages.amounts import counted, in_words
 from stagespan.pages.figures import Count, CountedTime, Figures, Ns
-from stagespan.pages.result import Column, Finding, Result, Table, Unavailable
+from stagespan.pages.result import Block, Column, Finding, Line, Result, Table, Unavailable
 from stagespan.trace.analyses.breakdown import TOP, Breakdown, breakdown
 from stagespan.trace.analyses.kernel_findings import kernel_findings
 from stagespan.trace.analyses.kernel_rows import KernelRows, KernelTime, Kind, kernel_rows
@@ -51,8 +51,15 @@ class Kernels(Result):
         """By kind, by name, by operator, by stage, by shape."""
         return _tables(self.work.shown)
 
+    def head(self) -> list[Block]:
+        """The kinds of a device's work that took the most time."""
+        return [Line(f"Time goes to: {self._kinds()}.")] if self.work.on_device else []
+
     def line(self) -> str:
-        """The kinds of work that took the most time."""
+        """The kinds of operators that took the most time; on a device, `head` contains them."""
+        return "" if self.work.on_device else self._kinds()
+
+    def _kinds(self) -> str:
         shown = self.work.shown
         count = counted(len(shown.rows), "device event" if shown.on_device else "operator")
         kinds = "; ".join(shown.kinds(_KINDS_IN_LINE))

@@ -26,7 +26,7 @@ from stagespan.pages.result import (
 from stagespan.trace.derived.captures import captured_work
 from stagespan.trace.derived.device import device_work, launch_of, streams
 from stagespan.trace.derived.idle_causes import MARKS
-from stagespan.trace.derived.kernel_kinds import ATTENTION, kind_of
+from stagespan.trace.derived.kernel_kinds import ATTENTION, KINDS, kind_of
 from stagespan.trace.derived.launch_sources import launch_sources
 from stagespan.trace.derived.modules import MODULE, class_of_module, module_calls
 from stagespan.trace.derived.step_ranges import (
@@ -48,7 +48,7 @@ from stagespan.trace.derived.trees import (
 from stagespan.trace.evidence import window_of
 from stagespan.trace.read.groups import pairs, sums
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
-from stagespan.trace.read.model import Trace
+from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import operators_of
 
 _LEAST_TIMES = 4
@@ -99,6 +99,8 @@ class Layers(StructResult, frozen=True):
     repeated: list[LayerBlock] = msgspec.field(name="blocks")
     what: Annotated[str, one_of(("kernels", "operators"))] | None = msgspec.field(name="blocks_of")
     step: str | None = msgspec.field(name="blocks_in_step")
+    median_layer: MedianLayer | None
+    """The median repetition of the block with the most time."""
     modules: Internal[Modules | None] = msgspec.field(name="every_module")
     blocks: Internal[Blocks | None] = msgspec.field(name="every_block")
 
@@ -106,42 +108,47 @@ class Layers(StructResult, frozen=True):
     def of(cls, modules: Modules | None, blocks: Blocks | None) -> Layers:
         """Return the result on modules and blocks."""
         every = modules.modules if modules else []
-        shown = largest(every, _MOST_IN_JSON, lambda module: module.host_ns)
+        largest_modules = largest(every, _MOST_IN_JSON, lambda module: module.host_ns)
         return cls(
             source="modules" if modules else "repetition",
             inferred=modules is None,
-            shown=shown,
-            modules_left_out=len(every) - len(shown),
+            shown=largest_modules,
+            modules_left_out=len(every) - len(largest_modules),
             outside=modules.outside if modules else None,
             outside_ns=modules.outside_ns if modules else None,
             repeated=blocks.blocks if blocks else [],
             what=blocks.what if blocks else None,
             step=blocks.step if blocks else None,
+            median_layer=blocks.median_layer if blocks else None,
             modules=modules,
             blocks=blocks,
         )
 
     def findings(self) -> list[Finding]:
         """Findings about modules that take much longer than the same module in other layers."""
-        found = []
-        for module in self.modules.modules if self.modules else []:
+        findings: list[Finding] = []
+        whole = self.modules.device_ns if self.modules else None
+        slow = [(each, _extra_ns(each)) for each in (self.modules.modules if self.modules else [])]
+        slow = [(each, extra) for each, extra in slow if extra]
+        for module, extra in slow:
             median, most = module.call_ns.median, module.call_ns.max
-            whole = self.modules.device_ns if self.modules else None
-            if not whole or module.instances < _LEAST_LIKE or most <= _TIMES * median:
+            path = module.path
+            inside = [more for each, more in slow if each.path[: len(path)] == path != each.path]
+            # A module that is slow because one inside it is slow is not a second cause.
+            if 2 * max(inside, default=0) > extra:
                 continue
-            extra = (most - median) * module.calls // module.instances
-            if median and share(extra, whole) >= _LEAST_PERCENT:
+            if whole and share(extra, whole) >= _LEAST_PERCENT:
                 sentence = (
                     f"{shortened(module.slowest)} takes {in_words(most, 'ns')} of device time per"
                     f" call. The median of its {module.instances:,} instances"
                     f" ({shortened(' / '.join(module.path), 80)}) is {in_words(median, 'ns')}."
                 )
-                shown = Evidence(f"{MODULE}{module.slowest}", None, most, "ns")
-                found.append(
+                seen = Evidence(f"{MODULE}{module.slowest}", None, most, "ns")
+                findings.append(
                     Finding(
                         "low",
                         sentence,
-                        (shown,),
+                        (seen,),
                         "layers.slow_module",
                         numbers={
                             "call_ns": most,
@@ -152,7 +159,7 @@ class Layers(StructResult, frozen=True):
                         about="place",
                     )
                 )
-        return found[:2]
+        return findings[:2]
 
     def line(self) -> str:
         """The modules or the repeated block with the most time."""
@@ -172,7 +179,9 @@ class Layers(StructResult, frozen=True):
     def tables(self) -> list[Table]:
         """The modules, or the blocks."""
         tables = [] if self.modules is None else [_modules_table(self.modules)]
-        return tables if self.blocks is None else [*tables, _blocks_table(self.blocks)]
+        if self.blocks is None:
+            return tables
+        return [*tables, _blocks_table(self.blocks), _layer_table(self.blocks)]
 
 
 class Spread(Figures, frozen=True):
@@ -206,6 +215,34 @@ class LayerBlock(Figures, frozen=True):
     """The number of the longest repetition, from 1."""
 
 
+class LayerPart(Figures, frozen=True):
+    """Events of one name that follow one another in a layer."""
+
+    name: str
+    kind: Annotated[str, one_of(KINDS)]
+    stream: int | None
+    """None for operators."""
+    count: Count
+    time_ns: Ns
+    percent: float
+    """Of the durations of all events of the layer."""
+
+
+class MedianLayer(Figures, frozen=True):
+    """One repetition of a block, with what other streams did meanwhile; times in ns."""
+
+    number: Count
+    """Of the repetition, from 1."""
+    times: Count
+    """The number of repetitions."""
+    begin_ns: Ns = msgspec.field(name="time_us")
+    """From the start of the trace's window."""
+    dur_ns: Ns = msgspec.field(name="layer_us")
+    """To the next repetition or, if none follows, to the end of its last event."""
+    parts: list[LayerPart]
+    """In the order in which they begin."""
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """All repetitions of a trace, or of one of its steps."""
@@ -218,6 +255,8 @@ class Blocks:
     """The examined step; None for the whole trace."""
     total_ns: int
     """The sum of the durations of all examined events."""
+    median_layer: MedianLayer
+    """The median repetition of the block with the most time."""
 
     @property
     def what(self) -> str:
@@ -254,15 +293,68 @@ def blocks_of(trace: Trace, ranges: StepRanges | None) -> Blocks | None:
     codes = events.name[rows].astype(np.int64)
     begin, _ = window_of(trace) or (0, 0)
     # A block with a forward and a backward pass is a part of a step that accumulates gradients.
-    found = [
-        _block(trace, rows, runs, begin)
+    groups = [
+        runs
         for runs in _equal_runs(codes)
         if of_kernels or not trains(trace, rows[runs[0].begin : runs[0].end], runs[0])
     ]
-    found = [block for block in found if block.total_ns >= _LEAST_SHARE * total]
-    if not found:
+    repeated = [(_block(trace, rows, runs, begin), runs) for runs in groups]
+    repeated = [each for each in repeated if each[0].total_ns >= _LEAST_SHARE * total]
+    if not repeated:
         return None
-    return Blocks(sorted(found, key=lambda block: block.begin_ns), of_kernels, step, total)
+    _, heaviest = max(repeated, key=lambda each: each[0].total_ns)
+    return Blocks(
+        sorted((block for block, _ in repeated), key=lambda block: block.begin_ns),
+        of_kernels,
+        step,
+        total,
+        _median_layer(trace, rows, heaviest, begin, of_kernels),
+    )
+
+
+def _median_layer(
+    trace: Trace, rows: Rows, runs: list[Repeat], origin_ns: int, of_kernels: bool
+) -> MedianLayer:
+    """Return the median of the repetitions of a block among `rows`, by the time of its events."""
+    events, length = trace.events, runs[0].length
+    firsts = np.concatenate([np.arange(run.begin, run.end, length) for run in runs])
+    times = np.array([int(events.dur_ns[rows[at : at + length]].sum()) for at in firsts.tolist()])
+    median = int(np.argsort(times, kind="stable")[len(times) // 2])
+    first = int(firsts[median])
+    inside = rows[first : first + length]
+    begin, end = int(events.begin_ns[inside[0]]), int(events.end_ns[inside].max())
+    if median + 1 < len(firsts) and firsts[median + 1] == first + length:
+        end = int(events.begin_ns[rows[first + length]])
+    if of_kernels:
+        # Collectives and copies run on other streams.
+        work = device_work(trace).rows
+        at = events.begin_ns[work]
+        same = events.device[work] == events.device[inside[0]]
+        inside = work[(at >= begin) & (at < end) & same]
+        inside = inside[np.argsort(events.begin_ns[inside], kind="stable")]
+    if not len(inside):  # its events have no duration
+        return MedianLayer(median + 1, len(firsts), begin - origin_ns, end - begin, [])
+    name, stream = events.name[inside], events.stream[inside]
+    starts = np.append(True, (name[1:] != name[:-1]) | (stream[1:] != stream[:-1]))
+    part = np.cumsum(starts) - 1
+    total = int(events.dur_ns[inside].sum())
+    parts = [
+        LayerPart(
+            name=trace.names[int(name[at])],
+            kind=kind_of(trace.names[int(name[at])]),
+            stream=int(stream[at]) if of_kernels and stream[at] != MISSING else None,
+            count=count,
+            time_ns=time,
+            percent=share(time, total),
+        )
+        for at, count, time in zip(
+            np.flatnonzero(starts).tolist(),
+            np.bincount(part).tolist(),
+            sums(part, events.dur_ns[inside], int(part[-1]) + 1).tolist(),
+            strict=True,
+        )
+    ]
+    return MedianLayer(median + 1, len(firsts), begin - origin_ns, end - begin, parts)
 
 
 def _equal_runs(codes: Numbers) -> list[list[Repeat]]:
@@ -284,19 +376,19 @@ def _block(trace: Trace, rows: Rows, runs: list[Repeat], origin_ns: int) -> Laye
     events = trace.events
     here = np.concatenate([rows[run.begin : run.end] for run in runs])
     length = runs[0].length
-    each: Numbers = events.dur_ns[here].reshape(-1, length).sum(axis=1)
+    times: Numbers = events.dur_ns[here].reshape(-1, length).sum(axis=1)
     names, of = np.unique(events.name[here], return_inverse=True)
     heaviest = names[np.argmax(np.bincount(of.reshape(-1), weights=events.dur_ns[here]))]
     return LayerBlock(
         first=trace.names[events.name[here[0]]],
         heaviest=trace.names[heaviest],
         length=length,
-        times=len(each),
-        layers=_layers(rows, here.reshape(-1, length)[0], len(each), trace),
+        times=len(times),
+        layers=_layers(rows, here.reshape(-1, length)[0], len(times), trace),
         begin_ns=int(events.begin_ns[here[0]]) - origin_ns,
-        total_ns=int(each.sum()),
-        block_ns=Spread(int(each.min()), int(np.median(each)), int(each.max())),
-        slowest=int(np.argmax(each)) + 1,
+        total_ns=int(times.sum()),
+        block_ns=Spread(int(times.min()), int(np.median(times)), int(times.max())),
+        slowest=int(np.argmax(times)) + 1,
     )
 
 
@@ -311,15 +403,15 @@ def _layers(rows: Rows, block: Rows, times: int, trace: Trace) -> int:
     Layers that are not part of a repetition at all are found by their attention, which takes about
     as long as that in the block.
     """
-    inside, each = np.unique(trace.events.name[block], return_counts=True)
+    inside, per_block = np.unique(trace.events.name[block], return_counts=True)
     found, counts = np.unique(trace.events.name[rows], return_counts=True)
     total = counts[np.searchsorted(found, inside)]
     layers = times
     for more in range(times + 1, times + _MOST_MORE + 1):
-        if each[total == more * each].sum() > len(block) / 2:
+        if per_block[total == more * per_block].sum() > len(block) / 2:
             layers = more
     for parts in range(_MOST_PARTS, 1, -1):
-        single = each[each % parts != 0].sum()
+        single = per_block[per_block % parts != 0].sum()
         if single <= _FEW * len(block):
             return max(layers * parts, _by_attention(rows, block, times, parts, trace))
     return max(layers, _by_attention(rows, block, times, 1, trace))
@@ -341,12 +433,12 @@ def _by_attention(rows: Rows, block: Rows, times: int, parts: int, trace: Trace)
     events = trace.events
     # A model without fused attention has a softmax in each layer.
     for kind in (_attends, _is_softmax):
-        mine = [row for row in block.tolist() if kind(trace.names[int(events.name[row])])]
-        if mine:
+        of_kind = [row for row in block.tolist() if kind(trace.names[int(events.name[row])])]
+        if of_kind:
             break
     else:
         return 0
-    heaviest = max(mine, key=lambda row: int(events.dur_ns[row]))
+    heaviest = max(of_kind, key=lambda row: int(events.dur_ns[row]))
     same = events.name[rows] == events.name[heaviest]
     usual = float(events.dur_ns[heaviest])
     alike = np.abs(events.dur_ns[rows] - usual) <= _ALIKE * usual
@@ -436,10 +528,10 @@ def modules_of(trace: Trace) -> Modules | None:
         if captured is not None:
             times = _replays(tree.parent, forward, captured.launch)
     on_device = len(device) > 0
-    own = _by_node(paths, forward, durations)
+    self_ns = _by_node(paths, forward, durations)
     counts = paths.inclusive(_by_node(paths, forward, np.ones_like(durations)))
     behind = paths.inclusive(_by_node(paths, backward, durations))
-    within = paths.inclusive(own)
+    inclusive_ns = paths.inclusive(self_ns)
     host_ns = np.where(rows < len(trace.events), events.dur_ns[rows], 0)
     of_call = events.dur_ns[rows]
     if on_device:
@@ -453,18 +545,18 @@ def modules_of(trace: Trace) -> Modules | None:
     counted = sums(paths.node[separate], times[separate], len(paths))
     words = list(number)
     named_so = paths_to(paths.parent, [words[each] for each in paths.word])
-    found = []
+    timings = []
     for node in range(len(paths)):
         instances, call_ns, slowest = spread[node]
-        found.append(
+        timings.append(
             Module(
                 path=named_so[node],
                 instances=instances,
                 calls=int(counted[node]),
                 host_ns=int(host[node]),
                 host_self_ns=int(host_own[node]),
-                device_ns=int(within[node]) if on_device else None,
-                device_self_ns=int(own[node]) if on_device else None,
+                device_ns=int(inclusive_ns[node]) if on_device else None,
+                device_self_ns=int(self_ns[node]) if on_device else None,
                 launched=int(counts[node]) if on_device else None,
                 backward_ns=int(behind[node]) if on_device else None,
                 call_ns=call_ns,
@@ -476,7 +568,7 @@ def modules_of(trace: Trace) -> Modules | None:
     np.minimum.at(first, paths.node, events.begin_ns[rows])
     by_first = np.argsort(first, kind="stable").tolist()
     return Modules(
-        modules=[found[node] for node in depth_first(paths.parent, by_first)],
+        modules=[timings[node] for node in depth_first(paths.parent, by_first)],
         outside=int(outside.sum()),
         outside_ns=int(durations[outside].sum()),
         device_ns=int(durations.sum()) if on_device else None,
@@ -514,13 +606,13 @@ def _spread(
     mean = sums(of, of_call, len(cells)) // np.bincount(of)
     nodes = cells // count
     bounds = np.searchsorted(nodes, np.arange(int(node.max()) + 2))
-    found = []
+    spreads = []
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         here = mean[low:high]
         most = int(np.argmax(here))
         figures = Spread(int(here.min()), int(np.median(here)), int(here[most]))
-        found.append((high - low, figures, int(cells[low + most] % count)))
-    return found
+        spreads.append((high - low, figures, int(cells[low + most] % count)))
+    return spreads
 
 
 _SHOWN = 40
@@ -546,6 +638,14 @@ def _has_large_class(modules: Modules) -> bool:
         whole = sum(m.host_self_ns for m in modules.modules)
     several = (m for m in modules.modules if m.instances >= _LEAST_LIKE)
     return any(share(time[m.path], whole) >= _LEAST_CLASS_SHARE for m in several)
+
+
+def _extra_ns(module: Module) -> int:
+    """Return how much longer the slowest instance takes than the median; 0 for usual spreads."""
+    median, most = module.call_ns.median, module.call_ns.max
+    if not median or module.instances < _LEAST_LIKE or most <= _TIMES * median:
+        return 0
+    return (most - median) * module.calls // module.instances
 
 
 def _modules_line(modules: Modules | None) -> str:
@@ -610,4 +710,22 @@ def _blocks_table(blocks: Blocks) -> Table:
         ("block_ns.max", "most", "ns"),
         (lambda block: shortened(block.heaviest, 40), "heaviest", ""),
         note=f"Inferred: the same {what} in the same order, several times in a row, in {where}.",
+    )
+
+
+def _layer_table(blocks: Blocks) -> Table:
+    layer = blocks.median_layer
+    streams = {part.stream for part in layer.parts}
+    of_stream: list[Column] = [("stream", "stream", "")] if len(streams) > 1 else []
+    return Table.of(
+        "The median layer",
+        layer.parts,
+        ("name", blocks.what.removesuffix("s"), ""),
+        *of_stream,
+        ("count", "count", ""),
+        ("time_ns", "time", "ns"),
+        ("percent", "of the layer's work", "%"),
+        (lambda part: KINDS[part.kind], "kind", ""),
+        note=f"Repetition {layer.number:,} of {layer.times:,}, in the order of time:"
+        f" {in_words(layer.dur_ns, 'ns')} from its first event to the next repetition.",
     )

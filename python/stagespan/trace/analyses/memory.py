@@ -48,8 +48,8 @@ _DEVICES = {
 
 def analyze(trace: Trace) -> Memory | Unavailable:
     """Analyse the memory of each device; Unavailable if the trace has no memory events."""
-    found, left_out = memory_events(trace)
-    if not found:
+    of_devices, left_out = memory_events(trace)
+    if not of_devices:
         return Unavailable(
             "The trace has no memory events, so the use of memory is unknown: record it with"
             " profile_memory=True.",
@@ -57,9 +57,9 @@ def analyze(trace: Trace) -> Memory | Unavailable:
             needs=("memory", "profile_memory=True"),
         )
     ranges = step_ranges(trace) if len(trace.events) else None
-    begin, _ = window_of(trace) or (int(found[0].time_ns[0]), 0)
+    begin, _ = window_of(trace) or (int(of_devices[0].time_ns[0]), 0)
     place = Locator(trace)
-    devices = [_device_of(trace, events, ranges, place, begin) for events in found]
+    devices = [_device_of(trace, events, ranges, place, begin) for events in of_devices]
     return Memory(devices, left_out)
 
 
@@ -72,14 +72,14 @@ class Memory(StructResult, frozen=True):
 
     def findings(self) -> list[Finding]:
         """Findings about memory that grows with each step."""
-        found = []
+        findings = []
         for device in self.devices:
             finding = None
             if device.growth is not None:
                 finding = device.growth.finding(device.device, device.peak_bytes)
             if finding is not None:
-                found.append(finding)
-        return found
+                findings.append(finding)
+        return findings
 
     def tables(self) -> list[Table]:
         """Peaks, and the operators that held the memory."""
@@ -106,12 +106,12 @@ class Memory(StructResult, frozen=True):
             )
         ]
         least = min(_LEAST_REPORTED, self.devices[0].peak_bytes)
-        for each in self.devices:
-            if each.peak_bytes < least:
+        for memory in self.devices:
+            if memory.peak_bytes < least:
                 continue
-            tables.append(_holders_table(each))
-            if each.growth is not None:
-                tables.append(each.growth.table(each.device))
+            tables.append(_holders_table(memory))
+            if memory.growth is not None:
+                tables.append(memory.growth.table(memory.device))
         return tables
 
     def chart(self) -> Chart | None:
@@ -208,32 +208,32 @@ def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
     none = np.full(len(instants), -1, dtype=np.int64)
     kinds = none if kind is None else np.where(kind[1], kind[0], -1)
     numbers = none if number is None else np.where(number[1], number[0], -1)
-    found = []
+    of_devices = []
     devices, of = pairs(kinds[rows], numbers[rows])
     for at, device in enumerate(devices.tolist()):
-        mine = rows[of == at]
-        sizes = size[0][mine]
+        of_device = rows[of == at]
+        sizes = size[0][of_device]
         # The total of a CPU misses what was freed while no profiler ran.
-        is_total = total is not None and bool(total[1][mine].all()) and device[0] != _CPU
+        is_total = total is not None and bool(total[1][of_device].all()) and device[0] != _CPU
         # An event without an address may free any allocation.
-        is_known = bool(has_address[mine][sizes != 0].all())
-        allocated = total[0][mine] if total is not None and is_total else np.cumsum(sizes)
-        found.append(
+        is_known = bool(has_address[of_device][sizes != 0].all())
+        allocated = total[0][of_device] if total is not None and is_total else np.cumsum(sizes)
+        of_devices.append(
             MemoryEvents(
                 device=_device(*device),
-                rows=mine,
-                time_ns=instants.begin_ns[mine],
+                rows=of_device,
+                time_ns=instants.begin_ns[of_device],
                 bytes=sizes,
                 allocated=allocated,
                 before_bytes=int(allocated[0] - sizes[0]),
                 is_total=is_total,
-                reserved=np.where(reserved[1][mine], reserved[0][mine], -1)
-                if reserved is not None and bool((reserved[0][mine] > 0).any())
+                reserved=np.where(reserved[1][of_device], reserved[0][of_device], -1)
+                if reserved is not None and bool((reserved[0][of_device] > 0).any())
                 else None,
-                freed_at=_freed_at(address[mine], sizes) if is_known else None,
+                freed_at=_freed_at(address[of_device], sizes) if is_known else None,
             )
         )
-    return sorted(found, key=lambda each: -each.peak_bytes), left_out
+    return sorted(of_devices, key=lambda each: -each.peak_bytes), left_out
 
 
 def _numbers(trace: Trace, key: str) -> tuple[Numbers, NDArray[np.bool_]] | None:
@@ -241,39 +241,39 @@ def _numbers(trace: Trace, key: str) -> tuple[Numbers, NDArray[np.bool_]] | None
     written = trace.argument(key, "instants")
     if written is None:
         return None
-    found = written.numbers
-    if found is None:
+    numbers = written.numbers
+    if numbers is None:
         # If one value is not a number, all values are texts.
-        found = np.array([_number(text) for text in written.texts])[written.codes]
+        numbers = np.array([_number(text) for text in written.texts])[written.codes]
     values = np.zeros(len(trace.instants), dtype=np.int64)
-    known = np.zeros(len(trace.instants), dtype=np.bool_)
+    is_written = np.zeros(len(trace.instants), dtype=np.bool_)
     # No memory is larger, and sums of larger doubles are not exact.
-    valid = np.abs(found.astype(np.float64)) <= _MOST
-    values[written.rows[valid]] = found[valid].astype(np.int64)
-    known[written.rows[valid]] = True
-    return values, known
+    valid = np.abs(numbers.astype(np.float64)) <= _MOST
+    values[written.rows[valid]] = numbers[valid].astype(np.int64)
+    is_written[written.rows[valid]] = True
+    return values, is_written
 
 
 def _addresses(trace: Trace) -> tuple[Numbers, NDArray[np.bool_]]:
     """Return the addresses of all instants as 64 bits, and which instants have one."""
     values = np.zeros(len(trace.instants), dtype=np.int64)
-    known = np.zeros(len(trace.instants), dtype=np.bool_)
+    is_written = np.zeros(len(trace.instants), dtype=np.bool_)
     written = trace.argument("Addr", "instants")
     if written is None:
-        return values, known
+        return values, is_written
     numbers = written.numbers
     if numbers is None:
         # If one value exceeds 63 bits or is not a number, all values are texts.
         each = [_address(text) for text in written.texts]
-        found = np.array([value or 0 for value in each], dtype=np.int64)[written.codes]
+        addresses = np.array([value or 0 for value in each], dtype=np.int64)[written.codes]
         whole = np.array([value is not None for value in each])[written.codes]
     else:
         whole = (numbers == np.trunc(numbers)) & (np.abs(numbers.astype(np.float64)) < 2.0**63)
         whole |= numbers.dtype.kind == "i"
-        found = np.where(whole, numbers, 0).astype(np.int64)
-    values[written.rows[whole]] = found[whole]
-    known[written.rows[whole]] = True
-    return values, known
+        addresses = np.where(whole, numbers, 0).astype(np.int64)
+    values[written.rows[whole]] = addresses[whole]
+    is_written[written.rows[whole]] = True
+    return values, is_written
 
 
 def _address(text: str) -> int | None:
@@ -363,17 +363,17 @@ class _Forest:
             self._shown = np.where(caller >= 0, caller, np.arange(len(self._forest)))
 
     def around(self, instants: Rows) -> Rows:
-        found: Rows = np.full(len(instants), -1, dtype=np.intp)
+        rows: Rows = np.full(len(instants), -1, dtype=np.intp)
         if not self._known:
-            return found
+            return rows
         table = self._trace.instants
         pid, tid, time = table.pid[instants], table.tid[instants], table.begin_ns[instants]
         place = self._index.places(pid, tid, time)
         here = np.flatnonzero(place >= 0)
         inner = self._forest.at(place[here])
         inside = inner >= 0
-        found[here[inside]] = self._forest.rows[self._shown[inner[inside]]]
-        return found
+        rows[here[inside]] = self._forest.rows[self._shown[inner[inside]]]
+        return rows
 
 
 # --- Growth from step to step ---
@@ -439,16 +439,18 @@ class Growth(Figures, frozen=True):
                 f". {in_words(self.by_bytes, 'bytes')} of this were allocated in"
                 f" {shortened(self.by)}"
             )
-        sentence += ". If the steps are alike, the program keeps tensors that it no longer needs."
+        sentence += "."
         last = self.steps[-1]
-        shown = (
+        seen = (
             Evidence(f"allocated at the end of {last.name}", None, last.end_bytes, "bytes"),
             Evidence("first of these steps", self.since_ns, self.left_bytes, "bytes"),
         )
         numbers = {"steps": self.growing, "left_bytes": self.left_bytes}
         if self.by is not None:
             numbers["by_bytes"] = self.by_bytes
-        return Finding(severity, sentence, shown, "memory.growth", numbers=numbers)
+        action = "If the steps are alike, the program keeps tensors that it no longer needs."
+        code = "memory.growth"
+        return Finding(severity, sentence, seen, code, numbers=numbers, action=action)
 
     def table(self, device: str) -> Table:
         """Return a table of the first steps."""
@@ -627,28 +629,32 @@ def _holders(
     sizes = np.bincount(of, weights=events.bytes[allocates]).astype(np.int64)
     held = np.zeros(len(codes), dtype=np.int64)
     np.add.at(held, np.searchsorted(codes, group[live]), events.bytes[live])
-    known = events.freed_at is not None
-    weight = held if known else sizes
+    frees_known = events.freed_at is not None
+    weight = held if frees_known else sizes
     with_lines = set(np.argsort(-weight, kind="stable")[:_WITH_LINES].tolist())
     surroundings = call_sites(trace)
-    found = {}
+    holders = {}
     for number, code in enumerate(codes.tolist()):
         line = None
         if number in with_lines:
-            mine = live[group[live] == code] if known and held[number] else allocates[of == number]
-            largest = int(mine[np.argmax(events.bytes[mine])])
+            of_holder = (
+                live[group[live] == code]
+                if frees_known and held[number]
+                else allocates[of == number]
+            )
+            largest = int(of_holder[np.argmax(events.bytes[of_holder])])
             row = int(operators[largest])
             line = surroundings.line(row) if row >= 0 else None
         operator, stage = divmod(code, width)
-        found[code] = Holder(
+        holders[code] = Holder(
             operator=trace.names[operator - 1] if operator else None,
             stage=trace.names[stage - 1] if stage else None,
             line=line,
             allocations=int(counts[number]),
             allocated=int(sizes[number]),
-            at_peak=int(held[number]) if known else None,
+            at_peak=int(held[number]) if frees_known else None,
         )
-    return found, group
+    return holders, group
 
 
 def _curve(events: MemoryEvents, begin_ns: int) -> list[tuple[int, int]]:

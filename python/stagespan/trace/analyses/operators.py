@@ -150,13 +150,18 @@ def _operators(trace: Trace) -> _Operators | None:
 
 def operator_findings(trace: Trace) -> list[Finding]:
     """Findings about the operators of a trace without a device."""
-    found = _operators(trace)
-    if found is None or len(found.rows) == 0 or found.base.whole_ns == 0:
+    operators = _operators(trace)
+    if operators is None or len(operators.rows) == 0 or operators.base.whole_ns == 0:
         return []
     if unrecorded_device(trace) is not None:
-        return [_of_device(found)]
-    read = _reads_of_one(found)
-    every = [_of_copies(found), _of_double(found), *_of_small(found, read), _not_fused(found)]
+        return [_of_device(operators)]
+    read = _reads_of_one(operators)
+    every = [
+        _of_copies(operators),
+        _of_double(operators),
+        *_of_small(operators, read),
+        _not_fused(operators),
+    ]
     return [each for each in every if each is not None]
 
 
@@ -166,20 +171,21 @@ def _of_device(operators: _Operators) -> Finding:
     The host's times of operators do not show what other operators would win.
     """
     remedy = (
-        "torch.profiler.profile() records it by default; activities=[...] must also contain the"
-        " activity of the device, such as ProfilerActivity.CUDA (NVIDIA and AMD) or"
+        "torch.profiler.profile() records the device by default; activities=[...] must also contain"
+        " the activity of the device, such as ProfilerActivity.CUDA (NVIDIA and AMD) or"
         " ProfilerActivity.XPU."
         if operators.trace.incomplete is None
-        else "The file is cut off, and they may have been in the part that is missing: copy it"
-        " again, or record the trace again."
+        else "Copy the file again, or record the trace again: it is cut off, and the device's"
+        " events may have been in the part that is missing."
     )
     return Finding(
         "medium",
         "Operators have the times of the host, which does not wait for most of the device's work:"
         f" the trace has no events of the device that the program used"
-        f" ({unrecorded_device(operators.trace)}). {remedy}",
+        f" ({unrecorded_device(operators.trace)}).",
         (operators.longest(operators.outer),),
         "operators.device_not_recorded",
+        action=remedy,
     )
 
 
@@ -212,10 +218,7 @@ def _of_copies(operators: _Operators) -> Finding | None:
     )
     if len(hidden):
         sentence += f", some of them in {operators.names(hidden)[0][0]}"
-    sentence += (
-        ". Operators copy a tensor whose layout or type they cannot use: store it once in the"
-        " layout and type in which it is used."
-    )
+    sentence += "."
     return Finding(
         of_size(severity, time),
         sentence,
@@ -228,6 +231,8 @@ def _of_copies(operators: _Operators) -> Finding | None:
             "copies": len(copies),
         },
         gain=operators.gain(copies, "none of them is necessary"),
+        action="Store tensors in the layout and type in which they are used.",
+        details="Operators copy a tensor whose layout or type they cannot use.",
     )
 
 
@@ -244,7 +249,7 @@ def _of_numbers(trace: Trace, rows: Rows) -> Mask:
 def _source_of(trace: Trace, rows: Rows, key: str) -> tuple[Mask, Mask]:
     """Whether the second element of an argument is empty, and whether it contains 0."""
     codes, texts = argument_of(trace, rows, key)
-    found = np.zeros((2, len(texts) + 1), dtype=np.bool_)
+    broadcasts = np.zeros((2, len(texts) + 1), dtype=np.bool_)
     for code in np.unique(codes[codes >= 0]).tolist():
         try:
             written = json.loads(texts[code])
@@ -252,8 +257,8 @@ def _source_of(trace: Trace, rows: Rows, key: str) -> tuple[Mask, Mask]:
         except (ValueError, IndexError, KeyError, TypeError, RecursionError):
             continue
         if isinstance(source, list):
-            found[:, code] = not source, 0 in source
-    return found[0][codes], found[1][codes]
+            broadcasts[:, code] = not source, 0 in source
+    return broadcasts[0][codes], broadcasts[1][codes]
 
 
 def _of_double(operators: _Operators) -> Finding | None:
@@ -272,26 +277,26 @@ def _of_double(operators: _Operators) -> Finding | None:
     return Finding(
         of_size(severity, time),
         f"Operators on tensors in double precision (float64) took {in_words(time, 'ns')} of"
-        f" {operators.base.whose} ({share(time, whole):.1f} %), mostly {listed(names)}. If single"
-        " precision is sufficient, float32 tensors take half of the memory, and vector units"
-        " compute twice as many of them at a time. Tensors made from numpy arrays are float64"
-        " unless you convert them.",
+        f" {operators.base.whose} ({share(time, whole):.1f} %), mostly {listed(names)}.",
         (operators.longest(of), Evidence(names[0], None, groups[0].count, "events")),
         "operators.float64",
         numbers={"time_ns": time, "percent": share(time, whole), "whole_ns": whole},
         gain=gain_of_rows(
             operators.trace, rows, operators.own_ns[of] / 2, "float32 takes half of the time"
         ),
+        action="If single precision is sufficient, use float32 tensors.",
+        details="They take half of the memory, and vector units compute twice as many of them at a"
+        " time. Tensors made from numpy arrays are float64 unless you convert them.",
     )
 
 
 @once
 def _in_double(trace: Trace) -> Mask:
     """Which events are operators whose tensors are all in double precision."""
-    found: Mask = np.zeros(len(trace.events), dtype=np.bool_)
+    in_double: Mask = np.zeros(len(trace.events), dtype=np.bool_)
     dims, types = trace.argument("Input Dims"), trace.argument("Input type")
     if dims is None or types is None or dims.numbers is not None or types.numbers is not None:
-        return found
+        return in_double
     rows, of_dims, of_types = np.intersect1d(dims.rows, types.rows, return_indices=True)
     pairs = dims.codes[of_dims] * np.int64(len(types.texts)) + types.codes[of_types]
     used, which = np.unique(pairs, return_inverse=True)
@@ -304,8 +309,8 @@ def _in_double(trace: Trace) -> Mask:
         # A number is a tensor without dimensions.
         tensors = [] if call is None else [each for each in call.all_tensors() if each.dims]
         chosen[at] = bool(tensors) and all(each.type == "double" for each in tensors)
-    found[rows] = chosen[which.reshape(-1)]
-    return found
+    in_double[rows] = chosen[which.reshape(-1)]
+    return in_double
 
 
 def _often(operators: _Operators, of: Rows) -> Rows:
@@ -353,8 +358,7 @@ def _one_by_one(operators: _Operators, of: Rows) -> Finding | None:
     return Finding(
         of_size(severity, time),
         f"The program read {counted(len(reads), 'value')} of tensors one by one, for"
-        f" {in_words(time, 'ns')} of {operators.base.whose} ({share(time, whole):.1f} %)."
-        " tolist() or numpy() read all values of a tensor in one call.",
+        f" {in_words(time, 'ns')} of {operators.base.whose} ({share(time, whole):.1f} %).",
         (operators.longest(of), Evidence("values read", None, len(reads), "events")),
         "operators.read_one_by_one",
         numbers={
@@ -364,6 +368,7 @@ def _one_by_one(operators: _Operators, of: Rows) -> Finding | None:
             "values": len(reads),
         },
         gain=operators.gain(of, "one call reads all of them", pauses),
+        action="tolist() or numpy() read all values of a tensor in one call.",
     )
 
 
@@ -378,9 +383,7 @@ def _small(operators: _Operators, of: Rows) -> Finding | None:
         of_size(severity, time),
         f"{counted(len(of), 'operator')}, which usually take less than {in_words(SMALL_NS, 'ns')},"
         f" took {in_words(time, 'ns')} of {operators.base.whose} ({share(time, whole):.1f} %) with"
-        f" the short times between them, mostly {listed(name for name, _, _ in names[:_NAMED])}."
-        " One operator on a larger tensor, a torch._foreach_ operator on a list, or torch.compile"
-        " replaces many of them.",
+        f" the short times between them, mostly {listed(name for name, _, _ in names[:_NAMED])}.",
         (
             operators.longest(of),
             *(Evidence(name, None, count, "events") for name, _, count in names[:2]),
@@ -393,6 +396,8 @@ def _small(operators: _Operators, of: Rows) -> Finding | None:
             "operators": len(of),
         },
         gain=operators.gain(of, "few operators replace them", pauses),
+        action="One operator on a larger tensor, a torch._foreach_ operator on a list, or"
+        " torch.compile replaces many small operators.",
     )
 
 
@@ -431,8 +436,7 @@ def _not_fused(operators: _Operators) -> Finding | None:
         f"{counted(len(of), 'elementwise operator')} ran one after another for"
         f" {in_words(time, 'ns')} of {operators.base.whose} ({share(time, whole):.1f} %), in"
         f" {counted(len(np.unique(run[~alone])), 'run')} of several, and no code in the trace was"
-        " compiled. Each of them reads and writes whole tensors. torch.compile fuses a run into"
-        " one loop.",
+        " compiled.",
         (operators.longest(of), Evidence(shortened(names[0][0]), None, names[0][2], "events")),
         "operators.not_fused",
         numbers={
@@ -442,6 +446,8 @@ def _not_fused(operators: _Operators) -> Finding | None:
             "operators": len(of),
         },
         gain=gain,
+        action="torch.compile fuses a run of elementwise operators into one loop.",
+        details="Each of them reads and writes whole tensors.",
     )
 
 

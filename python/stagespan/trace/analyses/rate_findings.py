@@ -73,29 +73,29 @@ _ADVICE = {
 
 def unaligned(shapes: Sequence[ShapeRate], work_ns: int, work: str) -> Finding | None:
     """Return a finding about products whose sizes keep them from the fast kernels."""
-    found = [(each, sizes) for each in shapes if (sizes := _sizes_that_slow(each))]
-    time = sum(each.time_ns for each, _ in found)
+    slowed = [(each, sizes) for each in shapes if (sizes := _sizes_that_slow(each))]
+    time = sum(each.time_ns for each, _ in slowed)
     percent = share(time, work_ns)
     severity = _UNALIGNED_SHARES.severity(percent)
     if severity is None:
         return None
-    sizes = sorted({size for _, of in found for size in of}, reverse=True)
-    peaks = [each.peak_percent for each, _ in found if each.peak_percent is not None]
-    first = found[0][0]
+    sizes = sorted({size for _, of in slowed for size in of}, reverse=True)
+    peaks = [each.peak_percent for each, _ in slowed if each.peak_percent is not None]
+    first = slowed[0][0]
     padded = -(-sizes[0] // 8) * 8
-    products = counted(sum(each.calls for each, _ in found), "product")
+    products = counted(sum(each.calls for each, _ in slowed), "product")
     be = "is not a multiple" if len(sizes) == 1 else "are not multiples"
-    rate = f"{products} at {_range([each.tflop_s or 0.0 for each, _ in found])} TFLOP/s"
+    rate = f"{products} at {_range([each.tflop_s or 0.0 for each, _ in slowed])} TFLOP/s"
     rate += f", at most {max(peaks):.1f} % of the peak, because" if peaks else ", and"
-    gain = _joined([each.gain_at(USED_WELL) for each, _ in found]) if peaks else None
+    gain = _joined([each.gain_at(USED_WELL) for each, _ in slowed]) if peaks else None
     return Finding(
         of_size(severity if peaks else "medium", time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of {work}) went into {rate}"
         f" {listed(f'{each:,}' for each in sizes)} {be} of 8: rows of the matrices"
-        " do not begin at multiples of 16 bytes, as the fast kernels need. Pad"
-        f" {sizes[0]:,} to {padded:,}.",
+        " do not begin at multiples of 16 bytes, as the fast kernels need.",
         (Evidence(f"{first.operator} {first.shape}", None, first.time_ns, "ns"),),
         "rates.unaligned",
+        action=f"Pad {sizes[0]:,} to {padded:,}.",
         gain=gain,
         no_gain="" if gain else "the peaks of the device are not known (--device NAME names it)",
         numbers={"time_ns": time, "percent": percent}
@@ -109,12 +109,12 @@ def below_the_peak(
 ) -> list[Finding]:
     """Return findings about products, convolutions and attention that use neither peak well."""
     kinds: dict[str, list[ShapeRate]] = {kind: [] for kind in _NOUNS}
-    for each in shapes:
-        slow = each.limit == "neither" and each.peak_percent is not None
-        kind = kind_of(each.operator)
+    for shape in shapes:
+        slow = shape.limit == "neither" and shape.peak_percent is not None
+        kind = kind_of(shape.operator)
         # Sizes are not the kernel's fault. Single precision has a finding of its own.
-        if slow and kind in kinds and each.type != "fp32" and not each.reason:
-            kinds[kind].append(each)
+        if slow and kind in kinds and shape.type != "fp32" and not shape.reason:
+            kinds[kind].append(shape)
     found = [_below(kind, of, work_ns, whole_ns, vendor) for kind, of in kinds.items() if of]
     return [each for each in found if each is not None]
 
@@ -146,13 +146,14 @@ def _below(
         f" {counted(sum(each.calls for each in shapes), *noun)}{mostly} at"
         f" {_range([each.tflop_s or 0.0 for each in most])} TFLOP/s, {_range(peaks, 1)} % of the"
         f" peak of {listed(types)}, although the memory was used at no more than {memory:.1f} % of"
-        f" its peak. {advice + ' ' if advice else ''}{kernel_profiler(vendor)} shows what else"
-        " limits them.",
+        " its peak.",
         tuple(
             Evidence(f"{each.operator} {each.shape}", None, each.time_ns, "ns")
             for each in shapes[:2]
         ),
         code,
+        action=advice or f"{kernel_profiler(vendor)} shows what limits them.",
+        details=f"{kernel_profiler(vendor)} shows what else limits them." if advice else "",
         covers=_covered(percent),
         gain=gain,
         numbers={
@@ -205,10 +206,11 @@ def appended(appends: Appends, work_ns: int, work: str) -> Finding | None:
         f"{in_words(time, 'ns')} ({percent:.1f} % of {work}) went into"
         f" {counted(appends.calls, 'call')} of aten::cat that append to tensors of"
         f" {appends.sizes:,} sizes at least {_TIMES_LARGER} times as large as the new part: each"
-        " call copies all of the tensor. Allocate the final size once and write each new part into"
-        " it, as static caches of keys and values do.",
+        " call copies all of the tensor.",
         (appends.longest,),
         "rates.appended",
+        action="Allocate the final size once and write each new part into it, as static caches of"
+        " keys and values do.",
         gain=appends.gain,
         numbers={"time_ns": time, "percent": percent, "calls": appends.calls},
     )
@@ -227,25 +229,27 @@ def slow_in_memory(shapes: Sequence[ShapeRate], work_ns: int, vendor: str | None
     name = max(times, key=lambda operator: times[operator], default="")
     time = times.get(name, 0)
     percent = share(time, work_ns)
-    mine = [each for each in moving if each.operator == name]
-    reached = sum((each.memory_percent or 0.0) * each.time_ns for each in mine) / max(time, 1)
+    of_operator = [each for each in moving if each.operator == name]
+    reached = sum((each.memory_percent or 0.0) * each.time_ns for each in of_operator) / max(
+        time, 1
+    )
     if percent < _DOMINANT_PERCENT or reached >= USED_WELL:
         return None
     rates = [
         each.tb_s * 1e12
-        for each in mine
+        for each in of_operator
         if each.tb_s is not None and share(each.time_ns, time) >= _LEAST_SHAPE_PERCENT
     ]
     return Finding(
         of_size("medium", time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
-        f" {counted(sum(each.calls for each in mine), 'call')} of {name}, which mostly moves data"
-        f"{_bytes_per_s(rates)}: {reached:.1f} % of the memory's peak."
-        f" {kernel_profiler(vendor)} shows what limits it.",
-        (Evidence(f"{name} {mine[0].shape}", None, mine[0].time_ns, "ns"),),
+        f" {counted(sum(each.calls for each in of_operator), 'call')} of {name}, which mostly moves"
+        f" data{_bytes_per_s(rates)}: {reached:.1f} % of the memory's peak.",
+        (Evidence(f"{name} {of_operator[0].shape}", None, of_operator[0].time_ns, "ns"),),
         "rates.memory",
+        action=f"{kernel_profiler(vendor)} shows what limits {name}.",
         covers=_covered(percent),
-        gain=_joined([each.gain_at(USED_WELL) for each in mine]),
+        gain=_joined([each.gain_at(USED_WELL) for each in of_operator]),
         numbers={"time_ns": time, "percent": percent, "memory_percent": reached},
     )
 
@@ -309,12 +313,14 @@ def _bytes_per_s(rates: list[float]) -> str:
 
 def _joined(gains: Iterable[Gain | None]) -> Gain | None:
     """Return the gain of several changes of the same kind; None if none of them is known."""
-    known = [gain for gain in gains if gain is not None and gain.spared is not None]
-    if not known:
+    with_spared = [gain for gain in gains if gain is not None and gain.spared is not None]
+    if not with_spared:
         return None
-    spared = [gain.spared for gain in known if gain.spared is not None]
+    spared = [gain.spared for gain in with_spared if gain.spared is not None]
     rows = np.concatenate([each.rows for each in spared])
     time_ns = np.concatenate([each.time_ns for each in spared])
     return structs.replace(
-        known[0], time_ns=sum(gain.time_ns for gain in known), spared=Spared(rows, time_ns)
+        with_spared[0],
+        time_ns=sum(gain.time_ns for gain in with_spared),
+        spared=Spared(rows, time_ns),
     )

@@ -158,11 +158,11 @@ class Rates(StructResult, frozen=True):
 
     def line(self) -> str:
         """The rate of all products, and the part of the device's work that has a rate."""
-        found = self.rated
-        if found.tflop_s is None:
-            return f"{found.percent:.1f} % of {self.work} has a rate, but no products do"
+        rated = self.rated
+        if rated.tflop_s is None:
+            return f"{rated.percent:.1f} % of {self.work} has a rate, but no products do"
         peak = "" if self.mfu_percent is None else f", {self.mfu_percent:.1f} % of the peak"
-        whole, flops = self.base.whole_ns, found.flops or 0.0
+        whole, flops = self.base.whole_ns, rated.flops or 0.0
         unrated = share(self.unrated_products_ns, self.work_ns)
         least = "at least " if unrated >= _MUCH_UNRATED else ""
         text = (
@@ -176,14 +176,14 @@ class Rates(StructResult, frozen=True):
     def findings(self) -> list[Finding]:
         """Work that is slow because of its sizes, or for another reason."""
         shapes, work_ns = self.by_shape, self.work_ns
-        found = [None if self.appends is None else appended(self.appends, work_ns, self.work)]
+        findings = [None if self.appends is None else appended(self.appends, work_ns, self.work)]
         if not self.on_device:
-            found.append(dominant_on_host(shapes, work_ns))
+            findings.append(dominant_on_host(shapes, work_ns))
         else:
-            found.append(unaligned(shapes, work_ns, self.work))
-            found += below_the_peak(shapes, work_ns, self.base.whole_ns, self.vendor)
-            found.append(slow_in_memory(shapes, work_ns, self.vendor))
-        return [each for each in found if each is not None]
+            findings.append(unaligned(shapes, work_ns, self.work))
+            findings += below_the_peak(shapes, work_ns, self.base.whole_ns, self.vendor)
+            findings.append(slow_in_memory(shapes, work_ns, self.vendor))
+        return [each for each in findings if each is not None]
 
     def chart(self) -> Chart | None:
         """Return a roofline: operations per second against operations per byte.
@@ -191,18 +191,18 @@ class Rates(StructResult, frozen=True):
         Its points are the shapes with both, and its roofs are the peaks of the first device with a
         known memory, of the types that the points have.
         """
-        shown = [each for each in self.by_shape[:_DRAWN] if each.flops and each.bytes]
-        if not shown:
+        drawn = [each for each in self.by_shape[:_DRAWN] if each.flops and each.bytes]
+        if not drawn:
             return None
-        known = next((each for each in self.devices if each.memory_tb_s), None)
-        types = dict.fromkeys(each.type for each in shown)
-        roofs = [] if known is None else [t for t in types if t in known.tflop_s]
+        device = next((each for each in self.devices if each.memory_tb_s), None)
+        types = dict.fromkeys(each.type for each in drawn)
+        roofs = [] if device is None else [t for t in types if t in device.tflop_s]
         return {
             "kind": "roofline",
-            "device": "" if known is None else known.known_as or known.device,
-            "bytes_s": None if known is None else (known.memory_tb_s or 0.0) * 1e12,
-            "roofs": [(name, known.tflop_s[name] * 1e12) for name in roofs] if known else [],
-            "points": [_point(each) for each in shown],
+            "device": "" if device is None else device.known_as or device.device,
+            "bytes_s": None if device is None else (device.memory_tb_s or 0.0) * 1e12,
+            "roofs": [(name, device.tflop_s[name] * 1e12) for name in roofs] if device else [],
+            "points": [_point(each) for each in drawn],
         }
 
     def tables(self) -> list[Table]:
@@ -252,17 +252,18 @@ class Rates(StructResult, frozen=True):
 
     def _note(self) -> str:
         notes = []
-        for each in self.devices:
-            if each.known_as is None:
+        for device in self.devices:
+            if device.known_as is None:
                 notes.append(
-                    f"The peaks of {each.device or 'the device'} are unknown, so there are no"
+                    f"The peaks of {device.device or 'the device'} are unknown, so there are no"
                     " percentages: STAGESPAN_PEAKS can name a file with them."
                 )
             else:
-                rates = [f"{name} {_short(value)}" for name, value in each.tflop_s.items()]
+                rates = [f"{name} {_short(value)}" for name, value in device.tflop_s.items()]
                 notes.append(
-                    f"Peaks of {each.known_as} in TFLOP/s: {', '.join(rates)}; memory"
-                    f" {each.memory_tb_s:.3g} TB/s ({each.source}{each.date and f', {each.date}'})."
+                    f"Peaks of {device.known_as} in TFLOP/s: {', '.join(rates)}; memory"
+                    f" {device.memory_tb_s:.3g} TB/s"
+                    f" ({device.source}{device.date and f', {device.date}'})."
                 )
         if any(row.bytes_at_least for row in self.by_shape[:_SHOWN]):
             notes.append("Kernels of Triton may move more bytes than their arguments show.")
@@ -298,26 +299,26 @@ def rates_of_iteration(trace: Trace, iterations: int, time_ns: float) -> Iterati
 
     None if the trace has no shapes, or no products.
     """
-    found = analyze(trace)
-    if isinstance(found, Unavailable) or not found.rated.flops or iterations < 1 or time_ns <= 0:
+    rates = analyze(trace)
+    if isinstance(rates, Unavailable) or not rates.rated.flops or iterations < 1 or time_ns <= 0:
         return None
-    tflop = found.rated.flops / iterations / 1e12
-    at_peak = found.at_peak_ns
+    tflop = rates.rated.flops / iterations / 1e12
+    at_peak = rates.at_peak_ns
     return IterationRates(
         tflop=tflop,
         tflop_s=tflop / time_ns * 1e9,
         mfu_percent=None if at_peak is None else share(at_peak / iterations, time_ns),
-        peaks_of=next((each.known_as for each in found.devices), None),
-        rated_percent=found.rated.percent,
+        peaks_of=next((each.known_as for each in rates.devices), None),
+        rated_percent=rates.rated.percent,
     )
 
 
 @once
 def analyze(trace: Trace) -> Rates | Unavailable:
     """Return the rates of operators; Unavailable if the trace has no shapes or no work."""
-    found = kernel_rows(trace)
+    kernels = kernel_rows(trace)
     base = base_window(trace)
-    if isinstance(found, Unavailable) or base is None:
+    if isinstance(kernels, Unavailable) or base is None:
         return Unavailable(
             "The trace has neither kernels nor operators, so there are no rates.",
             "no_operators",
@@ -330,13 +331,14 @@ def analyze(trace: Trace) -> Rates | Unavailable:
             "device_not_recorded",
             needs=needs_device(trace),
         )
-    if found.hosts.argument("Input Dims") is None:
+    if kernels.hosts.argument("Input Dims") is None:
         return Unavailable(
             "The trace does not contain the shapes of operators' inputs, from which rates are"
             " computed: record it with torch.profiler.profile(record_shapes=True).",
             "no_shapes",
+            needs=("shapes of inputs", "record_shapes=True"),
         )
-    return _Found(trace, found, base).rates()
+    return _Found(trace, kernels, base).rates()
 
 
 # --- which call of an operator has which time ---
@@ -425,11 +427,11 @@ class _Found:
         """Return the names of the kernels of each kind of calls, the one with most time first."""
         if not self._on_device:
             return {}
-        known = np.flatnonzero(call >= 0)
-        of_kind = kind[np.searchsorted(called, call[known])]
+        with_call = np.flatnonzero(call >= 0)
+        of_kind = kind[np.searchsorted(called, call[with_call])]
         size = len(self._trace.names)
         found: dict[int, list[str]] = defaultdict(list)
-        for group in grouped(of_kind * size + self._kernels.name[known], self._time[known]):
+        for group in grouped(of_kind * size + self._kernels.name[with_call], self._time[with_call]):
             found[group.code // size].append(self._trace.names[group.code % size])
         return found
 
@@ -534,13 +536,13 @@ class _Found:
         kind = Column(self._of_row)
         table = WorkTable(self._time, self._first_call, {"part": part or kind, "kind": kind})
         columns = ("kind",) if part is None else ("part", "kind")
-        peaks, found = self._peaks(), []
+        peaks, parts = self._peaks(), []
         for row in table.by(_PartTime, *columns, where=self._is_rated):
             made = self._kinds[row.kind]
             assert isinstance(made.cost, Cost)
             work = Work(row.kind, made.call, made.cost, row.time_ns, row.calls or 0, peaks)
-            found.append((row.part, work))
-        return found
+            parts.append((row.part, work))
+        return parts
 
     def _by(self, part: Column) -> list[PartRate] | None:
         return self._parts(self._work(part)) if (part.codes >= 0).any() else None
@@ -588,12 +590,12 @@ class _Found:
         """Return the peaks of the devices in use; None if they are unknown or differ."""
         if not self._on_device:
             return host_peaks(self._trace)
-        known = device_peaks(self._trace)
-        found = [known.get(each) for each in self._devices()]
-        if any(each is None for each in found):
+        peak_of = device_peaks(self._trace)
+        peaks = [peak_of.get(each) for each in self._devices()]
+        if any(each is None for each in peaks):
             # Some traces number devices in another way than the list of them.
-            found = list(known.values())
-        return found[0] if found and all(each is found[0] for each in found) else None
+            peaks = list(peak_of.values())
+        return peaks[0] if peaks and all(each is peaks[0] for each in peaks) else None
 
     def _described(self, devices: list[int]) -> list[DevicePeaks]:
         names, peaks = device_names(self._trace), self._peaks()
@@ -614,14 +616,14 @@ class _Found:
         ]
 
     def _shape_rate(self, work: Work) -> ShapeRate:
-        found = together([work], self._total)
+        total = together([work], self._total)
         kernels = work.call.kernels
-        limit = limit_of(found.peak_percent, found.memory_percent, work.time_ns / work.calls)
+        limit = limit_of(total.peak_percent, total.memory_percent, work.time_ns / work.calls)
         units = None if work.peaks is None else work.peaks.units
         if has_other_algorithm(kernels):
             limit = None
         return ShapeRate(
-            **msgspec.structs.asdict(found),
+            **msgspec.structs.asdict(total),
             operator=work.call.name,
             shape=self._kinds[work.kind].shape,
             type=self._type(work),
@@ -688,12 +690,12 @@ class _Column:
     """An argument of all events as codes of texts; code -1 is absent."""
 
     def __init__(self, trace: Trace, key: str) -> None:
-        found = trace.argument(key)
+        column = trace.argument(key)
         self.code = np.full(len(trace.events), -1, dtype=np.int32)
         self._texts: list[str] = []
-        if found is not None and found.numbers is None:
-            self.code[found.rows] = found.codes
-            self._texts = found.texts
+        if column is not None and column.numbers is None:
+            self.code[column.rows] = column.codes
+            self._texts = column.texts
 
     def text(self, code: int) -> str:
         return self._texts[code] if code >= 0 else ""

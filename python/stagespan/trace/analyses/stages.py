@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.pages.amounts import in_words
+from stagespan.pages.amounts import counted, in_words
 from stagespan.pages.figures import Count, Figures, Internal, Ns, Path
 from stagespan.pages.result import (
+    Block,
     Column,
     Evidence,
     Finding,
@@ -36,10 +39,12 @@ from stagespan.trace.derived.trees import (
     paths_to,
     with_those_below,
 )
+from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence
 from stagespan.trace.read.groups import sums
-from stagespan.trace.read.intervals import Cover, Numbers, Rows, exclusive
+from stagespan.trace.read.intervals import Cover, Intervals, Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 
 _DIGITS = re.compile(r"\d+")
 # If there are more different names, they contain numbers of requests or steps.
@@ -98,6 +103,7 @@ def analyze(trace: Trace) -> Stages | Unavailable:
         outside_ns=int(durations[outside].sum()),
         by_time=tree.by_time,
         deeper=int(tree.folded.sum()),
+        own_times=_own_times(trace, tree),
     )
 
 
@@ -120,6 +126,8 @@ class Stages(StructResult, frozen=True):
     """From the first operator or device event to the end of the last."""
     deeper: Internal[int]
     """The number of annotations that are nested too deep to be stages."""
+    within: Internal[list[OwnTime]]
+    """The times of the stages in the base."""
 
     @classmethod
     def of(
@@ -131,6 +139,7 @@ class Stages(StructResult, frozen=True):
         outside_ns: int = 0,
         by_time: int = 0,
         deeper: int = 0,
+        own_times: Sequence[OwnTime] = (),
     ) -> Stages:
         """Return the result on stages, in JSON limited to those with the most time."""
         shown = largest(stages, _MOST_IN_JSON, lambda stage: stage.host_ns)
@@ -144,6 +153,7 @@ class Stages(StructResult, frozen=True):
             stages=stages,
             work_ns=work_ns,
             deeper=deeper,
+            within=list(own_times),
         )
 
     @property
@@ -153,7 +163,7 @@ class Stages(StructResult, frozen=True):
 
     def findings(self) -> list[Finding]:
         """Findings about stages in which the host mostly launches small work."""
-        found = []
+        findings = []
         for stage in sorted(self.stages, key=lambda each: -each.host_self_ns):
             launched, device = stage.launched_self or 0, stage.device_self_ns or 0
             idle = stage.idle_self_ns or 0
@@ -170,11 +180,10 @@ class Stages(StructResult, frozen=True):
                 f"The stage {shortened(' / '.join(stage.path), 90)} took the host"
                 f" {in_words(stage.host_self_ns, 'ns')} to launch {launched:,} kernels and copies,"
                 f" which run for {in_words(device // launched, 'ns')} on average. The device was"
-                f" idle for {in_words(idle, 'ns')} of this time. Fewer and larger operators, a"
-                " device graph, or torch.compile would help."
+                f" idle for {in_words(idle, 'ns')} of this time."
             )
             figure = Evidence(stage.path[-1], None, launched, "device events")
-            found.append(
+            findings.append(
                 Finding(
                     severity,
                     sentence,
@@ -187,10 +196,30 @@ class Stages(StructResult, frozen=True):
                         "idle_ns": idle,
                     },
                     gain=idle_gain(idle),
+                    action="Fewer and larger operators, a device graph, or torch.compile would"
+                    " help.",
                     about="host",
                 )
             )
-        return found[:_MOST_FINDINGS]
+        return findings[:_MOST_FINDINGS]
+
+    def head(self) -> list[Block]:
+        """The stages with the most time of their own in the base."""
+        kept = sorted(self.within, key=lambda own: -own.host_ns - (own.device_ns or 0))[:_ON_SCREEN]
+        if not kept:
+            return []
+        count = "" if len(kept) == len(self.within) else f", {len(kept)} of {len(self.within):,}"
+        columns: list[Column] = [
+            ("name", f"stage, own time{count}", ""),
+            ("host_ns", "host", "ns"),
+        ]
+        if self.on_device:
+            columns += [
+                ("device_ns", "device", "ns"),
+                ("launched", "launches", ""),
+                ("idle_ns", "device idle", "ns"),
+            ]
+        return [Table.of("", kept, *columns)]
 
     def tables(self) -> list[Table]:
         """The stages that took the most time, in the order of the tree."""
@@ -199,7 +228,8 @@ class Stages(StructResult, frozen=True):
         note = f"The {len(kept):,} longest of {count:,}." if len(kept) < count else ""
         if self.on_device:
             note += (
-                " Device time is that of the work launched in the stage, no matter when it ran."
+                " Device time is that of the work launched in the stage, no matter when it ran;"
+                " idle time is that during its calls."
                 f" {self.outside:,} device events ({in_words(self.outside_ns, 'ns')}) were"
                 " not launched in a stage."
             )
@@ -225,6 +255,7 @@ class Stages(StructResult, frozen=True):
                 ("device_ns", "device", "ns"),
                 ("device_self_ns", "device, own", "ns"),
                 ("launched", "device events", ""),
+                ("idle_self_ns", "device idle, own", "ns"),
             ]
         else:
             columns.append((lambda stage: share(stage.host_self_ns, own_ns), "of all", "%"))
@@ -273,6 +304,7 @@ class StageTree:
         return with_those_below(self.parent, own)
 
 
+@once
 def stage_tree(trace: Trace) -> StageTree | None:
     """Find the stages, and the stage that launched each device event; None without stages."""
     events = trace.events
@@ -287,11 +319,11 @@ def stage_tree(trace: Trace) -> StageTree | None:
     sources = launch_sources(trace, device)
     origin = calls if sources is None else sources.origin
     stage_of = marks.index(stages_around(trace, origin))
-    known = np.flatnonzero(stage_of >= 0)
-    by_time = thread[stage_of[known]] != threads_of(marks.threads, trace, origin[known])
-    known = known[calls[known] >= 0]
-    launch, first = np.unique(calls[known], return_index=True)
-    launched_in = paths.node[stage_of[known[first]]]
+    in_stage = np.flatnonzero(stage_of >= 0)
+    by_time = thread[stage_of[in_stage]] != threads_of(marks.threads, trace, origin[in_stage])
+    in_stage = in_stage[calls[in_stage] >= 0]
+    launch, first = np.unique(calls[in_stage], return_index=True)
+    launched_in = paths.node[stage_of[in_stage[first]]]
     return StageTree(
         rows=rows,
         node=paths.node,
@@ -307,6 +339,125 @@ def stage_tree(trace: Trace) -> StageTree | None:
         calls_made=sums(launched_in, np.ones_like(launch), len(paths)),
         idle_ns=paths.sums(_idle(trace, tree, device, len(rows))) if len(device) else None,
     )
+
+
+class IdleStage(NamedTuple):
+    """The stage in which most of some idle time passed."""
+
+    name: str
+    idle_ns: int
+    launched: int
+    """The device events that it launched and that began in the base, without nested stages."""
+    mean_ns: int
+    """Their mean duration."""
+    operators: list[str]
+    """The operators that launched most of them, the most frequent first."""
+
+    def __str__(self) -> str:
+        text = f"the stage {shortened(self.name)} ({in_words(self.idle_ns, 'ns')}"
+        if not self.launched:
+            return f"{text})"
+        launches = counted(self.launched, "launch", "launches")
+        operators = ", ".join(shortened(name) for name in self.operators)
+        of = f": {operators}" if operators else ""
+        return f"{text}, {launches} of work of {in_words(self.mean_ns, 'ns')} on average{of})"
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The figures of the text."""
+        found = {"stage_idle_ns": self.idle_ns}
+        if self.launched:
+            found |= {"stage_launches": self.launched, "stage_mean_ns": self.mean_ns}
+        return {**found}
+
+
+def stage_of_idle(trace: Trace, idle: Intervals, all_ns: int) -> IdleStage | None:
+    """Return the innermost stage during which most of `all_ns` passed, or None.
+
+    `idle` are disjoint intervals of that time, ascending. A stage that takes nearly all of the base
+    is not named, because this says nothing.
+    """
+    tree, base = stage_tree(trace), base_window(trace)
+    if tree is None or base is None:
+        return None
+    node, begin, end = _stretches(trace, tree, base)
+    idle_ns = sums(node, Cover(*idle).within(begin, end), len(tree.names))
+    most = int(np.argmax(idle_ns))
+    taken = int((end - begin)[node == most].sum())
+    if 2 * int(idle_ns[most]) <= all_ns or share(taken, base.whole_ns) > _NEARLY_ALL:
+        return None
+    in_stage = _began_in(trace, tree, base) & (tree.node[tree.stage_of] == most)
+    count = int(in_stage.sum())
+    return IdleStage(
+        tree.names[most],
+        int(idle_ns[most]),
+        count,
+        int(trace.events.dur_ns[tree.device_rows[in_stage]].sum()) // max(count, 1),
+        _most_frequent_operators(trace, tree.device_rows, in_stage),
+    )
+
+
+def _stretches(trace: Trace, tree: StageTree, base: BaseWindow) -> tuple[Numbers, Numbers, Numbers]:
+    """Return stage, begin and end of the parts of the base in which a stage is the innermost."""
+    calls = stage_calls(trace)
+    assert calls is not None
+    owner, begin, end = calls.tree.stretches()
+    begin = np.clip(begin, base.begin_ns, base.end_ns)
+    end = np.clip(end, base.begin_ns, base.end_ns)
+    inside = (owner >= 0) & (end > begin)
+    return tree.node[owner[inside]], begin[inside], end[inside]
+
+
+def _began_in(trace: Trace, tree: StageTree, base: BaseWindow) -> NDArray[np.bool_]:
+    """Return which of the device events that a stage launched began in the base."""
+    begun = trace.events.begin_ns[tree.device_rows]
+    inside: NDArray[np.bool_] = (begun >= base.begin_ns) & (begun < base.end_ns)
+    return inside & (tree.stage_of >= 0)
+
+
+class OwnTime(NamedTuple):
+    """The time of a stage in the base, without nested stages."""
+
+    name: str
+    host_ns: int
+    device_ns: int | None
+    """Of the work that it launched and that began in the base; None without a device."""
+    launched: int | None
+    idle_ns: int | None
+
+
+def _own_times(trace: Trace, tree: StageTree) -> list[OwnTime]:
+    """Return the times of the stages in the base."""
+    base = base_window(trace)
+    if base is None:
+        return []
+    events, rows, count = trace.events, tree.device_rows, len(tree.names)
+    node, begin, end = _stretches(trace, tree, base)
+    host = sums(node, end - begin, count)
+    if len(rows) == 0:
+        times = zip(tree.names, host.tolist(), strict=True)
+        return [OwnTime(name, time, None, None, None) for name, time in times if time]
+    origin = int(events.begin_ns.min())
+    busy = Cover(events.begin_ns[rows] - origin, events.end_ns[rows] - origin)
+    idle = sums(node, end - begin - busy.within(begin - origin, end - origin), count)
+    began = _began_in(trace, tree, base)
+    of = np.where(began, tree.node[tree.stage_of], -1)
+    device, launched = sums(of, events.dur_ns[rows], count), np.bincount(of[began], minlength=count)
+    columns = (each.tolist() for each in (host, device, launched, idle))
+    own = [OwnTime(*row) for row in zip(tree.names, *columns, strict=True)]
+    return [each for each in own if each.host_ns or each.device_ns]
+
+
+def _most_frequent_operators(trace: Trace, rows: Rows, chosen: NDArray[np.bool_]) -> list[str]:
+    """Return the operators that launched a good part of some of the device events `rows`."""
+    sources = launch_sources(trace, rows)
+    if sources is None:
+        return []
+    operators = sources.operator[chosen]
+    names, counts = np.unique(trace.events.name[operators[operators >= 0]], return_counts=True)
+    most = np.argsort(-counts, kind="stable")[:_NAMED_OPERATORS]
+    many = [int(at) for at in most if counts[at] * _LEAST_PART_OF_LAUNCHES >= len(operators)]
+    return [trace.names[int(names[at])] for at in many]
 
 
 def _idle(trace: Trace, tree: Tree, device: Rows, count: int) -> Numbers:
@@ -331,7 +482,15 @@ def _words(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:
     return list(number), of[word.reshape(-1)]
 
 
-_SHOWN = 40
+_SHOWN, _ON_SCREEN = 40, 3
+
+
+# The operators that are named with a stage, each with at least the fifth part of its launches.
+_NAMED_OPERATORS, _LEAST_PART_OF_LAUNCHES = 2, 5
+
+
+# Percent of the base: a stage that takes more is not named as the place of idle time.
+_NEARLY_ALL = 90.0
 
 
 _MOST_IN_JSON = 1_000
@@ -411,12 +570,12 @@ def _per_step(trace: Trace, tree: StageTree) -> list[tuple[int, int, int]] | Non
     of_launch = np.where(launching >= 0, cell[launching], -1)
     device = sums(of_launch, events.dur_ns[tree.device_rows], size).reshape(-1, count)
     device = tree.inclusive(device)
-    found = []
+    times = []
     for node in range(len(tree.names)):
         in_steps = calls[node] > 0
         medians = (_median(host[node][in_steps]), _median(device[node][in_steps]))
-        found.append((int(in_steps.sum()), *medians))
-    return found
+        times.append((int(in_steps.sum()), *medians))
+    return times
 
 
 def _median(figures: Numbers) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Annotated
@@ -21,10 +22,12 @@ from stagespan.pages.result import (
     Table,
     Thresholds,
     Unavailable,
+    at_most,
     of_size,
     share,
     shortened,
 )
+from stagespan.trace.derived.advice import START_UP
 from stagespan.trace.derived.device import (
     launch_of,
     launches,
@@ -34,8 +37,12 @@ from stagespan.trace.derived.phases import PHASES, phase_of
 from stagespan.trace.derived.recording_cost import StackCost, stack_cost
 from stagespan.trace.derived.step_ranges import PROFILER_STEP, Source, StepRanges, step_ranges
 from stagespan.trace.derived.step_times import (
+    COMMUNICATING,
     COMPUTATION,
+    COPIES,
+    DATA_LOADING,
     HOST_PARTS,
+    OPERATORS,
     OTHER,
     PARTS,
     StepTimes,
@@ -54,6 +61,8 @@ _GAPS_SHOWN = 5
 _GAP_SHARES = Thresholds(50.0, 25.0)
 _FILLS = (0.8, 0.5)
 _HOST = ("cpu_op", "user_annotation", "python_function")
+# Marks of steps cover all, and a frame without its file is of a thread's beginning.
+_NO_PLACE = re.compile(rf"{PROFILER_STEP.pattern}|^<function ")
 
 
 _Part = Annotated[str, one_of([*PARTS, *(part for part in HOST_PARTS if part not in PARTS)])]
@@ -65,11 +74,11 @@ def analyze(trace: Trace) -> Steps | Unavailable:
     window = window_of(trace)
     if ranges is None or window is None:
         return Unavailable(
-            "Steps are unknown: none are marked, and nothing repeats. Give the profiler a schedule,"
-            " without which it marks no steps, and call profiler.step() after each step, or"
-            " annotate each step with the same name.",
+            "Steps are unknown: none are marked, and nothing repeats. The profiler marks steps only"
+            " if it has a schedule=..., and only the active ones: give it a schedule that the"
+            " program reaches, or annotate each step with the same name.",
             "no_steps",
-            needs=("steps", "give the profiler a schedule=..., and call its step()"),
+            needs=("steps", "the profiler marks them from the first active step of a schedule=..."),
         )
     times = step_times(trace, ranges)
     origin = window[0]
@@ -217,13 +226,13 @@ class Steps(StructResult, frozen=True):
                 note=note,
             )
         ]
-        shown = [part for part, time in self.parts.items() if time]
+        parts = [part for part, time in self.parts.items() if time]
         tables.append(
             Table(
                 "Steps",
-                (("step", ""), ("time", "ns"), *((part.replace("_", " "), "ns") for part in shown)),
+                (("step", ""), ("time", "ns"), *((part.replace("_", " "), "ns") for part in parts)),
                 [
-                    (shortened(step.name), step.dur_ns, *(step.parts[part] for part in shown))
+                    (shortened(step.name), step.dur_ns, *(step.parts[part] for part in parts))
                     for step in self.steps[:_STEPS_SHOWN]
                 ],
                 f"The first {_STEPS_SHOWN} of {count:,}." if count > _STEPS_SHOWN else "",
@@ -296,11 +305,11 @@ def _phases(steps: list[Step]) -> list[PhaseTime]:
         phase = phase_of(step.name)
         if phase is not None:
             times.setdefault(phase, []).append(step.dur_ns)
-    found = [
+    phases = [
         PhaseTime(phase, len(each), int(np.median(each)), sum(each))
         for phase, each in times.items()
     ]
-    return sorted(found, key=lambda each: -each.total_ns)
+    return sorted(phases, key=lambda each: -each.total_ns)
 
 
 class StepGap(Figures, frozen=True):
@@ -405,15 +414,14 @@ class Edge:
         if self.host_event is not None:
             sentence += f", mostly in {shortened(self.host_event, 90)}"
         sentence += "."
-        numbers: dict[str, float] = {}
+        caveat, numbers = "", dict[str, float]()
         if stacks is not None:
             caveat, numbers = stacks.caveat(self.recording_ns, self.dur_ns)
-            sentence += f" {caveat}"
         code = "steps.before_device" if self.first else "steps.after_device"
         numbers |= {"time_ns": self.dur_ns, "percent": percent, "whole_ns": whole_ns}
         severity = of_size(severity, self.dur_ns)
         gain = Gain(self.dur_ns, at_most=True, how="the device works in that time")
-        return Finding(severity, sentence, self.evidence, code, numbers, gain)
+        return Finding(severity, sentence, self.evidence, code, numbers, gain, caveat=caveat)
 
 
 def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
@@ -428,25 +436,25 @@ def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
     begin, end = int(events.begin_ns[first]), int(events.end_ns[last])
     if launch >= 0:
         begin = min(begin, int(events.begin_ns[launch]))
-    edges = (
+    sides = (
         (True, first, times.begin_ns, np.clip(begin, times.begin_ns, times.end_ns)),
         (False, last, np.clip(end, times.begin_ns, times.end_ns), times.end_ns),
     )
-    found = []
+    edges = []
     stacks, overhead = stack_cost(trace), profiler_time(trace)
-    for is_first, row, starts, ends in edges:
+    for is_first, row, starts, ends in sides:
         # The profiler's own time is not the program's.
         dur = int((ends - starts - overhead.within(starts, ends)).sum())
         if dur:
             length = int((ends - starts).sum())
             start = begin - length if is_first else end
             host = filled_by(trace, start, length)
-            shown = [evidence(trace, each) for each in (row, host) if each >= 0]
+            seen = [evidence(trace, each) for each in (row, host) if each >= 0]
             most = mostly_filled_by(trace, start, length)
             recording = 0 if stacks is None else int(stacks.within(starts, ends).sum())
             name = _name(trace, most)
-            found.append(Edge(is_first, dur, tuple(shown), name, min(recording, dur)))
-    return found
+            edges.append(Edge(is_first, dur, tuple(seen), name, min(recording, dur)))
+    return edges
 
 
 def filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
@@ -478,8 +486,12 @@ def _on_host_within(trace: Trace, begin_ns: int, dur_ns: int) -> tuple[Rows, Num
 
 @once
 def _host_events(trace: Trace) -> TimeIndex:
-    host = (trace.rows_of(_HOST) & ~named(trace, PROFILER_STEP)) | launches(trace)
-    return TimeIndex(trace, np.flatnonzero(host))
+    """Return the events of threads that work: others, such as one that reads a pipe, only wait."""
+    events, calls = trace.events, launches(trace)
+    host = (trace.rows_of(_HOST) & ~named(trace, _NO_PLACE)) | calls
+    rows = np.flatnonzero(host)
+    working = np.unique(events.tid[trace.rows_of(["cpu_op"]) | calls])
+    return TimeIndex(trace, rows[np.isin(events.tid[rows], working)] if len(working) else rows)
 
 
 # --- Outliers ---
@@ -519,6 +531,20 @@ _AS_USUAL = "it takes as long as the median step"
 _MOST_REPORTED = 10
 
 
+# The findings that contain the time of a part in all steps. On a device, other parts are idle time.
+_SEEN_AS = {
+    COMPUTATION: (),
+    COMMUNICATING: ("device_use.exposed_communication",),
+    COPIES: ("device_use.exposed_copies",),
+}
+_SEEN_AS_ON_HOST = {
+    DATA_LOADING: ("host.data_loader",),
+    OPERATORS: (),
+    COMMUNICATING: ("host.communication",),
+    OTHER: ("host.",),
+}
+
+
 class Outlier(Figures, frozen=True):
     """A step that took long; times in ns."""
 
@@ -540,14 +566,19 @@ class Outlier(Figures, frozen=True):
     """The average in the other steps."""
     evidence: Internal[tuple[Evidence, ...]]
 
-    def sentence(self, count: int, on_device: bool) -> str:
+    def sentence(self, count: int) -> str:
         """Return a sentence about the difference to other steps."""
-        meaning = (PARTS if on_device else HOST_PARTS)[self.part]
-        text = (
+        return (
             f"{shortened(self.name)} took {in_words(self.dur_ns, 'ns')},"
             f" {self.dur_ns / self.usual_ns:.2f} times the median of {count:,} steps"
-            f" ({in_words(self.usual_ns, 'ns')}). The part that grew most is"
-            f' "{meaning}": {in_words(self.part_ns, "ns")}, compared with'
+            f" ({in_words(self.usual_ns, 'ns')})."
+        )
+
+    def details(self, on_device: bool) -> str:
+        """Return sentences about the part that grew most."""
+        meaning = (PARTS if on_device else HOST_PARTS)[self.part]
+        text = (
+            f'The part that grew most is "{meaning}": {in_words(self.part_ns, "ns")}, compared with'
             f" {in_words(self.part_usual_ns, 'ns')} in the other steps"
         )
         if self.culprit is not None:
@@ -577,37 +608,47 @@ def outliers(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int)
 
 
 def outlier_findings(
-    found: list[Outlier], total_ns: int, count: int, on_device: bool
+    outliers: list[Outlier], total_ns: int, count: int, on_device: bool
 ) -> list[Finding]:
     """Return findings about the outliers."""
     result = []
-    for each in found[:_OUTLIERS_SHOWN]:
-        percent = share(each.dur_ns - each.usual_ns, total_ns)
+    for outlier in outliers[:_OUTLIERS_SHOWN]:
+        percent = share(outlier.dur_ns - outlier.usual_ns, total_ns)
         severity = _OUTLIER_SHARES.severity(percent)
-        if severity is None and each.dur_ns >= _ALWAYS_TIMES * each.usual_ns:
+        if severity is None and outlier.dur_ns >= _ALWAYS_TIMES * outlier.usual_ns:
             severity = "low"
         if severity is not None:
-            severity = of_size(severity, each.dur_ns - each.usual_ns)
-            sentence = each.sentence(count, on_device)
+            severity = of_size(severity, outlier.dur_ns - outlier.usual_ns)
+            action = ""
+            gain: Gain | None = Gain(outlier.dur_ns - outlier.usual_ns, at_most=True, how=_AS_USUAL)
+            if outlier.step == 0 and len(outliers) == 1:
+                # What only the first step contains does not come again.
+                action = f"It is the first step. {START_UP.text}"
+                severity = at_most(severity, "medium")
+                gain = None
             numbers = {
-                "step_ns": each.dur_ns,
-                "median_ns": each.usual_ns,
-                "part_ns": each.part_ns,
-                "part_of_others_ns": each.part_usual_ns,
+                "step_ns": outlier.dur_ns,
+                "median_ns": outlier.usual_ns,
+                "part_ns": outlier.part_ns,
+                "part_of_others_ns": outlier.part_usual_ns,
             }
-            if each.culprit is not None:
-                numbers["event_ns"] = each.culprit_ns
-                numbers["event_of_others_ns"] = each.culprit_usual_ns
-            gain = Gain(each.dur_ns - each.usual_ns, at_most=True, how=_AS_USUAL)
+            if outlier.culprit is not None:
+                numbers["event_ns"] = outlier.culprit_ns
+                numbers["event_of_others_ns"] = outlier.culprit_usual_ns
             result.append(
                 Finding(
                     severity,
-                    sentence,
-                    each.evidence,
+                    outlier.sentence(count),
+                    outlier.evidence,
                     "steps.outlier",
                     numbers,
                     gain,
+                    action=action,
+                    details=outlier.details(on_device),
                     about="place",
+                    seen_as=(_SEEN_AS if on_device else _SEEN_AS_ON_HOST).get(
+                        outlier.part, ("idle.",)
+                    ),
                 )
             )
     return result
@@ -621,11 +662,11 @@ def _explained(
     excess = {part: int(time[at]) - usual[part] for part, time in times.parts.items()}
     part = max(excess, key=lambda name: excess[name])
     dur = int(times.end_ns[at] - times.begin_ns[at])
-    shown = [Evidence(ranges.names[at], int(times.begin_ns[at]) - origin_ns, dur, "ns")]
+    seen = [Evidence(ranges.names[at], int(times.begin_ns[at]) - origin_ns, dur, "ns")]
     culprit, time, average, row = _culprit(trace, times, at, part)
     if row >= 0:
         longest = evidence(trace, row)
-        shown.append(longest)
+        seen.append(longest)
     return Outlier(
         step=at,
         name=ranges.names[at],
@@ -637,7 +678,7 @@ def _explained(
         culprit=culprit,
         culprit_ns=time,
         culprit_usual_ns=average,
-        evidence=tuple(shown),
+        evidence=tuple(seen),
     )
 
 
@@ -656,15 +697,15 @@ def _culprit(
     step = np.searchsorted(times.begin_ns, events.begin_ns[rows], side="right") - 1
     inside = (step >= 0) & (events.begin_ns[rows] < times.end_ns[np.maximum(step, 0)])
     rows, step = rows[inside], step[inside]
-    mine, others = _by_name(trace, rows[step == at]), _by_name(trace, rows[step != at])
+    in_step, others = _by_name(trace, rows[step == at]), _by_name(trace, rows[step != at])
     average = others // max(len(times.begin_ns) - 1, 1)
-    grown = mine - average
+    grown = in_step - average
     code = int(np.argmax(grown))
     if grown[code] <= 0:
         return None, 0, 0, -1
     named_so = rows[(step == at) & (events.name[rows] == code)]
     row = int(named_so[np.argmax(events.dur_ns[named_so])])
-    return trace.names[code], int(mine[code]), int(average[code]), row
+    return trace.names[code], int(in_step[code]), int(average[code]), row
 
 
 def _by_name(trace: Trace, rows: Rows) -> Numbers:

@@ -31,14 +31,14 @@ _REGION = re.compile(r"^Torch-Compiled Region|^## Call CompiledFxGraph")
 def analyze(trace: Trace) -> Structure | Unavailable:
     """Find the calls that each step makes several times; Unavailable if there are none."""
     base = base_window(trace)
-    found = [] if base is None else _repeated(trace, base)
-    if base is None or not found:
+    groups = [] if base is None else _repeated(trace, base)
+    if base is None or not groups:
         return Unavailable(
             "The trace shows no call that a step makes several times: no compiled region, device"
             " graph, annotation or module.",
             "nothing_repeats",
         )
-    return Structure(found, base)
+    return Structure(groups, base)
 
 
 class RepeatedCall(Figures, frozen=True):
@@ -111,7 +111,7 @@ def _repeated(trace: Trace, base: BaseWindow) -> list[RepeatedCall]:
     rows, codes = rows[mine], codes[mine]
     whole = all_ns or base.whole_ns
     steps = base.steps
-    found = []
+    repeated = []
     groups = by_group(codes, len(names))
     order = sorted(range(len(names)), key=lambda at: -int(events.dur_ns[rows[groups[at]]].sum()))
     for at in order[:_MOST_NAMES]:
@@ -122,7 +122,7 @@ def _repeated(trace: Trace, base: BaseWindow) -> list[RepeatedCall]:
         length, total = _times(trace, some, device, calls) if all_ns else _on_host(trace, some)
         if len(length) < 2 or share(total, whole) < _LEAST:
             continue
-        found.append(
+        repeated.append(
             RepeatedCall(
                 name=names[at],
                 calls=len(some),
@@ -133,7 +133,7 @@ def _repeated(trace: Trace, base: BaseWindow) -> list[RepeatedCall]:
             )
         )
     # Of calls with the same work, the outer ones are fewer.
-    return sorted(found, key=lambda each: (-round(each.percent), each.calls))[:_SHOWN]
+    return sorted(repeated, key=lambda each: (-round(each.percent), each.calls))[:_SHOWN]
 
 
 def _candidates(trace: Trace, inside: Mask) -> tuple[Rows, NDArray[np.int64], list[str]]:

@@ -110,8 +110,7 @@ class Training(StructResult, frozen=True):
             "low" if severity == "low" else "medium",
             f"Backward passes ran {counted(self.recomputed, 'operator')} of forward passes again"
             f" (activation checkpointing), for {in_words(self.recomputed_ns, 'ns')} of"
-            f" {self.base.whose} ({percent:.1f} %). If there is memory left, checkpoint fewer"
-            " modules, or keep the results of products with a selective policy.",
+            f" {self.base.whose} ({percent:.1f} %).",
             (
                 evidence(self.trace, longest),
                 Evidence("operators that ran again", None, self.recomputed, "events"),
@@ -124,35 +123,38 @@ class Training(StructResult, frozen=True):
                 "whole_ns": self.base.whole_ns,
             },
             gain=gain_of_rows(self.trace, self.rows, self.times_ns, "nothing is recomputed"),
+            action="If there is memory left, checkpoint fewer modules, or keep the results of"
+            " products with a selective policy.",
         )
 
-    def _of_optimizer(self, each: OptimizerCalls) -> Finding | None:
-        percent = share(each.time_ns, self.base.whole_ns)
+    def _of_optimizer(self, calls: OptimizerCalls) -> Finding | None:
+        percent = share(calls.time_ns, self.base.whole_ns)
         severity = _SHARES.severity(percent)
-        clears = ".zero_grad#" in each.name
-        advice = _FREES if clears else _advice_on_step(each.name, self.on_device)
-        if severity is None or not each.by_tensor or advice is None:
+        clears = ".zero_grad#" in calls.name
+        advice = _FREES if clears else _advice_on_step(calls.name, self.on_device)
+        if severity is None or not calls.by_tensor or advice is None:
             return None
         what = "kernels" if self.on_device else "operators"
         return Finding(
-            of_size(severity, each.time_ns),
-            f"{each.name} {'clears' if clears else 'updates'} tensors one by one, with"
-            f" {each.parts:,} {what} in {counted(each.calls, 'call')}:"
-            f" {in_words(each.time_ns, 'ns')} of {self.base.whose} ({percent:.1f} %). {advice}",
-            (evidence(self.trace, each.mark), Evidence(what, None, each.parts, "events")),
+            of_size(severity, calls.time_ns),
+            f"{calls.name} {'clears' if clears else 'updates'} tensors one by one, with"
+            f" {calls.parts:,} {what} in {counted(calls.calls, 'call')}:"
+            f" {in_words(calls.time_ns, 'ns')} of {self.base.whose} ({percent:.1f} %).",
+            (evidence(self.trace, calls.mark), Evidence(what, None, calls.parts, "events")),
             "training.zero_grad" if clears else "training.optimizer_by_tensor",
             numbers={
-                "time_ns": each.time_ns,
+                "time_ns": calls.time_ns,
                 "percent": percent,
                 "whole_ns": self.base.whole_ns,
-                "parts": each.parts,
-                "calls": each.calls,
+                "parts": calls.parts,
+                "calls": calls.calls,
             },
+            action=advice,
             about="host",
             gain=gain_shared_by(
-                each.rows,
-                each.weights,
-                each.time_ns,
+                calls.rows,
+                calls.weights,
+                calls.time_ns,
                 "nothing is cleared" if clears else "one operator updates all tensors",
             ),
         )
@@ -216,23 +218,23 @@ def _recomputed(trace: Trace, forest: Nesting | None, backward: Mask) -> Mask:
     only what is recomputed, unless the pass itself is differentiated (create_graph=True): then
     most of its nodes contain such operators.
     """
-    found: Mask = np.zeros(len(trace.events), dtype=np.bool_)
+    recomputed: Mask = np.zeros(len(trace.events), dtype=np.bool_)
     if forest is None or not backward.any():
-        return found
+        return recomputed
     rows = forest.rows
     recorded = _recorded(trace, rows) & ~named(trace, _BACKWARD, rows)
     recorded &= ~backward[rows]
     node = forest.first_around(backward[rows])
-    within = recorded & (node >= 0)
-    nodes = np.unique(node[within])
+    in_forest = recorded & (node >= 0)
+    nodes = np.unique(node[in_forest])
     if len(nodes) == 0 or share(len(nodes), int(backward.sum())) > _MOST_NODES:
-        return found
+        return recomputed
     # With everything that these operators call.
-    found[rows[forest.first_around(within) >= 0]] = True
+    recomputed[rows[forest.first_around(in_forest) >= 0]] = True
     # Nodes of the backward pass that run within a recomputation are not recomputed.
-    inner = forest.first_around(backward[rows] | within)
-    found[rows[(inner >= 0) & backward[rows[inner]]]] = False
-    return found
+    inner = forest.first_around(backward[rows] | in_forest)
+    recomputed[rows[(inner >= 0) & backward[rows[inner]]]] = False
+    return recomputed
 
 
 def _recorded(trace: Trace, rows: Rows) -> Mask:
@@ -259,14 +261,14 @@ def _work_in(trace: Trace, operators: Mask, on_device: bool) -> tuple[Rows, Numb
     if not on_device:
         host = host_operators(trace)
         assert host is not None
-        mine = operators[host.rows]
-        return host.rows[mine], host.own_ns[mine]
+        launched = operators[host.rows]
+        return host.rows[launched], host.own_ns[launched]
     rows = device_work(trace).rows
     found = launch_sources(trace, rows)
     if found is None:
         return rows[:0], trace.events.dur_ns[:0]
-    mine = (found.operator >= 0) & operators[np.maximum(found.operator, 0)]
-    return rows[mine], trace.events.dur_ns[rows[mine]]
+    launched = (found.operator >= 0) & operators[np.maximum(found.operator, 0)]
+    return rows[launched], trace.events.dur_ns[rows[launched]]
 
 
 def _optimizers(
@@ -278,7 +280,7 @@ def _optimizers(
     host = host_operators(trace)
     if len(marks) == 0 or host is None:
         return []
-    operators = host.rows[host.own_ns > 0] if not on_device else host.rows
+    operators = host.rows
     index = ThreadIndex(trace, marks, operators)
     if not index.fits:
         return []
@@ -295,36 +297,36 @@ def _optimizers(
         weights = events.dur_ns[rows]
     else:
         rows, mark = operators, of_operator[operators]
-        weights = host.own_ns[host.own_ns > 0]
+        weights = host.own_ns
     rows, mark, weights = rows[mark >= 0], mark[mark >= 0], weights[mark >= 0]
-    found = []
+    optimizers = []
     many = named(trace, _MANY_TENSORS)
     names = events.name[mark]
     for code in np.unique(names).tolist():
-        mine = np.flatnonzero(names == code)
-        calls, of = np.unique(mark[mine], return_inverse=True)
+        of_name = np.flatnonzero(names == code)
+        calls, of = np.unique(mark[of_name], return_inverse=True)
         groups = by_group(of.reshape(-1), len(calls))
         time = int(events.dur_ns[calls].sum())
         if on_device:
-            ends = events.end_ns[rows[mine]]
-            begins = events.begin_ns[rows[mine]]
+            ends = events.end_ns[rows[of_name]]
+            begins = events.begin_ns[rows[of_name]]
             time = sum(int(ends[group].max() - begins[group].min()) for group in groups)
         name = trace.names[code]
         operators_of = operators[np.isin(of_operator[operators], calls)]
-        alone = not many[operators_of].any() and not many[rows[mine]].any()
-        alone &= len(mine) >= _FEWEST * len(calls)
+        alone = not many[operators_of].any() and not many[rows[of_name]].any()
+        alone &= len(of_name) >= _FEWEST * len(calls)
         if ".zero_grad#" in name:
             alone &= bool(named(trace, _ZEROES, operators_of).any())
-        found.append(
+        optimizers.append(
             OptimizerCalls(
                 name=name,
                 calls=len(calls),
                 time_ns=time,
-                parts=len(mine),
+                parts=len(of_name),
                 by_tensor=bool(alone),
-                rows=rows[mine],
-                weights=weights[mine],
+                rows=rows[of_name],
+                weights=weights[of_name],
                 mark=int(calls[np.argmax(events.dur_ns[calls])]),
             )
         )
-    return sorted(found, key=lambda each: -each.time_ns)
+    return sorted(optimizers, key=lambda each: -each.time_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 import numpy as np
 from msgspec import structs
 
@@ -30,7 +31,13 @@ from stagespan.trace.analyses.host_verdict import (
     HostVerdict,
     host_verdict,
 )
-from stagespan.trace.analyses.idle_time import FINISHING, IDLE_CAUSES, PREPARATION, base_idle
+from stagespan.trace.analyses.idle_time import (
+    FINISHING,
+    IDLE_CAUSES,
+    PREPARATION,
+    base_idle,
+    gaps_by_cause,
+)
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.device_time import DeviceTime, device_rows, device_times, together
@@ -129,8 +136,8 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     """
     base = base_window(trace)
     if base is None or len(device_work(trace).rows) == 0:
-        found = host_verdict(trace)
-        if found is None:
+        of_host = host_verdict(trace)
+        if of_host is None:
             why = (
                 steps_without_operators(trace)
                 or not_of_torch(trace)
@@ -138,7 +145,7 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
             )
             reason = f"Cannot tell: {why[0].lower()}{why[1:]}"
             return Unavailable(reason, "no_device", verdict=CANNOT_TELL)
-        return verdict_of_host(found)
+        return verdict_of_host(of_host)
     devices = device_times(trace, (base.begin_ns, base.end_ns))
     whole = together(devices.values())
     if whole.busy_ns == 0:
@@ -148,9 +155,9 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
             "no_durations",
             verdict=CANNOT_TELL,
         )
-    within = base_idle(trace)
-    assert within is not None
-    idle = within.by_cause
+    of_base = base_idle(trace)
+    assert of_base is not None
+    idle = of_base.by_cause
     spans = _spans(trace)
     parts = {name: _busy(whole)[of] for name, of in BUSY_PARTS.items()}
     parts |= {cause: time * len(devices) for cause, time in idle.items()}
@@ -187,7 +194,8 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
         times_ns={n: t for n, t in sorted(times.items(), key=lambda item: -item[1]) if t},
         parts_ns=parts,
         cause=None if cause == OTHER_DEVICE_BUSY else cause,
-        preparing=within.preparing,
+        preparing=of_base.preparing,
+        gaps=gaps_by_cause(of_base.parts),
         devices=len(devices),
         differs=_differing(spans, devices, verdict) if several else (),
         steps_without_events=(without, steps),
@@ -223,6 +231,8 @@ class Verdict(StructResult, frozen=True):
     mostly idle while another one worked."""
     preparing: str | None
     """The host's activity for most of the time before the device's first work."""
+    gaps: Internal[dict[str, int]] = msgspec.field(default_factory=dict)
+    """The number of gaps by their largest cause; {} without a device."""
     devices: Internal[int] = 1
     differs: Internal[tuple[str, ...]] = ()
     """A sentence for each device that spent its time differently."""
@@ -249,32 +259,40 @@ class Verdict(StructResult, frozen=True):
                 for part, time in self.parts_ns.items()
                 if part in _HOST_BUSY
             ]
-            rest = self.whole_ns - sum(part.time_ns for part in busy)
-            parts = [*busy, BarPart("other", rest, "idle")]
+            idle_ns = self.whole_ns - sum(part.time_ns for part in busy)
+            parts = [*busy, BarPart("other", idle_ns, "idle")]
             return Bar("Host", [part for part in parts if part.time_ns])
-        shown = [BarPart(name, self.parts_ns.get(name, 0), name) for name in BUSY_PARTS]
+        parts_busy = [BarPart(name, self.parts_ns.get(name, 0), name) for name in BUSY_PARTS]
         edges = [
             BarPart(word, self.parts_ns.get(name, 0), "idle")
             for name, word in ((PREPARATION, "preparing"), (FINISHING, "finishing"))
             if share(self.parts_ns.get(name, 0), self.whole_ns) >= _LEAST_EDGE
         ]
-        rest = self.whole_ns - sum(part.time_ns for part in (*shown, *edges))
-        parts = [*shown, BarPart("idle", rest, "idle"), *edges]
+        idle_ns = self.whole_ns - sum(part.time_ns for part in (*parts_busy, *edges))
+        parts = [*parts_busy, BarPart("idle", idle_ns, "idle"), *edges]
         return Bar("Device", [part for part in parts if part.time_ns], self.devices)
 
     def tables(self) -> list[Table]:
-        """The parts of the time."""
+        """The parts of the time, with the causes of idle time."""
         if self.on_device:
             words, of = _PART_WORDS, f"of {self.base.label}"
         else:
             of = "of all" if self.verdict == IN_STAGES else f"of {self.base.label}"
             words = host.PARTS | STAGE_PARTS
         rows = [
-            (words[name], self._supported_verdict(name), time, share(time, self.whole_ns))
+            (
+                words[name],
+                self._supported_verdict(name),
+                time,
+                share(time, self.whole_ns),
+                self.gaps.get(name) or None,
+            )
             for name, time in self.parts_ns.items()
         ]
-        columns = (("", ""), ("verdict", ""), ("time", "ns"), (of, "%"))
-        return [Table("Verdict", columns, rows, self.sentence)]
+        columns = (("", ""), ("verdict", ""), ("time", "ns"), (of, "%"), ("gaps", ""))
+        of_all = f" The times are sums over {self.devices} devices." if self.devices > 1 else ""
+        table = Table("Verdict", columns, rows, f"{self.sentence}{of_all}")
+        return [table.filled(("", "verdict", "time", of))]
 
     def _supported_verdict(self, part: str) -> str:
         """Return the verdict that a part supports."""
@@ -291,20 +309,20 @@ class Verdict(StructResult, frozen=True):
         return PROFILER if part == causes.PROFILER else CANNOT_TELL
 
 
-def verdict_of_host(found: HostVerdict) -> Verdict:
+def verdict_of_host(of_host: HostVerdict) -> Verdict:
     """Return the verdict on a trace without a device."""
-    whole, time = found.base.whole_ns, found.times_ns[found.verdict]
+    whole, time = of_host.base.whole_ns, of_host.times_ns[of_host.verdict]
     return Verdict(
-        verdict=found.verdict,
-        sentence=found.sentence,
+        verdict=of_host.verdict,
+        sentence=of_host.sentence,
         on_device=False,
-        base=found.base,
+        base=of_host.base,
         whole_ns=whole,
         span_ns=whole,
         time_ns=time,
         percent=share(time, whole),
-        times_ns=found.times_ns,
-        parts_ns=found.parts_ns,
+        times_ns=of_host.times_ns,
+        parts_ns=of_host.parts_ns,
         cause=None,
         preparing=None,
     )
@@ -314,29 +332,29 @@ _ONE = {"it": "the device", "was": "was", "They": "It", "have": "has", "them": "
 _SEVERAL = {"it": "the devices", "was": "were", "They": "They", "have": "have", "them": "them"}
 
 
-def _sentence(found: Verdict) -> str:
+def _sentence(verdict: Verdict) -> str:
     """Return the verdict on devices with its figure, and what limits it."""
-    without, steps = found.steps_without_events
+    without, steps = verdict.steps_without_events
     if 2 * without > steps:
         return (
             f"Cannot tell: {without:,} of the {counted(steps, 'step')} have no device events,"
             " so what the device did in them is unknown."
         )
-    sentences = [_with_its_figure(found)]
-    computing = found.times_ns.get(DEVICE_BUSY, 0)
-    if found.verdict != DEVICE_BUSY and computing:
-        they = (_ONE if found.devices == 1 else _SEVERAL)["They"]
-        percent = share(computing, found.whole_ns)
+    sentences = [_with_its_figure(verdict)]
+    computing = verdict.times_ns.get(DEVICE_BUSY, 0)
+    if verdict.verdict != DEVICE_BUSY and computing:
+        they = (_ONE if verdict.devices == 1 else _SEVERAL)["They"]
+        percent = share(computing, verdict.whole_ns)
         sentences.append(f"{they} computed for {in_words(computing, 'ns')} ({percent:.1f} %).")
-    once = found.times_ns.get(ONCE, 0)
-    if share(once, found.whole_ns) >= _LEAST_EDGE:
-        percent = share(once, found.whole_ns)
+    once = verdict.times_ns.get(ONCE, 0)
+    if share(once, verdict.whole_ns) >= _LEAST_EDGE:
+        percent = share(once, verdict.whole_ns)
         sentences.append(
             f"For {in_words(once, 'ns')} ({percent:.1f} %) the program did what it does once."
         )
-    if found.base.unrecorded_ns:
+    if verdict.base.unrecorded_ns:
         sentences.append(
-            f"Before that, the device was busy for {in_words(found.base.unrecorded_ns, 'ns')}"
+            f"Before that, the device was busy for {in_words(verdict.base.unrecorded_ns, 'ns')}"
             " with earlier work that the trace does not contain."
         )
     if without:
@@ -345,36 +363,36 @@ def _sentence(found: Verdict) -> str:
             f"{without:,} of the {counted(steps, 'step')} {words['have']} no device events: what"
             f" the device did in {words['them']} is unknown."
         )
-    if found.differs:
-        sentences.append(f"This does not apply to {found.differs[0]}.")
-    if more := len(found.differs[1:]):
+    if verdict.differs:
+        sentences.append(f"This does not apply to {verdict.differs[0]}.")
+    if more := len(verdict.differs[1:]):
         sentences.append(f"It also does not apply to {counted(more, 'other device')}.")
     return " ".join(sentences)
 
 
-def _with_its_figure(found: Verdict) -> str:
-    name = found.verdict[0].upper() + found.verdict[1:]
-    reason = _REASONS[found.verdict]
-    if found.verdict == WAIT_BOUND and found.cause is None:
+def _with_its_figure(verdict: Verdict) -> str:
+    name = verdict.verdict[0].upper() + verdict.verdict[1:]
+    reason = _REASONS[verdict.verdict]
+    if verdict.verdict == WAIT_BOUND and verdict.cause is None:
         reason = _WHILE_OTHER_BUSY
-    words = _ONE if found.devices == 1 else _SEVERAL
-    reason = reason.format(**words, cause=_cause_in_words(found))
-    of, percent = found.base.whose, f"{share(found.time_ns, found.whole_ns):.1f} %"
-    if found.devices > 1:
-        percent = f"{percent}; {found.devices} devices times {of}"
-        of = in_words(found.whole_ns, "ns")
-    return f"{name}: for {in_words(found.time_ns, 'ns')} of {of} ({percent}) {reason}."
+    words = _ONE if verdict.devices == 1 else _SEVERAL
+    reason = reason.format(**words, cause=_cause_in_words(verdict))
+    of, percent = verdict.base.whose, f"{share(verdict.time_ns, verdict.whole_ns):.1f} %"
+    if verdict.devices > 1:
+        percent = f"{percent}; {verdict.devices} devices times {of}"
+        of = in_words(verdict.whole_ns, "ns")
+    return f"{name}: for {in_words(verdict.time_ns, 'ns')} of {of} ({percent}) {reason}."
 
 
-def _cause_in_words(found: Verdict) -> str:
-    if found.cause is None:
+def _cause_in_words(verdict: Verdict) -> str:
+    if verdict.cause is None:
         return ""
-    words = IDLE_CAUSES[found.cause]
+    words = IDLE_CAUSES[verdict.cause]
     more = []
-    if found.parts_ns[found.cause] < _OTHER * found.time_ns:
-        more.append(in_words(found.parts_ns[found.cause], "ns"))
-    if found.cause == PREPARATION and found.preparing is not None:
-        more.append(f"mostly in {shortened(found.preparing, 90)}")
+    if verdict.parts_ns[verdict.cause] < _OTHER * verdict.time_ns:
+        more.append(in_words(verdict.parts_ns[verdict.cause], "ns"))
+    if verdict.cause == PREPARATION and verdict.preparing is not None:
+        more.append(f"mostly in {shortened(verdict.preparing, 90)}")
     return f"{words} ({', '.join(more)})" if more else words
 
 
@@ -394,17 +412,17 @@ def _decided(times: dict[str, int], whole_ns: int, several: bool, at_edges: dict
     `at_edges` is the part of a loss before the device's first and after its last work, if that may
     only be the begin or the end of the trace. Such time alone does not count as much.
     """
-    known = {n: time for n, time in times.items() if n not in (CANNOT_TELL, PROFILER, ONCE)}
-    computing = known.pop(DEVICE_BUSY)
-    most = max(known, key=lambda name: known[name])
+    causes = {n: time for n, time in times.items() if n not in (CANNOT_TELL, PROFILER, ONCE)}
+    computing = causes.pop(DEVICE_BUSY)
+    most = max(causes, key=lambda name: causes[name])
     # The sums over devices that communicate and others that compute say nothing about each of them.
     of_each = not several or most not in BUSY_PARTS.values()
-    if of_each and share(known[most] - at_edges.get(most, 0), whole_ns) >= _MUCH:
+    if of_each and share(causes[most] - at_edges.get(most, 0), whole_ns) >= _MUCH:
         return most
-    if times[CANNOT_TELL] > max(known[most], computing):
+    if times[CANNOT_TELL] > max(causes[most], computing):
         return CANNOT_TELL
     # If devices differ, the verdict is the one with time that can be saved.
-    more = known[most] > computing or (several and known[most] == computing)
+    more = causes[most] > computing or (several and causes[most] == computing)
     return most if more else DEVICE_BUSY
 
 
@@ -425,12 +443,12 @@ def _spans(trace: Trace) -> dict[int, tuple[int, int]]:
     }
 
 
-def _between(found: Gaps, spans: dict[int, tuple[int, int]]) -> int:
+def _between(gaps: Gaps, spans: dict[int, tuple[int, int]]) -> int:
     """Return the time between the spans of devices that run one after the other."""
-    inside = np.zeros(len(found.begin_ns), dtype=np.bool_)
+    inside = np.zeros(len(gaps.begin_ns), dtype=np.bool_)
     for begin, end in spans.values():
-        inside |= (found.begin_ns >= begin) & (found.end_ns <= end)
-    return int(found.dur_ns[~inside].sum())
+        inside |= (gaps.begin_ns >= begin) & (gaps.end_ns <= end)
+    return int(gaps.dur_ns[~inside].sum())
 
 
 def _most(times: dict[str, int], preferred: str) -> str:
@@ -444,7 +462,7 @@ def _differing(
     """Return the devices for which the verdict does not hold."""
     lengths = {device: end - begin for device, (begin, end) in spans.items()}
     longest = max(lengths.values())
-    found = []
+    steps = []
     for device, time in devices.items():
         times = _busy(time) | {"": time.idle_ns}
         preferred = verdict if verdict in times else ""
@@ -455,8 +473,8 @@ def _differing(
         if agrees or share(lengths[device], longest) < _LEAST_DEVICE:
             continue
         did = _REASONS[most].format(it="it") if most else "it was idle"
-        found.append(
+        steps.append(
             f"device {device}: for {in_words(times[most], 'ns')} of its"
             f" {in_words(time.span_ns, 'ns')} ({share(times[most], time.span_ns):.1f} %) {did}"
         )
-    return tuple(found)
+    return tuple(steps)

@@ -61,7 +61,7 @@ class Calls(StructResult, frozen=True):
 
     def findings(self) -> list[Finding]:
         """Findings about operators compiled at run time and, without a trace, synchronisation."""
-        found = []
+        findings = []
         for pattern, code, words, advice in (
             (
                 _COMPILES,
@@ -76,10 +76,10 @@ class Calls(StructResult, frozen=True):
                 f"The trace ({TRACE}) shows which operator waits",
             ),
         ):
-            mine = [call for call in self.calls if pattern.search(call.name)]
-            if not mine or (pattern is _SYNCHRONISES and self.window_ns is not None):
+            of_pattern = [call for call in self.calls if pattern.search(call.name)]
+            if not of_pattern or (pattern is _SYNCHRONISES and self.window_ns is not None):
                 continue
-            time, calls = sum(c.total_ns for c in mine), sum(c.count for c in mine)
+            time, calls = sum(c.total_ns for c in of_pattern), sum(c.count for c in of_pattern)
             whole = self.window_ns or sum(call.total_ns for call in self.calls)
             percent = share(time, whole)
             severity = _SHARES.severity(percent)
@@ -92,23 +92,24 @@ class Calls(StructResult, frozen=True):
             if self.trace is not None:
                 gain = gain_on_host(self.trace, time, "all operators are compiled before")
                 unknown = "" if gain else "the device did not wait for the host"
-            found.append(
+            findings.append(
                 Finding(
                     severity,
                     f"For {in_words(time, 'ns')} ({percent:.1f} % of {of}) the host {words}, in"
-                    f" {counted(calls, 'call')}. {advice}.",
+                    f" {counted(calls, 'call')}.",
                     tuple(
                         Evidence(f"{c.name}, {counted(c.count, 'time')}", None, c.total_ns, "ns")
-                        for c in mine[:3]
+                        for c in of_pattern[:3]
                     ),
                     code,
                     numbers={"time_ns": time, "percent": percent, "calls": calls},
                     gain=gain,
                     no_gain=unknown,
+                    action=f"{advice}.",
                 )
             )
         files = f"{API_STATISTIC} and the trace"
-        return found + disagreement("low", files, self.differences, "ascend.calls_differ")
+        return findings + disagreement("low", files, self.differences, "ascend.calls_differ")
 
     def tables(self) -> list[Table]:
         """Functions with the columns of api_statistic.csv."""
@@ -153,7 +154,7 @@ def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Unavailable:
 
 
 def _of_table(table: CsvTable) -> tuple[list[ApiCall], int]:
-    found, unread = [], 0
+    calls, unread = [], 0
     unit = table.unit("time", "us")
     cells = zip(
         table.texts("level"),
@@ -166,8 +167,8 @@ def _of_table(table: CsvTable) -> tuple[list[ApiCall], int]:
         if times is None or time is None or not name:
             unread += 1
         else:
-            found.append(_call(level, name, times, time, low, high))
-    return sorted(found, key=lambda call: (-call.total_ns, call.name)), unread
+            calls.append(_call(level, name, times, time, low, high))
+    return sorted(calls, key=lambda call: (-call.total_ns, call.name)), unread
 
 
 def _of_trace(trace: Trace) -> dict[str, ApiCall]:
@@ -176,15 +177,15 @@ def _of_trace(trace: Trace) -> dict[str, ApiCall]:
     rows = np.flatnonzero(in_processes(trace, ASCEND_HOST))
     codes, group = np.unique(events.name[rows], return_inverse=True)
     group = group.reshape(-1)
-    found: dict[str, ApiCall] = {}
+    calls: dict[str, ApiCall] = {}
     for code, here in zip(codes.tolist(), by_group(group, len(codes)), strict=False):
         level, _, name = trace.names[code].rpartition("@")
         times = events.dur_ns[rows[here]]
         if name and level:
-            found[name] = _call(
+            calls[name] = _call(
                 level, name, len(times), int(times.sum()), int(times.min()), int(times.max())
             )
-    return found
+    return calls
 
 
 def _call(
@@ -194,14 +195,15 @@ def _call(
     return ApiCall(level or None, name, number, total_ns, mean, least, most)
 
 
-def _difference(mine: ApiCall, seen: ApiCall) -> str | None:
-    if mine.count != seen.count:
+def _difference(written: ApiCall, seen: ApiCall) -> str | None:
+    if written.count != seen.count:
         return (
-            f"{mine.name}: {counted(mine.count, 'call')} in the file, {seen.count:,} in the trace"
+            f"{written.name}: {counted(written.count, 'call')} in the file, {seen.count:,} in the"
+            " trace"
         )
-    if abs(mine.total_ns - seen.total_ns) > max(mine.count, 1e-6 * mine.total_ns):
+    if abs(written.total_ns - seen.total_ns) > max(written.count, 1e-6 * written.total_ns):
         return (
-            f"{mine.name}: {in_words(mine.total_ns, 'ns')} in the file,"
+            f"{written.name}: {in_words(written.total_ns, 'ns')} in the file,"
             f" {in_words(seen.total_ns, 'ns')} in the trace"
         )
     return None

@@ -124,13 +124,15 @@ class CollectiveStats(StructResult, frozen=True):
     @property
     def waited(self) -> Waited | None:
         """The time that they waited for other ranks; None if the file does not contain it."""
-        known = [e for e in self.operations if e.elapse_ns is not None and e.wait_ns is not None]
-        elapsed = sum(each.elapse_ns or 0 for each in known)
-        waited = sum(each.wait_ns or 0 for each in known)
+        with_times = [
+            e for e in self.operations if e.elapse_ns is not None and e.wait_ns is not None
+        ]
+        elapsed = sum(each.elapse_ns or 0 for each in with_times)
+        waited = sum(each.wait_ns or 0 for each in with_times)
         if not elapsed:
             return None
         percent = share(waited, elapsed)
-        worst = sorted(known, key=lambda each: -(each.wait_ns or 0))[:3]
+        worst = sorted(with_times, key=lambda each: -(each.wait_ns or 0))[:3]
         return Waited(
             _SHARES.severity(percent),
             f"Collectives spent {in_words(waited, 'ns')} of {in_words(elapsed, 'ns')}"
@@ -145,25 +147,25 @@ class CollectiveStats(StructResult, frozen=True):
 
         Collectives that run on the cores have no transit tasks, so 0 means unknown.
         """
-        known = [each for each in self.operations if each.elapse_ns and each.transit_ns]
-        if not known:
+        with_times = [each for each in self.operations if each.elapse_ns and each.transit_ns]
+        if not with_times:
             return None
-        still = {id(each): (each.elapse_ns or 0) - (each.transit_ns or 0) for each in known}
-        worst = max(known, key=lambda each: still[id(each)])
+        still = {id(each): (each.elapse_ns or 0) - (each.transit_ns or 0) for each in with_times}
+        worst = max(with_times, key=lambda each: still[id(each)])
         return Moved(
-            sum(each.elapse_ns or 0 for each in known),
-            sum(each.transit_ns or 0 for each in known),
-            len(known),
+            sum(each.elapse_ns or 0 for each in with_times),
+            sum(each.transit_ns or 0 for each in with_times),
+            len(with_times),
             len(self.operations),
             Evidence(f"{worst.name}, no data moved", None, still[id(worst)], "ns"),
         )
 
     def findings(self) -> list[Finding]:
         """Findings about operations that mostly waited, and about figures that disagree."""
-        found = []
+        findings = []
         waited = self.waited
         if waited is not None and waited.severity is not None:
-            found.append(
+            findings.append(
                 Finding(
                     waited.severity,
                     f"{waited.sentence} The ranks arrive at different times.",
@@ -174,7 +176,7 @@ class CollectiveStats(StructResult, frozen=True):
                 )
             )
         files = f"{COMMUNICATION_JSON} and the trace"
-        return found + disagreement("low", files, self.differences, "ascend.collectives_differ")
+        return findings + disagreement("low", files, self.differences, "ascend.collectives_differ")
 
     def tables(self) -> list[Table]:
         """Operations, then links."""
@@ -214,7 +216,7 @@ def collectives(
 
     Unexpected entries are skipped.
     """
-    found: list[Collective] = []
+    operations: list[Collective] = []
     for step, name, value in _entries(documents.get(COMMUNICATION_JSON)):
         times = value.get("Communication Time Info")
         if isinstance(times, dict) and name != _TOTAL:
@@ -222,17 +224,17 @@ def collectives(
             sent = _sent(value.get("Communication Bandwidth Info"))
             begin = _time(times.get(_BEGIN), "us")
             name = name.partition("@")[0]
-            found.append(Collective(step, name, **read, begin_ns=begin, sent=sent))
+            operations.append(Collective(step, name, **read, begin_ns=begin, sent=sent))
     links = _links(documents.get(MATRIX_JSON))
-    if not found and not links:
+    if not operations and not links:
         return Unavailable(
             f"The folder has neither {COMMUNICATION_JSON} nor {MATRIX_JSON} with operations: both"
             " are written from Level1 on when ranks communicate.",
             "no_files",
         )
-    found.sort(key=lambda each: -(each.elapse_ns or 0))
-    compared, differences = (0, []) if trace is None else _compared(found, trace)
-    return CollectiveStats(found, links, compared, differences)
+    operations.sort(key=lambda each: -(each.elapse_ns or 0))
+    compared, differences = (0, []) if trace is None else _compared(operations, trace)
+    return CollectiveStats(operations, links, compared, differences)
 
 
 def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str]]:
@@ -242,21 +244,21 @@ def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str
     seen: dict[str, list[int]] = {}
     for code, time in zip(events.name[rows].tolist(), events.dur_ns[rows].tolist(), strict=True):
         seen.setdefault(trace.names[code], []).append(time)
-    mine: dict[str, list[int]] = {}
+    of_trace: dict[str, list[int]] = {}
     unknown = {each.name for each in operations if each.elapse_ns is None}
     for each in operations:
         if each.elapse_ns is not None:
-            mine.setdefault(each.name, []).append(each.elapse_ns)
+            of_trace.setdefault(each.name, []).append(each.elapse_ns)
     # Operations outside of steps are only in the trace.
     both = {
         name: (sum(times), sum(seen[name]))
-        for name, times in mine.items()
+        for name, times in of_trace.items()
         if name not in unknown and len(seen.get(name, ())) == len(times)
     }
     differences = [
         f"{name} takes {in_words(time, 'ns')} in the file, {in_words(other, 'ns')} in the trace"
         for name, (time, other) in both.items()
-        if abs(time - other) > max(2 * len(mine[name]), 1e-6 * time)
+        if abs(time - other) > max(2 * len(of_trace[name]), 1e-6 * time)
     ]
     return len(both), differences
 
@@ -285,20 +287,20 @@ def _links(document: Any) -> list[Link]:
             key = (step, source, target, str(content.get("Transport Type", "")))
             size_before, time_before = sums.get(key, (0.0, 0))
             sums[key] = size_before + size, time_before + time
-    found = [
+    links = [
         Link(*key, size, time, size / 1000 / (time / 1e9) if time else None)
         for key, (size, time) in sums.items()
     ]
-    return sorted(found, key=lambda link: link.gb_per_s or 0.0)
+    return sorted(links, key=lambda link: link.gb_per_s or 0.0)
 
 
 def _sent(value: Any) -> dict[str, Sent]:
-    found = {}
+    sent = {}
     for link, content in _objects(value):
         size = _figure(content.get("Transit Size(MB)"))
         if size:
-            found[link] = Sent(size, _figure(content.get("Bandwidth(GB/s)")))
-    return found
+            sent[link] = Sent(size, _figure(content.get("Bandwidth(GB/s)")))
+    return sent
 
 
 def _figure(value: Any) -> float | None:

@@ -12,12 +12,10 @@ from stagespan.trace.derived.device import (
     COMMUNICATION,
     COMPUTE,
     DeviceWork,
-    launch_of,
 )
-from stagespan.trace.derived.flows import started_by
 from stagespan.trace.derived.threads import ASCEND_OVERLAP, in_processes
-from stagespan.trace.read.intervals import Intervals, Mask, Numbers, joined, merged, minus
-from stagespan.trace.read.model import MISSING, Trace
+from stagespan.trace.read.intervals import Intervals, Mask, joined, merged, minus
+from stagespan.trace.read.model import Trace
 from stagespan.trace.read.plausibility import ASCEND_DEVICE
 
 _DEVICE = re.compile(r"NPU\s*(\d*)")
@@ -71,19 +69,19 @@ def overlap_in(trace: Trace) -> dict[str, KindIntervals]:
     }
     codes = {code: _ROWS[name] for code, name in enumerate(trace.names) if name in _ROWS}
     events = trace.events
-    found: dict[str, KindIntervals] = {}
+    by_device: dict[str, KindIntervals] = {}
     for pid, device in of_pid.items():
         mine = np.flatnonzero(events.pid == pid)
-        tracks = found.setdefault(device, KindIntervals())
+        tracks = by_device.setdefault(device, KindIntervals())
         for code, kind in codes.items():
             rows = mine[events.name[mine] == code]
             if len(rows):
                 tracks.of[kind] = joined(tracks[kind], (events.begin_ns[rows], events.end_ns[rows]))
     received = _received(trace)
-    for device, tracks in found.items():
+    for device, tracks in by_device.items():
         if tracks.of and device in received:
             tracks.of[RECEIVING] = received[device]
-    return {device: tracks for device, tracks in found.items() if tracks.of}
+    return {device: tracks for device, tracks in by_device.items() if tracks.of}
 
 
 def overlap_from_events(trace: Trace, work: DeviceWork) -> dict[str, KindIntervals]:
@@ -91,7 +89,7 @@ def overlap_from_events(trace: Trace, work: DeviceWork) -> dict[str, KindInterva
     events, rows, of_pid = trace.events, work.rows, devices(trace)
     pids = {pid: of_pid.get(pid, "") for pid in np.unique(events.pid[rows]).tolist()}
     received = _received(trace)
-    found: dict[str, KindIntervals] = {}
+    by_device: dict[str, KindIntervals] = {}
     for device in sorted(set(pids.values())):
         mine = rows[np.isin(events.pid[rows], [p for p, d in pids.items() if d == device])]
         kind = work.kind[mine]
@@ -99,10 +97,10 @@ def overlap_from_events(trace: Trace, work: DeviceWork) -> dict[str, KindInterva
         computes, talks = kind == COMPUTE, kind == COMMUNICATION
         if not (computes | talks).any():
             continue
-        found[device] = overlap_of(
+        by_device[device] = overlap_of(
             (begin[computes], end[computes]), (begin[talks], end[talks]), received.get(device)
         )
-    return found
+    return by_device
 
 
 def overlap_of(
@@ -125,12 +123,12 @@ def _received(trace: Trace) -> dict[str, Intervals]:
     codes = [code for code, name in enumerate(trace.names) if RECEIVE.match(name)]
     events, of_pid = trace.events, devices(trace)
     rows = np.flatnonzero(np.isin(events.name, codes)) if codes else np.empty(0, np.intp)
-    found: dict[str, Intervals] = {}
+    received: dict[str, Intervals] = {}
     for pid in np.unique(events.pid[rows]).tolist():
         if pid in of_pid:
             mine = rows[events.pid[rows] == pid]
-            found[of_pid[pid]] = (events.begin_ns[mine], events.end_ns[mine])
-    return found
+            received[of_pid[pid]] = (events.begin_ns[mine], events.end_ns[mine])
+    return received
 
 
 # --- Flows from calls on the host to the work that they launched ---
@@ -138,25 +136,3 @@ def _received(trace: Trace) -> dict[str, Intervals]:
 
 # At level 0, the profiler leaves out CANN's calls, but keeps the flows that begin in them.
 LAUNCH_FLOWS, OPERATOR_FLOWS = ASCEND_LAUNCH_FLOWS, "async_npu"
-
-
-def launched(trace: Trace, rows: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Return begin and end in ns of each device operator's launch, and the thread.
-
-    All are `MISSING` if the trace shows no launch. If it shows when the launch began, but not the
-    call, the end equals the begin.
-    """
-    events, flows = trace.events, trace.flows
-    call = launch_of(trace, rows)
-    seen = call >= 0
-    begin = np.where(seen, events.begin_ns[call], MISSING)
-    end = np.where(seen, events.end_ns[call], MISSING)
-    thread = np.where(seen, events.tid[call], MISSING)
-    if seen.all():
-        return begin, end, thread
-    rest = np.flatnonzero(~seen)
-    start = started_by(trace, LAUNCH_FLOWS, rows[rest])
-    rest, start = rest[start >= 0], start[start >= 0]
-    begin[rest] = end[rest] = flows.begin_ns[start]
-    thread[rest] = flows.tid[start]
-    return begin, end, thread

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,25 @@ COMMUNICATION_JSON, MATRIX_JSON = "communication.json", "communication_matrix.js
 DOCUMENTS = (COMMUNICATION_JSON, MATRIX_JSON)
 _SUFFICIENT = (TRACE, KERNEL_DETAILS, STEP_TRACE_TIME, OP_STATISTIC)
 _SUFFIX = re.compile(r"_ascend_(?:pt|ms)$")
+# The folders of msprof's parsed files: of current CANN, and of versions before 7.
+_OF_MSPROF = ("mindstudio_profiler_output", "device_*/summary")
+_NAMES_OF_MSPROF = {
+    TRACE: ("msprof_*.json",),
+    KERNEL_DETAILS: ("op_summary*.csv",),
+    OP_STATISTIC: ("op_statistic*.csv",),
+    API_STATISTIC: ("api_statistic*.csv",),
+}
+"""What msprof calls the files. Their names end in a device, a model and an iteration, or a time."""
+_OP_SUMMARY = re.compile(r"^op_summary.*\.csv(?:\.gz)?$", re.IGNORECASE)
+# Columns of op_summary, by those of kernel_details.csv.
+_COLUMNS = {
+    "op name": "name",
+    "op type": "type",
+    "task type": "accelerator core",
+    "task start time": "start time",
+    "task duration": "duration",
+    "task wait time": "wait time",
+}
 _INFO = re.compile(r"^profiler_info(?:_(\d+))?\.json$")
 
 
@@ -82,7 +101,8 @@ def is_ascend_folder(path: str | os.PathLike[str]) -> bool:
             return False
         if _SUFFIX.search(folder.resolve().name) or (folder / OUTPUT).is_dir():
             return True
-        return any(_found(folder, name) for name in _SUFFICIENT)
+        output = _output(folder)
+        return any(_found(output, name) for name in _SUFFICIENT)
     except OSError:
         return False
 
@@ -109,7 +129,7 @@ def read_ascend_folder(path: str | os.PathLike[str], names: Iterable[str] = TABL
     Raises TraceError if no file can be read.
     """
     folder = Path(path)
-    output = folder / OUTPUT if (folder / OUTPUT).is_dir() else folder
+    output = _output(folder)
     problems: list[str] = []
     trace = _trace(output, problems)
     tables: dict[str, CsvTable] = {}
@@ -117,7 +137,7 @@ def read_ascend_folder(path: str | os.PathLike[str], names: Iterable[str] = TABL
     for name in names:
         file = _found(output, name)
         if file is not None:
-            table = tables[name] = read_table(file)
+            table = tables[name] = _table(file)
             lacking = [column for column in _NEEDED[name] if not table.has(column)]
             if table.problem:
                 problems.append(table.problem)
@@ -147,7 +167,7 @@ def read_ascend_trace(path: str | os.PathLike[str]) -> Trace:
     Raises TraceError if it does not exist or cannot be read.
     """
     folder = Path(path)
-    output = folder / OUTPUT if (folder / OUTPUT).is_dir() else folder
+    output = _output(folder)
     problems: list[str] = []
     trace = _trace(output, problems)
     if trace is None:
@@ -159,12 +179,59 @@ def read_ascend_trace(path: str | os.PathLike[str]) -> Trace:
     return trace
 
 
+def is_op_summary(path: str | os.PathLike[str]) -> bool:
+    """Whether a file has the name of msprof's table of operators."""
+    return _OP_SUMMARY.match(Path(path).name) is not None
+
+
+def read_op_summary(path: str | os.PathLike[str]) -> AscendFolder:
+    """Read msprof's table of operators alone. Raises TraceError if it cannot be read."""
+    file = Path(path)
+    table = _table(file)
+    if not table.has("duration"):
+        raise TraceError(
+            table.problem or f"{file} has no column 'Task Duration(us)', as msprof writes it."
+        )
+    problems = [table.problem] if table.problem else []
+    return AscendFolder(file, file.parent, None, {KERNEL_DETAILS: table}, {}, None, None, problems)
+
+
+def _table(file: Path) -> CsvTable:
+    """Read a table. That of msprof gets the headings of kernel_details.csv."""
+    table = read_table(file)
+    if not is_op_summary(file):
+        return table
+    headings = {_COLUMNS.get(name, name): place for name, place in table.headings.items()}
+    if "start time" in headings and not headings["start time"][1]:
+        # Versions of CANN before 7 write it in nanoseconds, without a unit.
+        headings["start time"] = headings["start time"][0], "ns"
+    return replace(table, headings=headings)
+
+
+def _output(folder: Path) -> Path:
+    """Return the folder of the parsed files: `folder`, or one within it."""
+    if (folder / OUTPUT).is_dir():
+        return folder / OUTPUT
+    inside = (each for name in _OF_MSPROF for each in sorted(folder.glob(name)) if each.is_dir())
+    return next(inside, folder)
+
+
 def _found(folder: Path, name: str) -> Path | None:
-    """Return the path of a file that may be compressed."""
+    """Return the path of a file that may be compressed, or of what msprof writes instead of it.
+
+    msprof adds files at each export, so the latest one counts.
+    """
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.is_file():
             return candidate
-    return None
+    places = (folder, folder.parent / "timeline")  # of versions before 7
+    of_msprof = [
+        each
+        for pattern in _NAMES_OF_MSPROF.get(name, ())
+        for place in places
+        for each in (*place.glob(pattern), *place.glob(f"{pattern}.gz"))
+    ]
+    return max(of_msprof, key=lambda each: (each.stat().st_mtime_ns, each.name), default=None)
 
 
 def _trace(output: Path, problems: list[str]) -> Trace | None:

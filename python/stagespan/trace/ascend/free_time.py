@@ -24,8 +24,8 @@ from stagespan.pages.result import (
     Unavailable,
     share,
 )
-from stagespan.trace.ascend.device import launched, on_device
-from stagespan.trace.derived.device import COPY, device_work
+from stagespan.trace.ascend.device import on_device
+from stagespan.trace.derived.device import COPY, device_work, launched
 from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.derived.task_queue import tasks_at
 from stagespan.trace.read.intervals import Mask, Numbers, covered, merged
@@ -88,7 +88,7 @@ class Free(StructResult, frozen=True):
 
     def findings(self) -> list[Finding]:
         """Findings about idle time because of the host, after a timely launch, or unexplained."""
-        found = []
+        findings = []
         percent = share(self.host_ns, self.span_ns)
         severity = _SHARES.severity(percent)
         if severity is not None:
@@ -98,16 +98,19 @@ class Free(StructResult, frozen=True):
                 f"({percent:.1f} %) the device was free because the host was late, mostly"
                 f" ({in_words(self.parts[most], 'ns')}) because {_PARTS[most]}."
             )
+            details = ""
             if 2 * self.short >= self.operators:
-                sentence += (
-                    f" {self.short:,} of its {self.operators:,} operators take less than 10 µs."
+                details = (
+                    f"{self.short:,} of its {self.operators:,} operators take less than 10 µs."
                 )
-            found.append(
+            findings.append(
                 Finding(
                     severity,
-                    f"{sentence} {_ADVICE[most]}.",
+                    sentence,
                     self._largest(_HOST),
                     "ascend.host_bound",
+                    action=f"{_ADVICE[most]}.",
+                    details=details,
                     numbers={
                         "time_ns": self.host_ns,
                         "percent": percent,
@@ -141,15 +144,15 @@ class Free(StructResult, frozen=True):
                     f" was idle {words}."
                 )
                 numbers = {"time_ns": time, "percent": percent, "whole_ns": self.span_ns}
-                shown = self._largest((part,))
+                seen = self._largest((part,))
                 gain = idle_gain(time) if part == _LAUNCHED else None
                 unknown = "" if gain else "it depends on what the device waited for"
                 covers = ("idle.unexplained",) if part == _UNKNOWN else ()
-                found.append(
+                findings.append(
                     Finding(
                         severity,
                         sentence,
-                        shown,
+                        seen,
                         code,
                         numbers,
                         gain,
@@ -157,7 +160,7 @@ class Free(StructResult, frozen=True):
                         covers=covers,
                     )
                 )
-        return found
+        return findings
 
     def tables(self) -> list[Table]:
         """Free time by part, and the largest gaps."""
@@ -255,14 +258,14 @@ def _way_of_next(trace: Trace, rows: Numbers, gap_end: Numbers) -> _Way:
     order = rows[np.argsort(events.begin_ns[rows], kind="stable")]
     following = order[np.searchsorted(events.begin_ns[order], gap_end, side="left")]
     begin, end, thread = launched(trace, following)
-    known = begin != MISSING
-    ended, taken = np.where(known, end, gap_end), np.where(known, begin, gap_end)
+    is_known = begin != MISSING
+    ended, taken = np.where(is_known, end, gap_end), np.where(is_known, begin, gap_end)
     asked = taken.copy()
     dequeue, put = tasks_at(trace, thread, taken)
-    through = known & (dequeue >= 0)
+    through = is_known & (dequeue >= 0)
     taken[through] = events.begin_ns[dequeue[through]]
     asked[through] = np.minimum(taken[through], trace.flows.begin_ns[put[through]])
-    return _Way(following, known, asked, taken, ended)
+    return _Way(following, is_known, asked, taken, ended)
 
 
 def _parts(begin: Numbers, end: Numbers, way: _Way) -> dict[str, Numbers]:
@@ -270,11 +273,11 @@ def _parts(begin: Numbers, end: Numbers, way: _Way) -> dict[str, Numbers]:
     asked, taken, launched = (
         np.clip(time, begin, end) for time in (way.asked_ns, way.taken_ns, way.launched_ns)
     )
-    known = way.known
+    is_known = way.known
     return {
-        _FRAMEWORK: np.where(known, asked - begin, 0),
-        _IN_QUEUE: np.where(known, taken - asked, 0),
-        _LAUNCHING: np.where(known, np.maximum(launched, taken) - taken, 0),
-        _LAUNCHED: np.where(known, end - np.maximum(launched, taken), 0),
-        _UNKNOWN: np.where(known, 0, end - begin),
+        _FRAMEWORK: np.where(is_known, asked - begin, 0),
+        _IN_QUEUE: np.where(is_known, taken - asked, 0),
+        _LAUNCHING: np.where(is_known, np.maximum(launched, taken) - taken, 0),
+        _LAUNCHED: np.where(is_known, end - np.maximum(launched, taken), 0),
+        _UNKNOWN: np.where(is_known, 0, end - begin),
     }

@@ -93,19 +93,18 @@ class HostWaits(StructResult, frozen=True):
         )
         if worst.line:
             sentence += f" at {shortened(worst.line, 90)}"
-        sentence += f": {in_words(worst.total_ns, 'ns')} in {counted(worst.waits, 'call')}. "
+        sentence += f": {in_words(worst.total_ns, 'ns')} in {counted(worst.waits, 'call')}."
         busy = share(worst.busy_ns, worst.total_ns)
         if busy >= 50.0:
             severity = "low"  # less waiting would not end the work earlier
-            sentence += (
+            action = ""
+            details = (
                 f"The device was busy for {busy:.0f} % of that, so its work took the time, and the"
                 " next work was launched late."
             )
         else:
-            sentence += (
-                f"The device was busy for only {busy:.0f} % of that: keep values on the device, or"
-                " read them once per step, to avoid the wait."
-            )
+            action = "Keep values on the device, or read them once per step, to avoid the wait."
+            details = f"The device was busy for only {busy:.0f} % of that."
         evidence = tuple(group.longest for group in self.groups[:3])
         numbers = {
             "time_ns": self.total_ns,
@@ -117,7 +116,18 @@ class HostWaits(StructResult, frozen=True):
         }
         idle = sum(each.total_ns - each.busy_ns for each in self.groups)
         gain = idle_gain(min(max(idle, 0), self.total_ns))
-        return [Finding(severity, sentence, evidence, "ascend.host_waits", numbers, gain)]
+        return [
+            Finding(
+                severity,
+                sentence,
+                evidence,
+                "ascend.host_waits",
+                numbers,
+                gain,
+                action=action,
+                details=details,
+            )
+        ]
 
     def tables(self) -> list[Table]:
         """A table of waits by operator and call, and the longest waits."""
@@ -163,8 +173,8 @@ def analyze(trace: Trace) -> HostWaits | Unavailable:
     sites = call_sites(trace)
     groups = []
     for group in grouped(code, events.dur_ns[rows])[:_LARGEST]:
-        mine = np.flatnonzero(code == group.code)
-        longest = int(mine[np.argmax(events.dur_ns[rows[mine]])])
+        of_group = np.flatnonzero(code == group.code)
+        longest = int(of_group[np.argmax(events.dur_ns[rows[of_group]])])
         groups.append(
             HostWait(
                 operator=_name(trace, int(name_of_operator[longest])),
@@ -172,7 +182,7 @@ def analyze(trace: Trace) -> HostWaits | Unavailable:
                 line=sites.line(int(rows[longest])),
                 waits=group.count,
                 total_ns=group.time_ns,
-                busy_ns=int(busy[mine].sum()),
+                busy_ns=int(busy[of_group].sum()),
                 longest_ns=int(events.dur_ns[rows[longest]]),
                 longest_at_ns=int(events.begin_ns[rows[longest]]) - window[0],
                 longest=evidence(trace, int(rows[longest])),
@@ -213,14 +223,14 @@ def _operators_alone(trace: Trace, around: Numbers, has_calls: bool) -> Numbers:
         threads = ThreadIndex(trace, rows, around)
         if not threads.fits:
             return rows[:0]
-        mine, others = (
+        this_thread, others = (
             (
                 threads.axis.place(thread, trace.events.begin_ns[of]),
                 threads.axis.place(thread, trace.events.end_ns[of]),
             )
             for of, thread in zip((rows, around), threads.of, strict=True)
         )
-        taken |= Cover(*others).within(*mine) > 0
+        taken |= Cover(*others).within(*this_thread) > 0
     return rows[~taken]
 
 

@@ -51,7 +51,7 @@ class AscendMemory(StructResult, frozen=True):
 
     def findings(self) -> list[Finding]:
         """Findings about reserved memory that is not used at the peak."""
-        found = []
+        findings = []
         seen = set()
         for peak in self.peaks:
             reserved, allocated = peak.reserved_bytes, peak.allocated_bytes
@@ -62,7 +62,7 @@ class AscendMemory(StructResult, frozen=True):
             unused = reserved - allocated
             percent = share(unused, reserved)
             if unused >= _UNUSED_BYTES and percent >= _UNUSED_PERCENT:
-                found.append(
+                findings.append(
                     Finding(
                         "low",
                         f"{peak.component} reserved {in_words(reserved, 'bytes')} and never"
@@ -77,7 +77,7 @@ class AscendMemory(StructResult, frozen=True):
                         },
                     )
                 )
-        return found
+        return findings
 
     def tables(self) -> list[Table]:
         """Peaks, then operators."""
@@ -136,11 +136,11 @@ def _peaks(table: CsvTable) -> tuple[list[Peak], int]:
             rows[component, device].append((reserved, allocated, time))
     times = [time for records in rows.values() for *_, time in records if time is not None]
     begin = min(times, default=0)
-    found = []
+    peaks = []
     for (component, device), records in rows.items():
         most = [(allocated, time) for _, allocated, time in records if allocated is not None]
         highest, at = max(most, key=lambda each: each[0], default=(None, None))
-        found.append(
+        peaks.append(
             Peak(
                 component,
                 device or None,
@@ -150,8 +150,8 @@ def _peaks(table: CsvTable) -> tuple[list[Peak], int]:
                 len(records),
             )
         )
-    found.sort(key=lambda peak: -(peak.reserved_bytes or peak.allocated_bytes or 0))
-    return found, unread
+    peaks.sort(key=lambda peak: -(peak.reserved_bytes or peak.allocated_bytes or 0))
+    return peaks, unread
 
 
 def _operators(table: CsvTable) -> tuple[list[Allocations], int]:
@@ -167,8 +167,8 @@ def _operators(table: CsvTable) -> tuple[list[Allocations], int]:
             sizes[name].append(size)
             if kept is not None:
                 kept[name] += not release
-    found = [
+    operators = [
         Allocations(name, len(each), sum(each), max(each), None if kept is None else kept[name])
         for name, each in sizes.items()
     ]
-    return sorted(found, key=lambda each: -each.total_bytes), unread
+    return sorted(operators, key=lambda each: -each.total_bytes), unread

@@ -1,6 +1,7 @@
 """Operators on the device by type and core, from op_statistic.csv and kernel_details.csv.
 
-If both files exist, op_statistic.csv is used, because it sums durations before rounding them to ns.
+If both files exist, op_statistic.csv is used, because it sums durations before rounding them to ns,
+unless kernel_details.csv has more operators.
 The trace shows only the core. operator_details.csv lists the operators of the framework.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from stagespan.pages.amounts import counted, in_words
 from stagespan.pages.figures import Count, Figures, Internal, MeanNs, Ns
@@ -84,13 +86,13 @@ class Operators(StructResult, frozen=True):
 
     def findings(self) -> list[Finding]:
         """Findings about operators of the AI CPU, conversions, and files that disagree."""
-        found = []
+        findings = []
         slow = [each for each in self.types if _AI_CPU.search(each.core)]
         if slow:
             time, calls = sum(t.total_ns for t in slow), sum(t.count for t in slow)
             names = ", ".join(each.type for each in slow[:_NAMED])
             shown = tuple(map(_evidence, slow[:_NAMED]))
-            found.append(_on_ai_cpu(calls, time, self.total_ns, f", of types {names}", shown))
+            findings.append(_on_ai_cpu(calls, time, self.total_ns, f", of types {names}", shown))
         changes = [t for t in self.types if t.type in _CONVERSIONS]
         time = sum(t.total_ns for t in changes)
         percent = share(time, self.total_ns)
@@ -99,28 +101,31 @@ class Operators(StructResult, frozen=True):
             listed = ", ".join(
                 f"{t.type} {counted(t.count, 'time')} ({_CONVERSIONS[t.type]})" for t in changes
             )
-            found.append(
+            findings.append(
                 Finding(
                     limit,
                     f"Conversions take {in_words(time, 'ns')} ({percent:.1f} % of all operators'"
-                    f" time): {listed}. Keep data in one format and type between operators to avoid"
-                    " them.",
+                    f" time): {listed}.",
                     tuple(map(_evidence, changes[:_NAMED])),
                     "ascend.conversions",
                     numbers={"time_ns": time, "percent": percent},
                     gain=Gain(time, at_most=True, how="none of them is necessary"),
+                    action="Keep data in one format and type between operators.",
                     covers=("kernels.layout",),
                 )
             )
         files = f"{KERNEL_DETAILS} and {OP_STATISTIC}"
-        return found + disagreement("medium", files, self.differences, "ascend.operators_differ")
+        differ = disagreement("medium", files, self.differences, "ascend.operators_differ")
+        used = f"The figures are those of {self.source}, which has the most operators."
+        return findings + [structs.replace(each, details=used) for each in differ]
 
     def tables(self) -> list[Table]:
         """Types with the columns of op_statistic.csv."""
         note = f"From {self.source}."
         if self.compared:
             agree = f"{len(self.differences):,} types differ" if self.differences else "equal"
-            note += f" Against the sums of {KERNEL_DETAILS}: {agree}."
+            against = OP_STATISTIC if self.source == KERNEL_DETAILS else KERNEL_DETAILS
+            note += f" Against the sums of {against}: {agree}."
         if self.unread:
             note += f" {self.unread:,} rows without a duration are skipped."
         return [
@@ -146,18 +151,18 @@ def _evidence(each: OperatorType) -> Evidence:
 
 
 def _on_ai_cpu(
-    count: int, time_ns: int, whole_ns: int, which: str, shown: tuple[Evidence, ...]
+    count: int, time_ns: int, whole_ns: int, which: str, examples: tuple[Evidence, ...]
 ) -> Finding:
     """Return the finding about operators that ran on the AI CPU; `which` lists some of them."""
     percent = share(time_ns, whole_ns)
     return Finding(
         _SHARES.severity(percent) or "low",
         f"{counted(count, 'operator')} ran on the AI CPU, which is slow: {in_words(time_ns, 'ns')}"
-        f" ({percent:.1f} % of all operators' time){which}. With other data types, or other"
-        " operators, this work runs on the AI Core.",
-        shown,
+        f" ({percent:.1f} % of all operators' time){which}.",
+        examples,
         "ascend.ai_cpu",
         numbers={"operators": count, "time_ns": time_ns, "percent": percent},
+        action="With other data types, or other operators, this work runs on the AI Core.",
         gain=Gain(time_ns, at_most=True, how="they take next to no time on the AI Core")
         if time_ns
         else None,
@@ -181,13 +186,18 @@ def operators(tables: dict[str, CsvTable]) -> Operators | Unavailable:
     """Return types from op_statistic.csv, compared with the kernels, or from the kernels."""
     known, kernels = tables.get(OP_STATISTIC), tables.get(KERNEL_DETAILS)
     theirs, not_theirs = ({}, 0) if known is None else _of_statistic(known)
-    mine, unread = ({}, 0) if kernels is None else _of_kernels(kernels)
-    if theirs and mine and kernels is not None and kernels.has("type"):
-        return _operators(OP_STATISTIC, theirs, not_theirs + unread, mine)
+    of_kernels, unread = ({}, 0) if kernels is None else _of_kernels(kernels)
+    if theirs and of_kernels and kernels is not None and kernels.has("type"):
+        result = _operators(OP_STATISTIC, theirs, not_theirs + unread, of_kernels)
+        more = sum(each.count for each in of_kernels.values()) > result.operators
+        if result.differences and more:
+            other = _operators(KERNEL_DETAILS, of_kernels, not_theirs + unread)
+            result = structs.replace(other, compared=True, differences=result.differences)
+        return result
     if theirs:
         return _operators(OP_STATISTIC, theirs, not_theirs)
-    if mine:
-        return _operators(KERNEL_DETAILS, mine, unread)
+    if of_kernels:
+        return _operators(KERNEL_DETAILS, of_kernels, unread)
     return Unavailable(
         f"The folder has neither {KERNEL_DETAILS} nor {OP_STATISTIC} with rows: both are written"
         " from Level1 on with the NPU's activity.",
@@ -202,15 +212,15 @@ def _operators(source: str, sums: _Sums, unread: int, kernels: _Sums | None = No
         OperatorType(
             type=type_,
             core=core,
-            count=each.count,
-            total_ns=each.total_ns,
+            count=work.count,
+            total_ns=work.total_ns,
             kernels_ns=kernels_ns.get((type_, core)),
-            min_ns=each.min_ns,
-            mean_ns=each.total_ns / each.count if each.count else None,
-            max_ns=each.max_ns,
-            percent=share(each.total_ns, whole),
+            min_ns=work.min_ns,
+            mean_ns=work.total_ns / work.count if work.count else None,
+            max_ns=work.max_ns,
+            percent=share(work.total_ns, whole),
         )
-        for (type_, core), each in sums.items()
+        for (type_, core), work in sums.items()
     ]
     return Operators(
         source=source,
@@ -273,24 +283,24 @@ def _either(
 
 
 def _differences(mine: _Sums, theirs: _Sums) -> list[str]:
-    other, found = dict(theirs), []
+    other, differences = dict(theirs), []
     longest = sorted(mine.items(), key=lambda item: (-item[1].total_ns, item[0][0]))
-    for (type_, core), each in longest:
+    for (type_, core), work in longest:
         same = other.pop((type_, core), None)
         name = f"{type_} on {core}"
         if same is None:
-            found.append(f"{name} is not in {OP_STATISTIC}")
-        elif same.count != each.count:
-            found.append(
-                f"{name}: {each.count:,} in {KERNEL_DETAILS}, {same.count:,} in {OP_STATISTIC}"
+            differences.append(f"{name} is not in {OP_STATISTIC}")
+        elif same.count != work.count:
+            differences.append(
+                f"{name}: {work.count:,} in {KERNEL_DETAILS}, {same.count:,} in {OP_STATISTIC}"
             )
-        elif abs(same.total_ns - each.total_ns) > max(_NS_EACH * each.count, 1e-6 * each.total_ns):
-            found.append(
-                f"{name}: {in_words(each.total_ns, 'ns')} in {KERNEL_DETAILS},"
+        elif abs(same.total_ns - work.total_ns) > max(_NS_EACH * work.count, 1e-6 * work.total_ns):
+            differences.append(
+                f"{name}: {in_words(work.total_ns, 'ns')} in {KERNEL_DETAILS},"
                 f" {in_words(same.total_ns, 'ns')} in {OP_STATISTIC}"
             )
-    found += [f"{type_} on {core} is not in {KERNEL_DETAILS}" for type_, core in other]
-    return found
+    differences += [f"{type_} on {core} is not in {KERNEL_DETAILS}" for type_, core in other]
+    return differences
 
 
 # --- Operators by core, from the trace ---

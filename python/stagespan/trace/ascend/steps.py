@@ -80,19 +80,19 @@ def ascend_step_ranges(trace: Trace) -> list[StepRange]:
     launched, begin, end = _launched(trace)
     order = np.argsort(launched, kind="stable")
     launched, begin, end = launched[order], begin[order], end[order]
-    found = []
+    ranges = []
     for row in rows.tolist():
         first, last = int(events.begin_ns[row]), int(events.end_ns[row])
-        mine = slice(*np.searchsorted(launched, (first, last)).tolist())
-        found.append(
+        launched_in = slice(*np.searchsorted(launched, (first, last)).tolist())
+        ranges.append(
             StepRange(
                 steps[int(events.name[row])],
-                int(begin[mine].min()) if len(begin[mine]) else first,
-                int(end[mine].max(initial=last)),
+                int(begin[launched_in].min()) if len(begin[launched_in]) else first,
+                int(end[launched_in].max(initial=last)),
                 first,
             )
         )
-    return found
+    return ranges
 
 
 def whole_range(trace: Trace) -> StepRange:
@@ -197,7 +197,7 @@ class StepTime(Figures, frozen=True):
 
 def ascend_step_times(tracks: dict[str, KindIntervals], ranges: list[StepRange]) -> list[StepTime]:
     """Sum up each device's tracks by step. Steps without work on a device are left out."""
-    found = []
+    times = []
     for device, of_device in sorted(tracks.items()):
         kinds = [of_device[kind] for kind in TRACK_KINDS]
         steps = [step_of(ranges, begin) for begin, _ in kinds]
@@ -208,8 +208,8 @@ def ascend_step_times(tracks: dict[str, KindIntervals], ranges: list[StepRange])
                 parts = [
                     (begin[mine], end[mine]) for (begin, end), mine in zip(kinds, rows, strict=True)
                 ]
-                found.append(_summed(device, ranges[step], KindIntervals(dict(enumerate(parts)))))
-    return found
+                times.append(_summed(device, ranges[step], KindIntervals(dict(enumerate(parts)))))
+    return times
 
 
 def _summed(device: str, step: StepRange, tracks: KindIntervals) -> StepTime:
@@ -263,11 +263,11 @@ def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
     rows of core HCCL or COMMUNICATION, which only some releases write.
     """
     rows = _rows(table)
-    found = []
+    times = []
     for (device, step), mine in sorted(rows.items(), key=lambda item: (item[0], item[1][0])):
         whole = StepRange(step, *_ALL_TIME_NS, None)
-        found += ascend_step_times({device: _tracks(np.array(mine, dtype=np.int64))}, [whole])
-    return found
+        times += ascend_step_times({device: _tracks(np.array(mine, dtype=np.int64))}, [whole])
+    return times
 
 
 def intervals_of_kernels(table: CsvTable) -> Intervals | None:
@@ -409,21 +409,22 @@ class AscendSteps(StructResult, frozen=True):
 
     def _free(self) -> list[Finding]:
         """Return a finding about much idle time, if there is no trace that shows why."""
-        known = [s for s in self.steps if s.free_ns is not None and _span(s)]
-        free, span = sum(s.free_ns or 0 for s in known), sum(_span(s) for s in known)
+        with_times = [s for s in self.steps if s.free_ns is not None and _span(s)]
+        free, span = sum(s.free_ns or 0 for s in with_times), sum(_span(s) for s in with_times)
         percent = share(free, span)
         severity = _FREE.severity(percent)
         if severity is None:
             return []
-        worst = sorted(known, key=lambda s: -(s.free_ns or 0))[:3]
+        worst = sorted(with_times, key=lambda s: -(s.free_ns or 0))[:3]
         sentence = (
             f"For {in_words(free, 'ns')} of the steps' {in_words(span, 'ns')} ({percent:.1f} %) the"
-            f" device was idle: it neither computed nor communicated. The trace ({TRACE})"
-            " shows why."
+            " device was idle: it neither computed nor communicated."
         )
         evidence = tuple(Evidence(f"free time of {s.name}", None, s.free_ns, "ns") for s in worst)
         numbers = {"time_ns": free, "percent": percent, "whole_ns": span}
-        return [Finding(severity, sentence, evidence, "ascend.free", numbers, idle_gain(free))]
+        action, gain = f"The trace ({TRACE}) shows why.", idle_gain(free)
+        code = "ascend.free"
+        return [Finding(severity, sentence, evidence, code, numbers, gain, action=action)]
 
     def _exposed(self) -> list[Finding]:
         """Return a finding about communication without computing, with its known causes."""
@@ -447,22 +448,21 @@ class AscendSteps(StructResult, frozen=True):
         evidence += [each.longest for each in waits]
         late = any(each.kind == NOTIFY for each in waits)
         moved = None if self.collectives is None else self.collectives.moved
+        details: list[str] = []
         if moved is not None:
-            sentence += f" {moved.sentence}"
+            details.append(moved.sentence)
             evidence.append(moved.longest)
             late |= 2 * moved.transit_ns < moved.elapse_ns
         waited, more = None if self.collectives is None else self.collectives.waited, {}
         if waited is not None and waited.severity is not None:
-            sentence += f" {waited.sentence}"
+            details.append(waited.sentence)
             evidence += waited.evidence[:1]
             more = {f"waited_{name}": figure for name, figure in waited.numbers.items()}
             late = True
+        action = "Start communication earlier, on its own stream, so that computation hides it."
         if late:
-            sentence += " The other ranks were late, or the link was slow: compare the ranks."
-        else:
-            sentence += (
-                " Start communication earlier, on its own stream, so that computation hides it."
-            )
+            action = "Compare the ranks."
+            details.append("The other ranks were late, or the link was slow.")
         numbers: dict[str, float] = {
             "time_ns": self.exposed_ns,
             "percent": percent,
@@ -472,10 +472,23 @@ class AscendSteps(StructResult, frozen=True):
             numbers["waiting_ns"] = waits[-1].time_ns
         if moved is not None:
             numbers |= {"moved_ns": moved.transit_ns, "collectives_ns": moved.elapse_ns}
-        shown, numbers = tuple(evidence), numbers | more
+        seen, numbers = tuple(evidence), numbers | more
         code, gain = "ascend.exposed_communication", self._hideable()
         covers = ("ascend.collectives_waited", "device_use.exposed_communication")
-        return [Finding(severity, sentence, shown, code, numbers, gain, covers=covers)]
+        return [
+            Finding(
+                severity,
+                sentence,
+                seen,
+                code,
+                numbers,
+                gain,
+                action=action,
+                details=" ".join(details),
+                covers=covers,
+                wins_elsewhere=True,
+            )
+        ]
 
     def _hideable(self) -> Gain | None:
         """Return what hiding communication wins: no more than there is computation for it."""
@@ -561,27 +574,27 @@ def analyze(
     in_file = [] if table is None else step_times_of_file(table)
     if not ranges or (in_file and not any(step.step for step in in_file)):
         ranges = [whole_range(trace)]
-    found = {
+    by_source = {
         _TRACKS: ascend_step_times(overlap_in(trace), ranges),
         _OPERATORS: ascend_step_times(overlap_from_events(trace, device_work(trace)), ranges),
         _FILE: in_file,
         _KERNELS: [] if kernels is None else step_times_of_kernels(kernels),
     }
-    found = {source: steps for source, steps in found.items() if steps}
-    if not found:
+    by_source = {source: steps for source, steps in by_source.items() if steps}
+    if not by_source:
         return Unavailable(
             f"Neither the trace nor {STEP_TRACE_TIME} contains the time of an Ascend device:"
             " record it with the NPU's activity.",
             "no_device",
         )
-    source = next(iter(found))
-    others = {other: steps for other, steps in found.items() if other != source}
+    source = next(iter(by_source))
+    others = {other: steps for other, steps in by_source.items() if other != source}
     waits = ascend_waits.analyze(trace)
     return AscendSteps(
         source,
-        found[source],
+        by_source[source],
         others,
-        _differences(source, found[source], others),
+        _differences(source, by_source[source], others),
         waits if isinstance(waits, StreamWaits) else None,
         communication,
     )
@@ -590,7 +603,7 @@ def analyze(
 def _differences(
     source: str, steps: list[StepTime], others: dict[str, list[StepTime]]
 ) -> list[Difference]:
-    found = []
+    differences = []
     for other, theirs in others.items():
         by_step = {(s.device, s.step): s for s in theirs}
         # Older files do not name the only device.
@@ -601,15 +614,17 @@ def _differences(
             same = by_step.get((step.device, step.step)) or by_step.get((None, step.step))
             if same is None:
                 continue
-            for name, mine in step.times().items():
+            for name, this_ns in step.times().items():
                 if other == _KERNELS and name in _OF_TRACE:
                     continue
                 their = same.times()[name]
-                if mine is None or their is None:
+                if this_ns is None or their is None:
                     continue
-                if abs(mine - their) > _tolerance(name, other, mine, step, same):
-                    found.append(Difference(step.name, COLUMNS[name], source, mine, other, their))
-    return found
+                if abs(this_ns - their) > _tolerance(name, other, this_ns, step, same):
+                    differences.append(
+                        Difference(step.name, COLUMNS[name], source, this_ns, other, their)
+                    )
+    return differences
 
 
 def _tolerance(figure: str, other: str, time_ns: int, *steps: StepTime) -> float:

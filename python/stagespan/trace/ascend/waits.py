@@ -94,16 +94,16 @@ class StreamWaits(StructResult, frozen=True):
 
     def findings(self) -> list[Finding]:
         """Findings about long waits that are not waits of a collective."""
-        found = []
+        findings = []
         for kind, waits in self.by_kind.items():
             if self.is_communication(kind):
                 continue  # the finding about exposed communication contains these
             percent = share(waits.exposed_ns, self.span_ns)
             severity = _SHARES.severity(percent)
-            mine = [wait for wait in self.largest if wait.kind == kind]
-            if severity is None or not mine:
+            of_kind = [wait for wait in self.largest if wait.kind == kind]
+            if severity is None or not of_kind:
                 continue
-            longest = max(mine, key=lambda wait: wait.exposed_ns)
+            longest = max(of_kind, key=lambda wait: wait.exposed_ns)
             sentence = (
                 f"For {in_words(waits.exposed_ns, 'ns')} of the {in_words(self.span_ns, 'ns')}"
                 f" from the first event to the last ({percent:.1f} %) the"
@@ -117,12 +117,12 @@ class StreamWaits(StructResult, frozen=True):
             if longest.overlapped_by and kind == EVENT:
                 sentence += f", while {shortened(longest.overlapped_by)} ran"
             sentence += "."
+            action, details = "", ""
             if kind == NOTIFY:
-                sentence += (
-                    " The other ranks arrived later, or the link was slow: compare the ranks."
-                )
-            mine.sort(key=lambda wait: -wait.exposed_ns)
-            evidence = tuple(wait.evidence for wait in mine[:3])
+                action = "Compare the ranks."
+                details = "The other ranks arrived later, or the link was slow."
+            of_kind.sort(key=lambda wait: -wait.exposed_ns)
+            evidence = tuple(wait.evidence for wait in of_kind[:3])
             numbers = {
                 "time_ns": waits.exposed_ns,
                 "percent": percent,
@@ -131,8 +131,19 @@ class StreamWaits(StructResult, frozen=True):
             }
             code = f"ascend.{kind}_wait"
             gain = idle_gain(waits.exposed_ns)
-            found.append(Finding(severity, sentence, evidence, code, numbers, gain))
-        return found
+            findings.append(
+                Finding(
+                    severity,
+                    sentence,
+                    evidence,
+                    code,
+                    numbers,
+                    gain,
+                    action=action,
+                    details=details,
+                )
+            )
+        return findings
 
     def is_communication(self, kind: str) -> bool:
         """Whether waits of this kind are mostly exposed waits of collectives."""
@@ -142,7 +153,7 @@ class StreamWaits(StructResult, frozen=True):
 
     def in_communication(self) -> list[WaitsInCommunication]:
         """Return the kinds that are communication, NOTIFY last."""
-        found = []
+        inside = []
         for kind, waits in self.by_kind.items():
             mine = [wait for wait in self.largest if wait.kind == kind]
             if not mine or not self.is_communication(kind):
@@ -152,12 +163,12 @@ class StreamWaits(StructResult, frozen=True):
             clause = f"{time} of this while a stream waited for {waits.meaning}"
             name = f"{longest.event}, without computing"
             exposed = Evidence(name, None, waits.exposed_ns, "ns")
-            found.append(
+            inside.append(
                 WaitsInCommunication(
                     kind, waits.communicating_ns, clause, exposed, longest.evidence
                 )
             )
-        return found
+        return inside
 
     def tables(self) -> list[Table]:
         """Tables of waits by kind, and of the longest waits."""

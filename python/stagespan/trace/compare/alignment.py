@@ -67,12 +67,12 @@ def shapes_of(trace: Trace, kernels: set[str]) -> dict[str, frozenset[str]]:
         return {}
     at = np.minimum(np.searchsorted(written.rows, launched.operator), len(written.rows) - 1)
     known = written.rows[at] == launched.operator
-    found: dict[str, set[str]] = {}
+    by_name: dict[str, set[str]] = {}
     for name, code in zip(
         trace.events.name[rows[known]].tolist(), written.codes[at[known]].tolist(), strict=True
     ):
-        found.setdefault(trace.names[name], set()).add(written.texts[code])
-    return {name: frozenset(shapes) for name, shapes in found.items()}
+        by_name.setdefault(trace.names[name], set()).add(written.texts[code])
+    return {name: frozenset(shapes) for name, shapes in by_name.items()}
 
 
 def _signatures(cells: Cells, others: set[str]) -> dict[frozenset[object], list[str]]:
@@ -169,13 +169,13 @@ class _Work:
         else:
             marks = trace.rows_of(["cpu_op"]) & ~stage_marks(trace)
             operator = np.flatnonzero(marks)
-        known = operator[operator >= 0]
-        enough = len(known) >= _LEAST_KNOWN * max(len(operator), 1)
+        operators = operator[operator >= 0]
+        enough = len(operators) >= _LEAST_KNOWN * max(len(operator), 1)
         self.operators: Counter[str] = Counter()
-        for code, count in _counts(trace.events.name[known]) if enough else ():
+        for code, count in _counts(trace.events.name[operators]) if enough else ():
             if PROFILER_STEP.match(names[code]) is None:
                 self.operators[names[code]] += count
-        self.shapes = _shapes(trace, known) if enough else Counter()
+        self.shapes = _shapes(trace, operators) if enough else Counter()
         self.parts = _parts(trace)
 
 
@@ -244,7 +244,7 @@ def compare(before: Trace, after: Trace) -> TraceComparison | Unavailable:
             "no_durations",
             is_requested=True,
         )
-    found = likeness(before, after)
+    alignment = likeness(before, after)
     remarks += _about_devices(before, after)
     if stretches[0].steps == 0:
         work = _work(before, on_device), _work(after, on_device)
@@ -261,13 +261,13 @@ def compare(before: Trace, after: Trace) -> TraceComparison | Unavailable:
                 is_requested=True,
             )
         remarks.append("The whole traces are compared, because not both have the same steps.")
-    elif not found.alike:
+    elif not alignment.alike:
         what = "kernels" if on_device else "operators"
-        shapes = "" if found.shapes is None else ", with the shapes of their inputs,"
+        shapes = "" if alignment.shapes is None else ", with the shapes of their inputs,"
         remarks.insert(
             0,
-            f"Only {100 * found.work:.0f} % of the {what}{shapes} are the same. If the traces are"
-            " not from the same program, the difference of their totals is meaningless.",
+            f"Only {100 * alignment.work:.0f} % of the {what}{shapes} are the same. If the traces"
+            " are not from the same program, the difference of their totals is meaningless.",
         )
     remarks += [trace.caveat for trace in (before, after) if trace.caveat]
     written = _written(before, after)
@@ -282,7 +282,7 @@ def compare(before: Trace, after: Trace) -> TraceComparison | Unavailable:
         renamed=renamed(before, after, sides[0].cells, sides[1].cells),
         remarks=remarks,
         on_device=on_device,
-        alike=found.alike,
+        alike=alignment.alike,
         waits=_waits(before, after, stretches) if on_device else [],
     )
 

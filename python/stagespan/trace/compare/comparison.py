@@ -210,17 +210,17 @@ class TraceComparison(StructResult, Titled, frozen=True):
             if each.change_ns
         ]
         parts.sort(key=lambda part: -abs(part[1]))
-        shown = parts[:MOST_DRAWN]
-        rest = self.change_ns - sum(time for _, time in shown)
+        drawn = parts[:MOST_DRAWN]
+        rest = self.change_ns - sum(time for _, time in drawn)
         if rest and len(parts) > MOST_DRAWN:
-            shown.append((counted(len(parts) - MOST_DRAWN, "smaller part"), rest))
-        if not shown:
+            drawn.append((counted(len(parts) - MOST_DRAWN, "smaller part"), rest))
+        if not drawn:
             return None
         return {
             "kind": "change",
             "before": self.before_ns,
             "after": self.after_ns,
-            "parts": shown,
+            "parts": drawn,
             "per": self.per,
         }
 
@@ -467,93 +467,94 @@ _INSIDE = 3
 _OF_CALLS = tuple(CAUSES[cause] for cause in (SYNCHRONISATION, MEMORY_ALLOCATION))
 
 
-def headline(found: TraceComparison) -> str:
+def headline(comparison: TraceComparison) -> str:
     """The change in one sentence."""
-    what = "A step" if found.per == "step" else "The whole trace"
-    change, before = found.change_ns, found.before_ns
+    what = "A step" if comparison.per == "step" else "The whole trace"
+    change, before = comparison.change_ns, comparison.before_ns
     if change == 0:
-        return f"{what} takes {in_words(found.after_ns, 'ns')}, as before."
+        return f"{what} takes {in_words(comparison.after_ns, 'ns')}, as before."
     than = "less" if change < 0 else "more"
     percent = f", {100 * change / before:+.1f} %" if before else ""
     text = (
-        f"{what} takes {in_words(found.after_ns, 'ns')}, {in_words(abs(change), 'ns')} {than} than"
-        f" before ({in_words(before, 'ns')}{percent})."
+        f"{what} takes {in_words(comparison.after_ns, 'ns')}, {in_words(abs(change), 'ns')} {than}"
+        f" than before ({in_words(before, 'ns')}{percent})."
     )
-    if found.alike and found.within_variation:
-        error = in_words(found.error_ns(), "ns")
+    if comparison.alike and comparison.within_variation:
+        error = in_words(comparison.error_ns(), "ns")
         text += f" This may be chance: two standard errors of the steps' means are {error}."
-    elif found.alike and found.is_one_sample:
+    elif comparison.alike and comparison.is_one_sample:
         text += " This is one sample of each, so it may be chance."
-    elif found.alike and found.error_ns() is None:
+    elif comparison.alike and comparison.error_ns() is None:
         text += (
-            f" There are {counted(found.before.steps, 'step')} before and {found.after.steps:,}"
-            " after, which are too few to rule out chance."
+            f" There are {counted(comparison.before.steps, 'step')} before and"
+            f" {comparison.after.steps:,} after, which are too few to rule out chance."
         )
     return text
 
 
-def title(found: TraceComparison) -> str:
+def title(comparison: TraceComparison) -> str:
     """The change in a few words: "A step takes 20.6 % less time"."""
-    what = "A step" if found.per == "step" else "The whole trace"
-    if not found.alike:
+    what = "A step" if comparison.per == "step" else "The whole trace"
+    if not comparison.alike:
         return "The traces may be of different programs"
-    if found.change_ns == 0 or found.before_ns == 0:
+    if comparison.change_ns == 0 or comparison.before_ns == 0:
         return f"{what} takes as long as before"
-    percent = abs(share(found.change_ns, found.before_ns))
-    chance = ", perhaps by chance" if found.within_variation else ""
-    if found.is_one_sample:
+    percent = abs(share(comparison.change_ns, comparison.before_ns))
+    chance = ", perhaps by chance" if comparison.within_variation else ""
+    if comparison.is_one_sample:
         chance = " in one sample of each"
-    return f"{what} takes {percent:.1f} % {'less' if found.change_ns < 0 else 'more'} time{chance}"
+    than = "less" if comparison.change_ns < 0 else "more"
+    return f"{what} takes {percent:.1f} % {than} time{chance}"
 
 
-def findings(found: TraceComparison) -> list[Finding]:
+def findings(comparison: TraceComparison) -> list[Finding]:
     """The change of the total, and of each part that is large enough."""
-    severity = severity_of(found.change_ns, found.before_ns)
-    noise = found.within_variation or not found.alike
-    shown: list[Finding] = []
+    severity = severity_of(comparison.change_ns, comparison.before_ns)
+    noise = comparison.within_variation or not comparison.alike
+    findings_: list[Finding] = []
     if severity is not None:
-        sentence = headline(found)
-        if not found.alike:
-            sentence += f" {found.remarks[0]}"
+        sentence = headline(comparison)
+        if not comparison.alike:
+            sentence += f" {comparison.remarks[0]}"
         elif not noise:
-            sentence += _mostly(found)
-        code = f"comparison.{found.per}"
-        own: Severity = "low" if noise else severity
-        numbers = _numbers(found.change_ns, found.before_ns, found.after_ns)
-        shown.append(Finding(own, sentence, _rests_on(found), code, numbers=numbers))
-    codes = _codes(found)
-    for part in found.parts:
-        large = severity_of(part.change_ns, found.before_ns)
+            sentence += _mostly(comparison)
+        code = f"comparison.{comparison.per}"
+        reached: Severity = "low" if noise else severity
+        numbers = _numbers(comparison.change_ns, comparison.before_ns, comparison.after_ns)
+        findings_.append(Finding(reached, sentence, _rests_on(comparison), code, numbers=numbers))
+    codes = _codes(comparison)
+    for part in comparison.parts:
+        large = severity_of(part.change_ns, comparison.before_ns)
         if large is None:
             continue
         name = part.name[0].upper() + part.name[1:]
         than = "less" if part.change_ns < 0 else "more"
         sentence = (
-            f"{name}: {in_words(abs(part.change_ns), 'ns')} {than}{_each(found)}"
+            f"{name}: {in_words(abs(part.change_ns), 'ns')} {than}{_each(comparison)}"
             f" ({in_words(part.before_ns, 'ns')} before, {in_words(part.after_ns, 'ns')} after)."
-            f"{_because(found.why_of(part.name), part.change_ns)}"
+            f"{_because(comparison.why_of(part.name), part.change_ns)}"
         )
-        evidence = tuple(_most(found, part))
-        own = "low" if noise else large
+        evidence = tuple(_most(comparison, part))
+        reached = "low" if noise else large
         numbers = _numbers(part.change_ns, part.before_ns, part.after_ns)
-        shown.append(Finding(own, sentence, evidence, codes[part.name], numbers=numbers))
-    shown += _kernels(found, "low" if noise else None)
-    return shown
+        findings_.append(Finding(reached, sentence, evidence, codes[part.name], numbers=numbers))
+    findings_ += _kernels(comparison, "low" if noise else None)
+    return findings_
 
 
 def _numbers(change_ns: float, before_ns: float, after_ns: float) -> dict[str, float]:
     return {"change_ns": change_ns, "before_ns": before_ns, "after_ns": after_ns}
 
 
-def _rests_on(found: TraceComparison) -> tuple[Evidence, ...]:
+def _rests_on(comparison: TraceComparison) -> tuple[Evidence, ...]:
     """Return evidence with the number of steps of each mean, and their variation."""
-    sides = ((found.before, "before"), (found.after, "after"))
-    if found.per == "trace":
+    sides = ((comparison.before, "before"), (comparison.after, "after"))
+    if comparison.per == "trace":
         return tuple(
             Evidence(when, None, sum(side.cells.count.values()), "events") for side, when in sides
         )
     counts = tuple(Evidence(when, None, side.windows.steps, "steps") for side, when in sides)
-    error = found.error_ns()
+    error = comparison.error_ns()
     if error is None:
         return counts
     return (*counts, Evidence("two standard errors of the difference", None, error, "ns"))
@@ -567,15 +568,15 @@ def _codes(found: TraceComparison) -> dict[str, str]:
     }
 
 
-def _most(found: TraceComparison, part: CostChange) -> list[Evidence]:
+def _most(comparison: TraceComparison, part: CostChange) -> list[Evidence]:
     """The largest changes in a part: of kernels or operators, or of calls that wait or allocate."""
-    inside = found.within(part.name)
+    inside = comparison.within(part.name)
     if part.name.endswith(_OF_CALLS):
-        inside = list(found.waits)
+        inside = list(comparison.waits)
     inside = [each for each in inside if each.change_ns * part.change_ns > 0]
     if not inside:
-        figure = abs(share(part.change_ns, found.before_ns)) if found.before_ns else None
-        return [Evidence(f"of the {found.per} before", None, figure, "%")]
+        figure = abs(share(part.change_ns, comparison.before_ns)) if comparison.before_ns else None
+        return [Evidence(f"of the {comparison.per} before", None, figure, "%")]
     way = "less" if part.change_ns < 0 else "more"
     return [
         Evidence(f"{shortened(each.name, 70)}, {way}", None, abs(each.change_ns), "ns")
@@ -587,18 +588,18 @@ def _each(found: TraceComparison) -> str:
     return " per step" if found.per == "step" else ""
 
 
-def _mostly(found: TraceComparison) -> str:
+def _mostly(comparison: TraceComparison) -> str:
     """The parts that caused the change, and those that changed in the other direction."""
-    same = [p for p in found.parts if p.change_ns * found.change_ns > 0]
-    other = [p for p in found.parts if p.change_ns * found.change_ns < 0]
-    least = abs(found.change_ns) / 10
+    same = [p for p in comparison.parts if p.change_ns * comparison.change_ns > 0]
+    other = [p for p in comparison.parts if p.change_ns * comparison.change_ns < 0]
+    least = abs(comparison.change_ns) / 10
 
     def listed(parts: list[CostChange]) -> str:
         large = [p for p in parts if abs(p.change_ns) >= least][:3]
         return "; ".join(f"{p.name} ({signed(p.change_ns)})" for p in large)
 
     text = f" Largest parts: {listed(same)}." if listed(same) else ""
-    text += _because(found.why, found.change_ns)
+    text += _because(comparison.why, comparison.change_ns)
     return text + (f" In the other direction: {listed(other)}." if listed(other) else "")
 
 
@@ -610,39 +611,42 @@ def _because(why: Sequence[Reason], change_ns: int) -> str:
     return f" Reasons: {'; '.join(texts)}." if texts else ""
 
 
-def _kernels(found: TraceComparison, at_most: Severity | None) -> list[Finding]:
+def _kernels(comparison: TraceComparison, at_most: Severity | None) -> list[Finding]:
     """New, removed and renamed kernels, as one finding each, if they take enough time."""
-    shown = []
+    findings_ = []
     for kernels, what, code in (
-        (found.new_kernels, "new", "comparison.new_kernels"),
-        (found.vanished_kernels, "removed", "comparison.vanished_kernels"),
+        (comparison.new_kernels, "new", "comparison.new_kernels"),
+        (comparison.vanished_kernels, "removed", "comparison.vanished_kernels"),
     ):
-        time = sum(each.change_ns for each in kernels)
-        severity = severity_of(time, found.before_ns)
+        time = sum(renamed.change_ns for renamed in kernels)
+        severity = severity_of(time, comparison.before_ns)
         if severity is None:
             continue
         most = kernels[0]
         sentence = (
             f"{counted(len(kernels), f'{what} kernel')}, {in_words(abs(time), 'ns')}"
-            f"{_each(found)}. The largest is {shortened(most.name)}."
+            f"{_each(comparison)}. The largest is {shortened(most.name)}."
         )
         evidence = tuple(
-            Evidence(each.name, None, abs(each.change_ns), "ns") for each in kernels[:3]
+            Evidence(renamed.name, None, abs(renamed.change_ns), "ns") for renamed in kernels[:3]
         )
         numbers: dict[str, float] = {"kernels": len(kernels), "change_ns": time}
-        shown.append(Finding(at_most or severity, sentence, evidence, code, numbers=numbers))
-    for each in found.renamed_kernels:
-        severity = severity_of(each.change_ns, found.before_ns)
+        findings_.append(Finding(at_most or severity, sentence, evidence, code, numbers=numbers))
+    for renamed in comparison.renamed_kernels:
+        severity = severity_of(renamed.change_ns, comparison.before_ns)
         if severity is not None:
             sentence = (
-                f"{shortened(each.name)} is matched with {shortened(each.old_name or '')}, which it"
-                f" replaces: {signed(each.change_ns)}{_each(found)}."
+                f"{shortened(renamed.name)} is matched with"
+                f" {shortened(renamed.old_name or '')}, which it replaces:"
+                f" {signed(renamed.change_ns)}{_each(comparison)}."
             )
             code = "comparison.renamed_kernel"
-            numbers = {"change_ns": each.change_ns}
-            evidence = evidence_of(each)
-            shown.append(Finding(at_most or severity, sentence, evidence, code, numbers=numbers))
-    return shown
+            numbers = {"change_ns": renamed.change_ns}
+            evidence = evidence_of(renamed)
+            findings_.append(
+                Finding(at_most or severity, sentence, evidence, code, numbers=numbers)
+            )
+    return findings_
 
 
 def _whole(count: float) -> int | float:
@@ -662,24 +666,24 @@ _COUNTS: tuple[Column, ...] = (
 )
 
 
-def tables(found: TraceComparison) -> list[Table]:
+def tables(comparison: TraceComparison) -> list[Table]:
     """The parts with their sum, then stages, layers, operators and kernels."""
-    whole = change_of("all", found.before_ns, found.after_ns, 0, 0)
-    shown = [
+    whole = change_of("all", comparison.before_ns, comparison.after_ns, 0, 0)
+    tables_ = [
         Table.of(
-            f"What explains the change{', per step' if found.per == 'step' else ''}",
-            [*found.parts, whole],
+            f"What explains the change{', per step' if comparison.per == 'step' else ''}",
+            [*comparison.parts, whole],
             ("name", "", ""),
             *_TIMES,
-            (lambda each: share(each.change_ns, found.change_ns), "of the change", "%"),
-            note=" ".join([headline(found), *found.remarks]),
+            (lambda each: share(each.change_ns, comparison.change_ns), "of the change", "%"),
+            note=" ".join([headline(comparison), *comparison.remarks]),
         )
     ]
-    if found.why:
-        shown.append(
+    if comparison.why:
+        tables_.append(
             Table.of(
-                f"Why operators changed{', per step' if found.per == 'step' else ''}",
-                found.why[:TOP],
+                f"Why operators changed{', per step' if comparison.per == 'step' else ''}",
+                comparison.why[:TOP],
                 ("operator", "operator", ""),
                 (lambda each: KINDS_OF_REASONS[each.kind], "reason", ""),
                 ("before", "before", ""),
@@ -687,28 +691,28 @@ def tables(found: TraceComparison) -> list[Table]:
                 ("change_ns", "change", "ns"),
             )
         )
-    steps = _steps(found)
+    steps = _steps(comparison)
     if steps is not None:
-        shown.append(steps)
-    device = "device time" if found.on_device else "own time"
+        tables_.append(steps)
+    device = "device time" if comparison.on_device else "own time"
     host = "Change by operator, own time on the host's busiest thread"
     calls = "Idle time by calls that wait or allocate"
     optional: tuple[tuple[str, Sequence[CostChange], int, tuple[Column, ...]], ...] = (
-        (f"Change by stage, {device}", found.stages, 2, _NAME),
-        (f"Change by layer, {device}", found.layers, 2, _NAME),
-        (f"Change by operator, {device}", found.operators, 2, _NAME),
-        (host, found.host if found.on_device else [], 2, _NAME),
-        ("Change by kernel", found.kernels, 1, _KERNEL),
-        (calls, found.waits, 1, (("label", "operator, call and line", ""),)),
-        ("New kernels", found.new_kernels, 1, _NAME),
-        ("Removed kernels", found.vanished_kernels, 1, _NAME),
-        ("Kernels matched under another name", found.renamed_kernels, 1, _NAME),
+        (f"Change by stage, {device}", comparison.stages, 2, _NAME),
+        (f"Change by layer, {device}", comparison.layers, 2, _NAME),
+        (f"Change by operator, {device}", comparison.operators, 2, _NAME),
+        (host, comparison.host if comparison.on_device else [], 2, _NAME),
+        ("Change by kernel", comparison.kernels, 1, _KERNEL),
+        (calls, comparison.waits, 1, (("label", "operator, call and line", ""),)),
+        ("New kernels", comparison.new_kernels, 1, _NAME),
+        ("Removed kernels", comparison.vanished_kernels, 1, _NAME),
+        ("Kernels matched under another name", comparison.renamed_kernels, 1, _NAME),
     )
     for title, changes, least, columns in optional:
         if len(changes) >= least:
             note = _left(changes)
-            shown.append(Table.of(title, changes[:TOP], *columns, *_TIMES, *_COUNTS, note=note))
-    return shown
+            tables_.append(Table.of(title, changes[:TOP], *columns, *_TIMES, *_COUNTS, note=note))
+    return tables_
 
 
 def _steps(found: TraceComparison) -> Table | None:
@@ -725,8 +729,8 @@ def _steps(found: TraceComparison) -> Table | None:
 
 
 def _left(changes: Sequence[CostChange]) -> str:
-    rest = changes[TOP:]
-    if not rest:
+    hidden = changes[TOP:]
+    if not hidden:
         return ""
-    change = sum(each.change_ns for each in rest)
-    return f"The other {len(rest)} changed by {signed(change)} in total."
+    change = sum(each.change_ns for each in hidden)
+    return f"The other {len(hidden)} changed by {signed(change)} in total."

@@ -75,13 +75,13 @@ def attribute(trace: Trace, windows: Windows) -> Attribution:
     time = np.zeros(len(rows), dtype=np.int64)
     free = Cover(windows.begin_ns, windows.end_ns)
     for each in (COMPUTE, COMMUNICATION, COPY):
-        mine = np.flatnonzero(kind == each)
-        if len(mine) == 0:
+        of_kind = np.flatnonzero(kind == each)
+        if len(of_kind) == 0:
             continue
-        mine = mine[np.argsort(events.begin_ns[rows[mine]], kind="stable")]
-        begin, end = events.begin_ns[rows[mine]], events.end_ns[rows[mine]]
+        of_kind = of_kind[np.argsort(events.begin_ns[rows[of_kind]], kind="stable")]
+        begin, end = events.begin_ns[rows[of_kind]], events.end_ns[rows[of_kind]]
         reach = np.concatenate((begin[:1], np.maximum.accumulate(end)[:-1]))
-        time[mine] = free.within(np.maximum(begin, reach), end)
+        time[of_kind] = free.within(np.maximum(begin, reach), end)
         taken = Cover(begin, end)
         free = Cover(*minus((free.begin, free.end), (taken.begin, taken.end)))
     inside = Cover(windows.begin_ns, windows.end_ns).within(
@@ -94,13 +94,13 @@ def attribute(trace: Trace, windows: Windows) -> Attribution:
 
 def _idle(trace: Trace, windows: Windows, free: Cover) -> dict[str, int]:
     """Return the windows' time without device work, by cause."""
-    found = _with_the_first(trace, gaps(trace), windows)
-    parts = split_idle(trace, found, step_begins(trace)).parts
-    inside = free.within(found.begin_ns, found.end_ns)
-    whole = inside == found.dur_ns
+    gaps_ = _with_the_first(trace, gaps(trace), windows)
+    parts = split_idle(trace, gaps_, step_begins(trace)).parts
+    inside = free.within(gaps_.begin_ns, gaps_.end_ns)
+    whole = inside == gaps_.dur_ns
     totals = parts[whole].sum(axis=0)
     for at in np.flatnonzero(~whole & (inside > 0)).tolist():
-        totals = totals + apportioned(parts[at], int(inside[at]), int(found.dur_ns[at]))
+        totals = totals + apportioned(parts[at], int(inside[at]), int(gaps_.dur_ns[at]))
     idle = {name: int(time) for name, time in zip(NAMES, totals, strict=True) if time}
     rest = int((free.end - free.begin).sum()) - sum(idle.values())
     if rest:
@@ -108,16 +108,16 @@ def _idle(trace: Trace, windows: Windows, free: Cover) -> dict[str, int]:
     return idle
 
 
-def _with_the_first(trace: Trace, found: Gaps, windows: Windows) -> Gaps:
+def _with_the_first(trace: Trace, gaps_: Gaps, windows: Windows) -> Gaps:
     """Return the gaps, preceded by the time from the first window's begin to the first work."""
     events = trace.events
-    if len(found.rows) == 0:
-        return found
-    first = int(events.begin_ns[found.rows[0]])
+    if len(gaps_.rows) == 0:
+        return gaps_
+    first = int(events.begin_ns[gaps_.rows[0]])
     begin = int(windows.begin_ns[0])
     if first <= begin:
-        return found
-    call = int(found.calls[0])
+        return gaps_
+    call = int(gaps_.calls[0])
     issued = UNKNOWN
     if call >= 0:
         issued = DURING
@@ -132,12 +132,12 @@ def _with_the_first(trace: Trace, found: Gaps, windows: Windows) -> Gaps:
         "last": 0,
         "first": 0,
         "first_call": call,
-        "first_origin": int(found.origins[0]),
+        "first_origin": int(gaps_.origins[0]),
         "in_graph": 0,
         "issued": issued,
     }
-    columns = {name: np.insert(getattr(found, name), 0, value) for name, value in ahead.items()}
-    return replace(found, **columns)
+    columns = {name: np.insert(getattr(gaps_, name), 0, value) for name, value in ahead.items()}
+    return replace(gaps_, **columns)
 
 
 def apportioned(parts: Numbers, numerator: int, denominator: int) -> Numbers:
@@ -282,23 +282,21 @@ def device_cells(
 
     Without shapes, calls of an operator with different inputs are in one cell.
     """
-    found = attribute(trace, windows)
+    work = attribute(trace, windows)
     structure = Surroundings(trace)
-    sources = launch_sources(trace, found.rows)
-    operators = np.full(len(found.rows), -1) if sources is None else sources.operator
+    sources = launch_sources(trace, work.rows)
+    operators = np.full(len(work.rows), -1) if sources is None else sources.operator
     columns = [
-        Column(found.kind.astype(np.int64)),
-        structure.stages(found.calls if sources is None else sources.origin, written),
-        structure.layers(found.calls),
+        Column(work.kind.astype(np.int64)),
+        structure.stages(work.calls if sources is None else sources.origin, written),
+        structure.layers(work.calls),
         structure.names_of(operators),
-        structure.names_of(found.rows),
+        structure.names_of(work.rows),
         structure.shapes(operators if with_shapes else np.full(len(operators), -1)),
     ]
-    kept = (found.time_ns > 0) | found.inside
-    times, counts = _grouped(
-        columns, np.flatnonzero(kept), found.time_ns, found.inside, _device_cell
-    )
-    times |= {CostCell(IDLE, cause): time for cause, time in found.idle_ns.items()}
+    kept = (work.time_ns > 0) | work.inside
+    times, counts = _grouped(columns, np.flatnonzero(kept), work.time_ns, work.inside, _device_cell)
+    times |= {CostCell(IDLE, cause): time for cause, time in work.idle_ns.items()}
     return _per_step(times, counts, windows)
 
 
@@ -326,8 +324,8 @@ def host_cells(
     begin = np.concatenate((windows.begin_ns, events.begin_ns[rows]))
     end = np.minimum(events.end_ns[rows], windows.end_ns[window])
     end = np.concatenate((windows.end_ns, end))
-    own = exclusive(begin, end, np.zeros(len(begin), dtype=np.int64))
-    outside, own = own[: len(windows.begin_ns)], own[len(windows.begin_ns) :]
+    own_ns = exclusive(begin, end, np.zeros(len(begin), dtype=np.int64))
+    outside, own_ns = own_ns[: len(windows.begin_ns)], own_ns[len(windows.begin_ns) :]
     columns = [
         Column(np.zeros(len(rows), dtype=np.int64)),
         structure.stages(rows, written),
@@ -336,7 +334,7 @@ def host_cells(
         structure.shapes(rows if with_shapes else np.full(len(rows), -1)),
     ]
     every = np.ones(len(rows), dtype=np.bool_)
-    times, counts = _grouped(columns, np.arange(len(rows)), own, every, _host_cell)
+    times, counts = _grouped(columns, np.arange(len(rows)), own_ns, every, _host_cell)
     times[CostCell(HOST, OUTSIDE)] = int(outside.sum())
     return _per_step(times, counts, windows)
 

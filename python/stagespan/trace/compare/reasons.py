@@ -95,34 +95,34 @@ def reasons(
 
 
 def _of_operator(operator: str, work: Mapping[str, _Work]) -> list[Reason]:
-    gone = [shape for shape, each in work.items() if not each.count[1]]
-    come = [shape for shape, each in work.items() if not each.count[0]]
-    found = []
+    gone = [shape for shape, of_shape in work.items() if not of_shape.count[1]]
+    come = [shape for shape, of_shape in work.items() if not of_shape.count[0]]
+    reasons_ = []
     # Without shapes, all launches of an operator are of one kind.
     if gone and come:
         change = sum(work[shape].time_ns[1] - work[shape].time_ns[0] for shape in (*gone, *come))
-        found.append(Reason(operator, SHAPES, change, _shapes(gone), _shapes(come)))
-        work = {shape: each for shape, each in work.items() if all(each.count)}
+        reasons_.append(Reason(operator, SHAPES, change, _shapes(gone), _shapes(come)))
+        work = {shape: of_shape for shape, of_shape in work.items() if all(of_shape.count)}
     launches, counts, slower, times = 0, [0.0, 0.0], 0, [0.0, 0.0]
-    for each in work.values():
-        change = each.time_ns[1] - each.time_ns[0]
-        if all(each.count):
-            before = each.time_ns[0] / each.count[0]
-            part = round((each.count[1] - each.count[0]) * before)
+    for of_shape in work.values():
+        change = of_shape.time_ns[1] - of_shape.time_ns[0]
+        if all(of_shape.count):
+            before = of_shape.time_ns[0] / of_shape.count[0]
+            part = round((of_shape.count[1] - of_shape.count[0]) * before)
         else:
             part = change
         launches += part
         slower += change - part
         for at in range(2):
-            counts[at] += each.count[at]
-            times[at] += each.time_ns[at]
+            counts[at] += of_shape.count[at]
+            times[at] += of_shape.time_ns[at]
     if launches:
         texts = [counted_launches(count) for count in counts]
-        found.append(Reason(operator, LAUNCHES, launches, *texts))
+        reasons_.append(Reason(operator, LAUNCHES, launches, *texts))
     if slower:
         means = [in_words(time / count, "ns") for time, count in zip(times, counts, strict=True)]
-        found.append(Reason(operator, RATE, slower, *means))
-    return found
+        reasons_.append(Reason(operator, RATE, slower, *means))
+    return reasons_
 
 
 def counted_launches(count: float) -> str:
@@ -152,13 +152,13 @@ class Overlap:
 
 def overlap(before: Overlap, after: Overlap) -> list[Reason]:
     """Return why the communication during which nothing computed changed."""
-    found = []
+    overlap_ = []
     whole = after.whole_ns - before.whole_ns
     hidden = before.hidden_ns - after.hidden_ns
     if whole:
         texts = [in_words(each.whole_ns, "ns") for each in (before, after)]
-        found.append(Reason(COMMUNICATION, RATE, whole, *texts))
+        overlap_.append(Reason(COMMUNICATION, RATE, whole, *texts))
     if hidden:
         texts = [in_words(each.hidden_ns, "ns") for each in (before, after)]
-        found.append(Reason(COMMUNICATION, OVERLAP, hidden, *texts))
-    return found
+        overlap_.append(Reason(COMMUNICATION, OVERLAP, hidden, *texts))
+    return overlap_

@@ -94,11 +94,11 @@ class Facts:
         rows = np.flatnonzero(named(self._trace, _REGION))
         best: tuple[str, int, int] | None = None
         for code in np.unique(events.name[rows]).tolist():
-            mine = rows[events.name[rows] == code]
-            inside = Cover(events.begin_ns[mine], events.end_ns[mine]).within(at, at + 1) > 0
+            of_name = rows[events.name[rows] == code]
+            inside = Cover(events.begin_ns[of_name], events.end_ns[of_name]).within(at, at + 1) > 0
             spent = int(time[inside].sum())
             if best is None or spent > best[2]:
-                best = self._trace.names[code], len(mine), spent
+                best = self._trace.names[code], len(of_name), spent
         return best if best is not None and 2 * best[2] > int(time.sum()) else None
 
     @cached_property
@@ -200,10 +200,11 @@ _HOST_STACKS = Advice(
 _UNSEEN = (
     Advice(
         "unseen.stacks",
-        "Record Python stacks (with_stack=True), or annotate the program, to see it.",
+        "Record Python stacks (with_stack=True), or annotate the program, to see what the host"
+        " did.",
         lambda facts: not facts.stacks,
     ),
-    Advice("unseen.annotate", "Annotate the program to see it.", _always),
+    Advice("unseen.annotate", "Annotate the program to see what the host did.", _always),
 )
 _DATA = (
     Advice(
@@ -244,7 +245,7 @@ _MEMORY = (
     ),
     Advice(
         "memory.once",
-        "Most of this time is in a few long calls. A trace recorded later shows whether they occur"
+        "A trace recorded later shows whether the few long calls that took most of the time occur"
         " again.",
         lambda facts: not facts.allocates_steadily,
     ),
@@ -282,8 +283,8 @@ _OF: dict[str, tuple[tuple[Advice, ...], ...]] = {
         (
             Advice(
                 "runtime_call.first_use",
-                "Most of this time is in a few calls, as at the first use of a kernel. A trace"
-                " recorded later shows whether they occur again.",
+                "A trace recorded later shows whether the few calls that took most of the time"
+                " occur again, as they do not after the first use of a kernel.",
                 lambda facts: facts.first_uses,
             ),
         ),
@@ -323,7 +324,7 @@ _OF: dict[str, tuple[tuple[Advice, ...], ...]] = {
 }
 START_UP = Advice(
     "start_up.warm_up",
-    "This time is lost only once: record the trace after a warm-up.",
+    "Begin the trace after a warm-up: this time is lost only once.",
     _always,
 )
 EVERY: tuple[Advice, ...] = (

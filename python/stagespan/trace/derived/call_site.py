@@ -283,13 +283,13 @@ def waiting_operators(trace: Trace, rows: Rows) -> Rows:
         if name in SYNC_OPERATORS:
             rank[code] = SYNC_OPERATORS.index(name)
     known = rank[events.name] < len(SYNC_OPERATORS)
-    found = np.flatnonzero(known & trace.rows_of(["cpu_op"]))
+    waits = np.flatnonzero(known & trace.rows_of(["cpu_op"]))
     result = np.full(len(rows), -1, dtype=np.intp)
-    threads_of, thread = threads(trace, np.concatenate((found, rows)))
+    threads_of, thread = threads(trace, np.concatenate((waits, rows)))
     count = len(threads_of)
-    of_found, of_rows = by_group(thread[: len(found)], count), by_group(thread[len(found) :], count)
-    for number in np.intersect1d(thread[: len(found)], thread[len(found) :]):
-        here = found[of_found[number]]
+    of_found, of_rows = by_group(thread[: len(waits)], count), by_group(thread[len(waits) :], count)
+    for number in np.intersect1d(thread[: len(waits)], thread[len(waits) :]):
+        here = waits[of_found[number]]
         begin, end = events.begin_ns[here], events.end_ns[here]
         # If several begin and end together, the caller comes first.
         order = np.lexsort((rank[events.name[here]], -end, begin))

@@ -182,18 +182,18 @@ def captured_work(trace: Trace) -> CapturedWork | None:
 def _operators_around(hosts: Trace, calls: Rows) -> tuple[Rows, Rows]:
     """Return the innermost operator around each call, and its forward operator; -1 for none."""
     none = np.full(len(calls), -1, dtype=np.intp)
-    known = calls >= 0
+    launched = calls >= 0
     operators = np.flatnonzero(hosts.rows_of(["cpu_op"]))
-    if not known.any() or len(operators) == 0:
+    if not launched.any() or len(operators) == 0:
         return none, none
-    called, which = np.unique(calls[known], return_inverse=True)
+    called, which = np.unique(calls[launched], return_inverse=True)
     index = ThreadIndex(hosts, operators, called)
     if not index.fits:
         return none, none
     forest = Nesting.of(hosts, index.axis, operators, index.of[0])
     inside = none.copy()
     places = index.axis.place(index.of[1], hosts.events.begin_ns[called])
-    inside[known] = forest.at(places)[which.reshape(-1)]
+    inside[launched] = forest.at(places)[which.reshape(-1)]
     work = ~no_operators(hosts)[forest.rows]
     operator = values_at(forest.rows, values_at(forest.first_around(work), inside))
     return operator, values_at(forward_operators(hosts, index, forest), inside)
@@ -229,22 +229,26 @@ class _Search:
         of time.
         """
         events = self._trace.events
-        mine = np.flatnonzero(self._of_graph)
+        places = np.flatnonzero(self._of_graph)
         nodes = _numbers(self._trace, "graph node id")
         order = np.lexsort(
-            (events.begin_ns[self._rows[mine]], nodes[self._rows[mine]], self._graph_calls[mine])
+            (
+                events.begin_ns[self._rows[places]],
+                nodes[self._rows[places]],
+                self._graph_calls[places],
+            )
         )
-        mine = mine[order]
-        code = self._device_codes(self._rows[mine])
-        call, first = np.unique(self._graph_calls[mine], return_index=True)
-        found: dict[bytes, tuple[Numbers, list[tuple[int, Rows]]]] = {}
-        parts = zip(np.split(mine, first[1:]), np.split(code, first[1:]), strict=True)
+        places = places[order]
+        code = self._device_codes(self._rows[places])
+        call, first = np.unique(self._graph_calls[places], return_index=True)
+        by_codes: dict[bytes, tuple[Numbers, list[tuple[int, Rows]]]] = {}
+        parts = zip(np.split(places, first[1:]), np.split(code, first[1:]), strict=True)
         by_time = sorted(zip(call.tolist(), parts, strict=True), key=lambda each: each[0])
         by_time.sort(key=lambda each: int(events.begin_ns[each[0]]))
         for number, (row, (some, codes)) in enumerate(by_time, 1):
             self.launch[some] = number
-            found.setdefault(codes.tobytes(), (codes, []))[1].append((row, some))
-        return list(found.values())
+            by_codes.setdefault(codes.tobytes(), (codes, []))[1].append((row, some))
+        return list(by_codes.values())
 
     def _device_codes(self, rows: Rows) -> Numbers:
         trace = self._trace
@@ -358,7 +362,7 @@ class _Search:
         Events without a call have -1.
         """
         best, closest = LEAST_PERCENT, 0.0
-        found: list[tuple[Rows, bool]] = []
+        candidates: list[tuple[Rows, bool]] = []
         for tape in self._tapes:
             # A graph that is a part of another one is not the same.
             one = tape.is_one_graph
@@ -371,13 +375,13 @@ class _Search:
                 if percent < best:
                     continue
                 if percent > best:
-                    found = []
+                    candidates = []
                 best = percent
-                found.append((calls, tape.captured))
+                candidates.append((calls, tape.captured))
         # What was captured is the graph itself.
-        if any(captured for _, captured in found):
-            found = [each for each in found if each[1]]
-        return found, closest
+        if any(captured for _, captured in candidates):
+            candidates = [each for each in candidates if each[1]]
+        return candidates, closest
 
     def _aligned(self, code: Numbers, tape: Tape) -> Rows:
         """Return the call of a tape for each event of a graph, or -1."""
@@ -432,12 +436,12 @@ class _Search:
     def _places(self, code: Numbers, tape: Tape) -> list[Rows]:
         """Return the places where exactly the work of a graph was launched."""
         text, wanted = tape.text, _as_text(code)
-        found: list[Rows] = []
+        places: list[Rows] = []
         at = text.find(wanted)
-        while at >= 0 and len(found) < _MOST_PLACES:
-            found.append(tape.calls[at : at + len(code)])
+        while at >= 0 and len(places) < _MOST_PLACES:
+            places.append(tape.calls[at : at + len(code)])
             at = text.find(wanted, at + 1)
-        return found
+        return places
 
     def _same_grids(self, calls: Rows, launched: Rows) -> bool:
         """Whether kernels have the same grids as those that calls launched, if known."""
@@ -456,11 +460,11 @@ class _Search:
         self,
         code: Numbers,
         launched: list[tuple[int, Rows]],
-        found: list[tuple[Rows, bool]],
+        tapes: list[tuple[Rows, bool]],
         closest: float,
     ) -> None:
         """Set the calls of all launches of one sequence of work."""
-        candidates = [calls for calls, _ in found]
+        candidates = [calls for calls, _ in tapes]
         alike = all(self._same_work(candidates[0], each) for each in candidates[1:])
         sizes = [self._size(int(each[each >= 0][0])) for each in candidates]
         with_shapes = bool(candidates)
@@ -485,16 +489,16 @@ class _Search:
             self.with_shapes[some] = shapes
         times = self._trace.events.dur_ns[self._rows]
         every = np.concatenate([some for _, some in launched])
-        known = every[self.call[every] >= 0]
+        matched = every[self.call[every] >= 0]
         self.graphs.append(
             GraphMatch(
                 calls=np.array([call for call, _ in launched], dtype=np.intp),
                 events=len(code),
                 time_ns=int(times[every].sum()),
-                matched=len(known) // len(launched),
-                matched_ns=int(times[known].sum()),
+                matched=len(matched) // len(launched),
+                matched_ns=int(times[matched].sum()),
                 candidates=len(candidates),
-                source=self._source(*found[0]) if found else None,
+                source=self._source(*tapes[0]) if tapes else None,
                 shapes=with_shapes,
                 closest=closest,
             )
@@ -526,11 +530,11 @@ def _outermost(trace: Trace, calls: Rows) -> Rows:
     _, thread = threads(trace, calls)
     kept = []
     for some in by_group(thread, int(thread.max()) + 1) if len(calls) else []:
-        mine = calls[some]
-        mine = mine[np.lexsort((-events.end_ns[mine], events.begin_ns[mine]))]
-        reach = np.maximum.accumulate(events.end_ns[mine])
-        begin, end = events.begin_ns[mine][1:], events.end_ns[mine][1:]
-        kept.append(mine[np.append(True, (end > reach[:-1]) | (begin >= reach[:-1]))])
+        of_thread = calls[some]
+        of_thread = of_thread[np.lexsort((-events.end_ns[of_thread], events.begin_ns[of_thread]))]
+        reach = np.maximum.accumulate(events.end_ns[of_thread])
+        begin, end = events.begin_ns[of_thread][1:], events.end_ns[of_thread][1:]
+        kept.append(of_thread[np.append(True, (end > reach[:-1]) | (begin >= reach[:-1]))])
     return np.concatenate(kept) if kept else calls
 
 

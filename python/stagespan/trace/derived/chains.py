@@ -44,12 +44,12 @@ def _shapes(written: str) -> list[_Shape]:
         inputs = json.loads(written)
     except ValueError:
         return []
-    found: list[_Shape] = []
+    shapes: list[_Shape] = []
     for each in inputs if isinstance(inputs, list) else []:
         if isinstance(each, list):
             inside = [shape for shape in each if isinstance(shape, list)]
-            found += inside or [each]
-    return found
+            shapes += inside or [each]
+    return shapes
 
 
 def _result(name: str, shapes: list[_Shape]) -> _Shape | None:

@@ -39,6 +39,7 @@ from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 
 OPERATOR, REGION, GRAPH, BACKWARD, LOOKUP, COMPILING, MARK = range(7)
 REGIONS = re.compile(r"^Torch-Compiled Region(?:: (?P<frame>.+)/(?P<variant>\d{1,9})(?!\d))?")
@@ -145,6 +146,7 @@ class Forest:
         return np.where(parent >= 0, np.append(found, -1)[parent], -1)
 
 
+@once
 def forest_of(trace: Trace) -> Forest | None:
     """Build the forest; None if timestamps span several years."""
     annotations = trace.rows_of(["user_annotation"]) & named(trace, _ROLES[2][1])
@@ -234,11 +236,11 @@ def frames_of(forest: Forest) -> Frames:
     compiling = forest.having(COMPILING)
     labels = [frame_of(name) for name in forest.trace.names]
     regions, graphs = np.flatnonzero(is_region), np.flatnonzero(is_graph)
-    found: dict[str | None, Frame] = {}
+    frames: dict[str | None, Frame] = {}
 
     def frame(region: int) -> Frame:
         label = labels[forest.name[region]][0] if region >= 0 else None
-        return found.setdefault(label, Frame(label))
+        return frames.setdefault(label, Frame(label))
 
     own = forest.own_ns(is_region, compiling)
     for region, time in zip(regions.tolist(), own.tolist(), strict=True):
@@ -275,13 +277,13 @@ def frames_of(forest: Forest) -> Frames:
             if around[graph] < 0 and above[graph] < 0:
                 entry.calls += 1
                 entry.time_ns += int(nodes.end[graph] - nodes.begin[graph])
-    for entry in found.values():
+    for entry in frames.values():
         entry.variants = dict(sorted(entry.variants.items(), key=lambda item: int(item[0])))
     outermost = regions[around[regions] < 0]
     backward_count = int((forest.role == BACKWARD).sum())
     top = np.flatnonzero((forest.role == GRAPH) & (above < 0))
     return Frames(
-        frames=sorted(found.values(), key=lambda each: -each.time_ns),
+        frames=sorted(frames.values(), key=lambda each: -each.time_ns),
         regions=len(regions),
         calls=len(outermost),
         call_ns=_without_compiling(forest, outermost),
@@ -377,27 +379,27 @@ def breaks_of(forest: Forest, functions: dict[str, str]) -> list[Break]:
         zip(forest.name[broken].tolist(), forest.name[after[last]].tolist(), strict=True)
     ):
         groups.setdefault((frames[left], frames[resumed]), []).append(at)
-    found = []
+    breaks = []
     for (before, following), members in groups.items():
         index = np.array(members)
-        shown = bool(seen[last[index]].all())
+        is_seen = bool(seen[last[index]].all())
         parts_of = np.flatnonzero(np.isin(number, index))
         operators = Counter(name for part in parts_of.tolist() for name in between.get(part, ()))
         calls = parts_of[~np.isin(parts_of, last)]
         called = Counter(frames[code] for code in forest.name[after[calls]].tolist())
-        found.append(
+        breaks.append(
             Break(
                 before,
                 following,
                 functions.get(following),
                 len(members),
-                int(time[index].sum()) if shown else None,
-                dict(operators.most_common()) if shown else None,
+                int(time[index].sum()) if is_seen else None,
+                dict(operators.most_common()) if is_seen else None,
                 dict(called.most_common()),
                 after[last[index]],
             )
         )
-    return sorted(found, key=lambda each: (-each.count, each.before, each.after))
+    return sorted(breaks, key=lambda each: (-each.count, each.before, each.after))
 
 
 def _operators_between(
@@ -481,11 +483,11 @@ def work_in_graphs(forest: Forest) -> list[Work]:
     graphs, direct = _direct(forest)
     top = np.flatnonzero(direct & (forest.role == OPERATOR))
     host = forest.dur_ns(top)
-    found: dict[tuple[str, str], list[int]] = {}
+    sums: dict[tuple[str, str], list[int]] = {}
     codes = forest.name[top].astype(np.int64)
     for group in grouped(codes, host):
         name = trace.names[group.code]
-        found[_class_of(name), name] = [group.count, group.time_ns, 0]
+        sums[_class_of(name), name] = [group.count, group.time_ns, 0]
     device = device_work(trace)
     has_device = bool(device.kind.any())
     if not has_device:
@@ -493,9 +495,9 @@ def work_in_graphs(forest: Forest) -> list[Work]:
         cpp = int(own.sum())
         if graphs.any():
             name = "the graphs' own time"
-            found[CPP, name] = [len(forest.outermost(graphs)), cpp, 0]
+            sums[CPP, name] = [len(forest.outermost(graphs)), cpp, 0]
     else:
-        _add_kernels(forest, device.rows, graphs, direct, found)
+        _add_kernels(forest, device.rows, graphs, direct, sums)
     rows = [
         Work(
             # A change of shape that launched a kernel was a copy.
@@ -505,7 +507,7 @@ def work_in_graphs(forest: Forest) -> list[Work]:
             None if host_ns < 0 else host_ns,
             device_ns if has_device else None,
         )
-        for (of, name), (calls, host_ns, device_ns) in found.items()
+        for (of, name), (calls, host_ns, device_ns) in sums.items()
         if of or device_ns
     ]
     return sorted(rows, key=lambda w: (-(w.device_ns or 0), -(w.host_ns or 0), w.name))
@@ -516,7 +518,7 @@ def _add_kernels(
     rows: Rows,
     graphs: NDArray[np.bool_],
     direct: NDArray[np.bool_],
-    found: dict[tuple[str, str], list[int]],
+    sums: dict[tuple[str, str], list[int]],
 ) -> None:
     """Add device time to the operator in the graph that launched it, or else to the kernel."""
     trace, events, nodes = forest.trace, forest.trace.events, forest.nodes
@@ -530,8 +532,8 @@ def _add_kernels(
         code = forest.name[under[by_operator]].astype(np.int64)
         for group in grouped(code, time[by_operator]):
             name = trace.names[group.code]
-            found.setdefault((_class_of(name), name), [0, 0, 0])[2] += group.time_ns
-    rest = ~by_operator
+            sums.setdefault((_class_of(name), name), [0, 0, 0])[2] += group.time_ns
+    elsewhere = ~by_operator
     operator = values_at(nodes.first_around(forest.role == OPERATOR), inside)
     aten = np.array([name.startswith("aten::") for name in trace.names] + [False])
     by_aten = aten[np.append(forest.name, -1)[operator]] & (operator >= 0)
@@ -540,11 +542,11 @@ def _add_kernels(
     code = events.name[rows].astype(np.int64)
     # One group for each name and the two facts on which its class depends.
     key = (code * 2 + by_driver) * 2 + in_graph
-    for group in grouped(key[rest], time[rest]):
+    for group in grouped(key[elsewhere], time[elsewhere]):
         name = trace.names[group.code >> 2]
         of = _class_of_kernel(name, bool(group.code & 2), bool(group.code & 1))
         if of:
-            entry = found.setdefault((of, name), [0, -1, 0])
+            entry = sums.setdefault((of, name), [0, -1, 0])
             entry[0] += group.count
             entry[2] += group.time_ns
 
@@ -614,27 +616,27 @@ def _class_of_kernel(kernel: str, by_driver: bool, in_graph: bool) -> str:
 
 def _inside(forest: Forest, calls: Rows) -> Rows:
     """Return the innermost node around each launching call, or -1."""
-    known = np.flatnonzero(calls >= 0)
-    found = np.full(len(calls), -1, dtype=np.intp)
-    places = forest.places(calls[known])
+    launched = np.flatnonzero(calls >= 0)
+    nodes = np.full(len(calls), -1, dtype=np.intp)
+    places = forest.places(calls[launched])
     there = places >= 0
-    found[known[there]] = forest.nodes.at(places[there])
-    return found
+    nodes[launched[there]] = forest.nodes.at(places[there])
+    return nodes
 
 
 def triton_by_kind(forest: Forest) -> dict[str, CountedTime]:
     """Return count and time of Inductor's Triton kernels, by kind (poi, red, ...)."""
     trace = forest.trace
     rows = device_work(trace).kernels
-    found: dict[str, CountedTime] = {}
+    by_kind: dict[str, CountedTime] = {}
     names = trace.events.name[rows].astype(np.int64)
     for group in grouped(names, trace.events.dur_ns[rows]):
         kind = inductor_kind(trace.names[group.code])
         if kind is not None:
-            so_far = found.get(kind, CountedTime(0, 0))
+            so_far = by_kind.get(kind, CountedTime(0, 0))
             count, time = so_far.count + group.count, so_far.time_ns + group.time_ns
-            found[kind] = CountedTime(count, time)
-    return found
+            by_kind[kind] = CountedTime(count, time)
+    return by_kind
 
 
 def eager_calls(forest: Forest) -> Rows:

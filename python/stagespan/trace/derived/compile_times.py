@@ -15,14 +15,16 @@ from stagespan.trace.derived.compile_events import (
     MOST_IN_JSON,
     REGION,
     Forest,
+    forest_of,
     frame_of,
 )
-from stagespan.trace.derived.threads import named
+from stagespan.trace.derived.threads import named, names_with
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.evidence import window_of
 from stagespan.trace.read.groups import grouped
-from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 
 _TIMED = re.compile(r" \(dynamo_timed\)$")
 # The first that is found decides.
@@ -139,18 +141,9 @@ def compile_time(forest: Forest, ran: set[str]) -> CompileTime | None:
         return None
     nodes = forest.nodes
     timed = Nesting(forest.index.axis, index, nodes.begin[index], nodes.end[index])
-    own = timed.own_ns()
+    own_ns = timed.own_ns()
     name = forest.name[timed.rows].astype(np.int64)
-    frames = index[[_FRAME.match(text) is not None for text in forest.names(index)]]
-    chosen = np.zeros(len(nodes), dtype=np.bool_)
-    chosen[frames] = True
-    frames = forest.outermost(chosen)
-    ids = _ids(forest, frames)
-    parts = index[[_FRAME.match(text) is None for text in forest.names(index)]]
-    parts = parts[[_WRAPPER.match(text) is None for text in forest.names(parts)]]
-    traced = np.searchsorted(nodes.begin[parts], nodes.begin[frames]) < np.searchsorted(
-        nodes.begin[parts], nodes.end[frames]
-    )
+    frames, ids, traced = _compiled_frames(forest)
     begin, end = window_of(trace) or (0, 0)
     compilations = []
     for at, node in enumerate(frames.tolist()):
@@ -174,9 +167,9 @@ def compile_time(forest: Forest, ran: set[str]) -> CompileTime | None:
     # The last element is for parts before the first of these frames.
     within = np.searchsorted(nodes.begin[again], timed.begin, side="right") - 1
     is_first = timed.begin >= np.append(nodes.end[again], np.iinfo(np.int64).min)[within]
-    phases, steps = _by_part(trace, name, own)
-    first_phases, first_steps = _by_part(trace, name[is_first], own[is_first])
-    time = int(own.sum())
+    phases, steps = _by_part(trace, name, own_ns)
+    first_phases, first_steps = _by_part(trace, name[is_first], own_ns[is_first])
+    time = int(own_ns.sum())
     return CompileTime(
         time_ns=time,
         percent_of_window=share(time, end - begin),
@@ -186,8 +179,42 @@ def compile_time(forest: Forest, ran: set[str]) -> CompileTime | None:
         first_phases=first_phases,
         first_steps=first_steps,
         first_rows=nodes.rows[timed.rows[is_first]],
-        first_own_ns=own[is_first],
+        first_own_ns=own_ns[is_first],
     )
+
+
+def _compiled_frames(
+    forest: Forest,
+) -> tuple[Rows, list[tuple[str | None, int | None]], Mask]:
+    """Return the nodes that compile a frame, frame and variant of each, and whether it was traced.
+
+    Dynamo does not trace a frame that has reached the limit of recompilations.
+    """
+    nodes, index = forest.nodes, np.flatnonzero(forest.having(COMPILING))
+    names = forest.names(index)
+    is_frame = np.array([_FRAME.match(text) is not None for text in names], dtype=np.bool_)
+    is_part = [_WRAPPER.match(text) is None for text in names]
+    chosen = np.zeros(len(nodes), dtype=np.bool_)
+    chosen[index[is_frame]] = True
+    frames = forest.outermost(chosen)
+    begins = nodes.begin[index[~is_frame & np.array(is_part, dtype=np.bool_)]]
+    traced = np.searchsorted(begins, nodes.begin[frames]) < np.searchsorted(
+        begins, nodes.end[frames]
+    )
+    return frames, _ids(forest, frames), traced
+
+
+@once
+def compiled_again(trace: Trace) -> Cover:
+    """Return when frames were compiled that had been compiled before."""
+    none = np.empty(0, dtype=np.int64)
+    forest = forest_of(trace) if names_with(trace, _TIMED).any() else None
+    if forest is None:
+        return Cover(none, none)
+    frames, ids, traced = _compiled_frames(forest)
+    again = np.array([bool(variant) for _, variant in ids], dtype=np.bool_) & traced
+    rows = forest.nodes.rows[frames[again]]
+    return Cover(trace.events.begin_ns[rows], trace.events.end_ns[rows])
 
 
 def _by_part(
@@ -220,18 +247,18 @@ def _ids(forest: Forest, frames: Rows) -> list[tuple[str | None, int | None]]:
     order = np.argsort(places, kind="stable")
     marks, places = marks[order], places[order]
     regions = np.flatnonzero(forest.having(REGION))
-    found: list[tuple[str | None, int | None]] = []
+    ids: list[tuple[str | None, int | None]] = []
     before = -1
     for node in frames.tolist():
         begin, end = int(nodes.begin[node]), int(nodes.end[node])
         at = int(np.searchsorted(places, begin, side="right")) - 1
         if at >= 0 and places[at] > before:
             mark = _ID.search(trace.names[trace.events.name[marks[at]]])
-            found.append((mark["frame"], int(mark["variant"])) if mark else (None, None))
+            ids.append((mark["frame"], int(mark["variant"])) if mark else (None, None))
         else:
             at = int(np.searchsorted(nodes.begin[regions], end))
             stride = forest.index.axis.stride
             known = at < len(regions) and nodes.begin[regions[at]] // stride == begin // stride
-            found.append(frame_of(forest.names(regions[at : at + 1])[0]) if known else (None, None))
+            ids.append(frame_of(forest.names(regions[at : at + 1])[0]) if known else (None, None))
         before = end
-    return found
+    return ids

@@ -106,12 +106,12 @@ class Edges:
         binding: Rows = np.full(self.points, -1, dtype=np.intp)
         # Of several edges into a point, the last one is kept.
         binding[self.target[order[binds[order]]]] = order[binds[order]]
-        found = []
+        edges_of_path = []
         point, edges, sources = self.points - 1, binding.tolist(), self.source.tolist()
         while point != 0 and edges[point] >= 0:
-            found.append(edges[point])
+            edges_of_path.append(edges[point])
             point = sources[edges[point]]
-        return np.array(found[::-1], dtype=np.intp)
+        return np.array(edges_of_path[::-1], dtype=np.intp)
 
     def slack_ns(self) -> Numbers:
         """Return how much longer each edge could take without a later end of the window."""
@@ -247,7 +247,7 @@ class _Builder:
         events = self.trace.events
         _, thread = threads(self.trace, calls)
         order = np.lexsort((-events.end_ns[calls], events.begin_ns[calls], thread))
-        found: list[int] = []
+        outermost: list[int] = []
         at: dict[int, int] = {}
         reached, before = -1, -1
         for row, number, end in zip(
@@ -257,10 +257,10 @@ class _Builder:
             strict=True,
         ):
             if number != before or end > reached:
-                found.append(row)
+                outermost.append(row)
                 reached, before = end, number
-            at[row] = len(found) - 1
-        return np.array(found, dtype=np.intp), at
+            at[row] = len(outermost) - 1
+        return np.array(outermost, dtype=np.intp), at
 
     def _add_threads(self) -> list[int]:
         """Add the edges into the begins of calls. Returns the end of the last call of each thread.
@@ -322,9 +322,11 @@ class _Builder:
         found = gaps(self.trace)
         waits = waiting_calls(self.trace, found.rows, found.calls)
         waits_for_all = named(self.trace, _WAITS_FOR_ALL, self.calls)
-        own = {call: item for item, call in enumerate(self.launched_by)}
+        item_of = {call: item for item, call in enumerate(self.launched_by)}
         ends = events.end_ns[self.items]
         by_end = np.argsort(ends, kind="stable")
+        begins = events.begin_ns[self.calls]
+        asked = [begins[call] if call >= 0 else self.begin_ns for call in self.launched_by]
         streams_found, stream = pairs(*streams(self.trace, self.items))
         of_streams = [by_end[mine] for mine in by_group(stream[by_end], len(streams_found))]
         for call, row in enumerate(self.calls.tolist()):
@@ -332,13 +334,16 @@ class _Builder:
             groups = [by_end]
             if not waits[row]:
                 groups = []
-            elif call in own:
-                groups = [np.array([own[call]])]
+            elif call in item_of:
+                groups = [np.array([item_of[call]])]
             elif waits_for_all[call]:
                 groups = of_streams
             end = int(events.end_ns[row])
             for group in groups:
                 at = int(np.searchsorted(ends[group], end + _CLOCKS_NS, "right")) - 1
+                # Because clocks differ, work can seem to end here that was asked for later.
+                while at >= 0 and asked[int(group[at])] >= end:
+                    at -= 1
                 if at >= 0:
                     item = int(group[at])
                     sources.append((self.item_end[item], min(end - int(ends[item]), 0), WAIT))
@@ -367,12 +372,12 @@ class _Builder:
         zeros = np.zeros_like(without)
         sources.append(_Sources(STREAM, without, zeros, zeros))
         # The rest of the time until an item begins is added to all lags.
-        rest = begin - _latest(sources, times, begin)
+        left_ns = begin - _latest(sources, times, begin)
         work = _Sources(WORK, np.arange(len(begin)), item_begin, end - begin)
         item = np.concatenate([each.items for each in (*sources, work)])
         point = np.concatenate([each.points for each in (*sources, work)])
         target = np.concatenate([*(item_begin[each.items] for each in sources), item_end])
-        lag = [*(each.lag_ns + rest[each.items] for each in sources), work.lag_ns]
+        lag = [*(each.lag_ns + left_ns[each.items] for each in sources), work.lag_ns]
         kind = np.repeat(
             [_CODES[each.kind] for each in (*sources, work)],
             [len(each.items) for each in (*sources, work)],
@@ -386,43 +391,47 @@ class _Builder:
     def _launches(self, times: Numbers, begin: Numbers) -> tuple[Rows, Rows]:
         """Return the items with a known launch, and the points of these launches.
 
-        It is the end of the call if the item began later, otherwise the begin.
+        It is the end of the call if the item began later, otherwise the begin. A call that waits
+        for its item, such as a copy, had launched it before its end, whatever the clocks say.
         """
         call = np.array(self.launched_by)
         launched = np.flatnonzero(call >= 0)
+        found = gaps(self.trace)
+        waits = waiting_calls(self.trace, found.rows, found.calls)[self.calls[call[launched]]]
         of_begin = np.array(self.call_begin, dtype=np.intp)[call[launched]]
         of_end = np.array(self.call_end, dtype=np.intp)[call[launched]]
-        return launched, np.where(begin[launched] >= times[of_end], of_end, of_begin)
+        after = (begin[launched] >= times[of_end]) & ~waits
+        return launched, np.where(after, of_end, of_begin)
 
-    def _other_streams(self, stream: Numbers, begin: Numbers, known: Numbers) -> tuple[Rows, Rows]:
+    def _other_streams(self, stream: Numbers, begin: Numbers, ready: Numbers) -> tuple[Rows, Rows]:
         """Return the items that began as soon as work on another stream had ended, and that work.
 
-        `known` is when each item could begin by all other conditions.
+        `ready` is when each item could begin by all other conditions.
         """
         ends = self.trace.events.end_ns[self.items]
         by_end = np.argsort(ends, kind="stable")
-        since = np.maximum(known, begin - _SOON_NS)
+        since = np.maximum(ready, begin - _SOON_NS)
         last = np.searchsorted(ends[by_end], begin, side="right") - 1
-        late = (begin > known) & (last >= 0) & (ends[by_end[last]] > since)
-        found = []
+        late = (begin > ready) & (last >= 0) & (ends[by_end[last]] > since)
+        pairs = []
         for item in np.flatnonzero(late).tolist():
             at = int(last[item])
             while at >= 0 and ends[by_end[at]] > since[item]:
                 if stream[by_end[at]] != stream[item]:
-                    found.append((item, int(by_end[at])))
+                    pairs.append((item, int(by_end[at])))
                     break
                 at -= 1
-        items, others = np.array(found, dtype=np.intp).reshape(-1, 2).T
+        items, others = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
         return items, others
 
 
 def _latest(sources: list[_Sources], times: Numbers, begin: Numbers) -> Numbers:
     """Return when all known sources of each item had passed; _NEVER for an item without any."""
-    found = np.full_like(begin, _NEVER)
+    latest = np.full_like(begin, _NEVER)
     for each in sources:
         passed = times[each.points] + each.lag_ns
-        found[each.items] = np.maximum(found[each.items], passed)
-    return found
+        latest[each.items] = np.maximum(latest[each.items], passed)
+    return latest
 
 
 def _waited(active: Numbers, since_ns: int, other_end_ns: int, until_ns: int) -> bool:

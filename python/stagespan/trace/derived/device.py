@@ -167,13 +167,13 @@ def _launch_of_every_event(trace: Trace) -> NDArray[np.int32]:
     if not _has_correlations(trace):
         return _launch_by_external_id(trace)
     events = trace.events
-    found = np.full(len(events), -1, dtype=np.int32)
+    calls = np.full(len(events), -1, dtype=np.int32)
     rows = np.flatnonzero(events.correlation != MISSING)
-    found[rows] = _launch_by(trace, events.correlation[rows])
+    calls[rows] = _launch_by(trace, events.correlation[rows])
     if ASCEND_DEVICE in trace.process_names.values():
-        rest = np.flatnonzero((device_work(trace).kind != NOT_DEVICE) & (found < 0))
-        found[rest] = _launch_by_flow(trace, rest)
-    return found
+        without_call = np.flatnonzero((device_work(trace).kind != NOT_DEVICE) & (calls < 0))
+        calls[without_call] = _launch_by_flow(trace, without_call)
+    return calls
 
 
 def _launch_by_flow(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int32]:
@@ -182,23 +182,23 @@ def _launch_by_flow(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int32]:
     Older versions of CANN give their calls other numbers than the tasks that they launch.
     """
     events, flows = trace.events, trace.flows
-    found = np.full(len(rows), -1, dtype=np.int32)
+    launched_by = np.full(len(rows), -1, dtype=np.int32)
     calls = np.flatnonzero(in_processes(trace, ASCEND_HOST))
     start = started_by(trace, ASCEND_LAUNCH_FLOWS, rows)
-    known = np.flatnonzero(start >= 0)
-    start = start[known]
+    with_flow = np.flatnonzero(start >= 0)
+    start = start[with_flow]
     if len(calls) == 0 or len(start) == 0:
-        return found
+        return launched_by
     thread, time = flows.tid[start], flows.begin_ns[start]
     for tid in np.unique(thread).tolist():
         of_thread = calls[events.tid[calls] == tid]
         around = outermost(trace, of_thread)
-        mine = np.flatnonzero(thread == tid)
-        at = np.searchsorted(events.begin_ns[around], time[mine], side="right") - 1
+        here = np.flatnonzero(thread == tid)
+        at = np.searchsorted(events.begin_ns[around], time[here], side="right") - 1
         call = np.append(around, -1)[at]
-        inside = (call >= 0) & (events.end_ns[call] >= time[mine])
-        found[known[mine[inside]]] = call[inside]
-    return found
+        inside = (call >= 0) & (events.end_ns[call] >= time[here])
+        launched_by[with_flow[here[inside]]] = call[inside]
+    return launched_by
 
 
 def _launch_by(trace: Trace, correlations: Numbers) -> NDArray[np.int32]:
@@ -206,25 +206,25 @@ def _launch_by(trace: Trace, correlations: Numbers) -> NDArray[np.int32]:
     events = trace.events
     calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING)).astype(np.int32)
     calls = calls[np.lexsort((events.dur_ns[calls], events.correlation[calls]))]
-    known = events.correlation[calls]
-    lasts = np.flatnonzero(known[1:] != known[:-1])
-    lasts = np.append(lasts, len(known) - 1) if len(known) else lasts
-    if len(known):
+    call_ids = events.correlation[calls]
+    lasts = np.flatnonzero(call_ids[1:] != call_ids[:-1])
+    lasts = np.append(lasts, len(call_ids) - 1) if len(call_ids) else lasts
+    if len(call_ids):
         firsts = np.append(0, lasts[:-1] + 1)
         lasts = lasts[_are_one_call(trace, calls, firsts, lasts)]
-    calls, known = calls[lasts], known[lasts]
+    calls, call_ids = calls[lasts], call_ids[lasts]
     if len(calls) == 0 or len(correlations) == 0:
         return np.full(len(correlations), -1, dtype=np.int32)
-    low, high = int(known[0]), int(known[-1])
-    if high - low < _DENSE * (len(known) + len(correlations)):
+    low, high = int(call_ids[0]), int(call_ids[-1])
+    if high - low < _DENSE * (len(call_ids) + len(correlations)):
         # Most correlations are consecutive numbers, for which a lookup table is faster.
         call_of = np.full(high - low + 2, -1, dtype=np.int32)
-        call_of[known - low] = calls
+        call_of[call_ids - low] = calls
         outside = (correlations < low) | (correlations > high)
         return call_of[np.where(outside, -1, correlations - low)]
-    at = np.minimum(np.searchsorted(known, correlations), len(known) - 1)
+    at = np.minimum(np.searchsorted(call_ids, correlations), len(call_ids) - 1)
     return np.where(
-        (known[at] == correlations) & (correlations != MISSING), calls[at], np.int32(-1)
+        (call_ids[at] == correlations) & (correlations != MISSING), calls[at], np.int32(-1)
     )
 
 
@@ -242,7 +242,7 @@ def _launch_by_external_id(trace: Trace) -> NDArray[np.int32]:
     id, and as many device events have it, they are in the same order.
     """
     events = trace.events
-    found = np.full(len(events), -1, dtype=np.int32)
+    launched_by = np.full(len(events), -1, dtype=np.int32)
     known = events.external_id != MISSING
     starts = names_with(trace, STARTS_WORK)
     calls = np.flatnonzero(launches(trace) & known & starts[events.name])
@@ -253,29 +253,29 @@ def _launch_by_external_id(trace: Trace) -> NDArray[np.int32]:
     of_work, number = np.unique(events.external_id[work], return_counts=True)
     both, of_calls, of_device = np.intersect1d(ids, of_work, return_indices=True)
     same = both[count[of_calls] == number[of_device]]
-    found[work[np.isin(events.external_id[work], same)]] = calls[
+    launched_by[work[np.isin(events.external_id[work], same)]] = calls[
         np.isin(events.external_id[calls], same)
     ]
-    return found
+    return launched_by
 
 
 def _are_one_call(trace: Trace, calls: NDArray[np.int32], firsts: Numbers, lasts: Numbers) -> Mask:
     """Which groups of calls are nested calls of one process, the outermost of which is the last."""
     several = np.flatnonzero(firsts < lasts)
-    one: Mask = np.ones(len(firsts), dtype=np.bool_)
+    are_one: Mask = np.ones(len(firsts), dtype=np.bool_)
     if len(several) == 0:
-        return one
+        return are_one
     events = trace.events
     pid, begin, end = events.pid[calls], events.begin_ns[calls], events.end_ns[calls]
     length = np.maximum.reduceat(end, firsts) - np.minimum.reduceat(begin, firsts)
-    one &= np.minimum.reduceat(pid, firsts) == np.maximum.reduceat(pid, firsts)
-    one &= length <= events.dur_ns[calls[lasts]] + _SAME_CALL_NS
+    are_one &= np.minimum.reduceat(pid, firsts) == np.maximum.reduceat(pid, firsts)
+    are_one &= length <= events.dur_ns[calls[lasts]] + _SAME_CALL_NS
     # Nested calls are different functions.
     name = events.name[calls]
-    one &= (firsts == lasts) | (
+    are_one &= (firsts == lasts) | (
         np.minimum.reduceat(name, firsts) < np.maximum.reduceat(name, firsts)
     )
-    return one
+    return are_one
 
 
 @once
@@ -370,3 +370,25 @@ def _add_ascend(trace: Trace, kind: NDArray[np.int8]) -> Mask:
     for pid, tids in by_process.items():
         kind[(events.pid == pid) & np.isin(events.tid, tids)] = COMMUNICATION
     return kernels
+
+
+def launched(trace: Trace, rows: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Return begin and end in ns of each device operator's launch, and the thread.
+
+    All are `MISSING` if the trace shows no launch. If it shows when the launch began, but not the
+    call, the end equals the begin.
+    """
+    events, flows = trace.events, trace.flows
+    call = launch_of(trace, rows)
+    seen = call >= 0
+    begin = np.where(seen, events.begin_ns[call], MISSING)
+    end = np.where(seen, events.end_ns[call], MISSING)
+    thread = np.where(seen, events.tid[call], MISSING)
+    if seen.all():
+        return begin, end, thread
+    unseen = np.flatnonzero(~seen)
+    start = started_by(trace, ASCEND_LAUNCH_FLOWS, rows[unseen])
+    unseen, start = unseen[start >= 0], start[start >= 0]
+    begin[unseen] = end[unseen] = flows.begin_ns[start]
+    thread[unseen] = flows.tid[start]
+    return begin, end, thread

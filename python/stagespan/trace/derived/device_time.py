@@ -73,36 +73,36 @@ def device_rows(trace: Trace) -> dict[int, Rows]:
 
 
 @once
-def device_times(trace: Trace, within: tuple[int, int] | None = None) -> dict[int, DeviceTime]:
+def device_times(trace: Trace, window: tuple[int, int] | None = None) -> dict[int, DeviceTime]:
     """Return the time of each device by part; empty without device events.
 
     `within` is the begin and end in ns of a time range. Then all of that range is split, including
     the time before the device's first event and after its last.
     """
     work = device_work(trace)
-    return {device: _time(trace, rows, work, within) for device, rows in device_rows(trace).items()}
+    return {device: _time(trace, rows, work, window) for device, rows in device_rows(trace).items()}
 
 
 @once
 def stream_times(
-    trace: Trace, within: tuple[int, int] | None = None
+    trace: Trace, window: tuple[int, int] | None = None
 ) -> dict[tuple[int, int], DeviceTime]:
     """Return the time of each stream by part, by device and stream."""
     work = device_work(trace)
     rows, (of_stream, _) = work.rows, work_by_stream(trace)
-    return {stream: _time(trace, rows[mine], work, within) for stream, mine in of_stream.items()}
+    return {stream: _time(trace, rows[mine], work, window) for stream, mine in of_stream.items()}
 
 
 def _time(
     trace: Trace,
     rows: Rows,
     work: DeviceWork,
-    within: tuple[int, int] | None = None,
+    window: tuple[int, int] | None = None,
 ) -> DeviceTime:
     begin = trace.events.begin_ns[rows]
     end = begin + trace.events.dur_ns[rows]
-    low, high = within or (int(begin.min()), int(end.max()))
-    if within is not None:
+    low, high = window or (int(begin.min()), int(end.max()))
+    if window is not None:
         begin, end = np.clip(begin, low, high), np.clip(end, low, high)
 
     def union(chosen: Mask) -> int:

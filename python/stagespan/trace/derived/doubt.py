@@ -24,15 +24,15 @@ def with_doubt(trace: Trace, findings: Iterable[Finding]) -> list[Finding]:
     A finding rests on unknown work if this work lasted for a tenth of the finding's time, or of the
     time of an event that is evidence.
     """
-    found, window = list(findings), window_of(trace)
+    doubtful, window = list(findings), window_of(trace)
     unknown = _unknown(trace)
     if unknown is None or window is None:
-        return found
+        return doubtful
     return [
         structs.replace(each, severity=_LOWER[each.severity])
         if _rests_on(each, unknown, window[0])
         else each
-        for each in found
+        for each in doubtful
     ]
 
 
@@ -54,11 +54,11 @@ def _rests_on(finding: Finding, unknown: Cover, origin_ns: int) -> bool:
     total = int((unknown.end - unknown.begin).sum())
     if share(total, time) >= _LEAST_SHARE:
         return True
-    for each in finding.evidence:
-        if each.time_ns is None or each.unit != "ns" or not each.figure:
+    for item in finding.evidence:
+        if item.time_ns is None or item.unit != "ns" or not item.figure:
             continue
-        begin = origin_ns + each.time_ns
-        length = int(each.figure)
+        begin = origin_ns + item.time_ns
+        length = int(item.figure)
         within = unknown.within(np.array([begin]), np.array([begin + length]))
         if share(int(within[0]), length) >= _LEAST_SHARE:
             return True

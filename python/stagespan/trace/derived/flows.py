@@ -45,9 +45,9 @@ def flows_at(trace: Trace, flows: Rows, rows: Rows) -> Rows:
 
     `flows` are rows of `trace.flows`: a flow starts and ends where events begin.
     """
-    found = np.full(len(rows), -1, dtype=np.intp)
+    flow_of = np.full(len(rows), -1, dtype=np.intp)
     if len(flows) == 0 or len(rows) == 0:
-        return found
+        return flow_of
     events, table = trace.events, trace.flows
     _, thread = pairs(
         np.concatenate((table.pid[flows], events.pid[rows])),
@@ -58,8 +58,8 @@ def flows_at(trace: Trace, flows: Rows, rows: Rows) -> Rows:
     order = np.argsort(available, kind="stable")
     at = np.minimum(np.searchsorted(available[order], targets), len(order) - 1)
     hit = available[order[at]] == targets
-    found[hit] = order[at[hit]]
-    return found
+    flow_of[hit] = order[at[hit]]
+    return flow_of
 
 
 def started_by(trace: Trace, category: str, rows: Rows) -> Numbers:

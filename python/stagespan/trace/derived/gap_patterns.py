@@ -102,7 +102,7 @@ class StartUp(Figures, frozen=True):
 def patterns(where: CallSites, gaps: Gaps, parts: IdleParts, step_begins: Numbers) -> list[Pattern]:
     """Return the patterns of gaps whose cause the trace does not explain, the longest first."""
     events = where.trace.events
-    found = []
+    patterns_ = []
     for cause in UNEXPLAINED:
         time = parts.parts[:, NAMES.index(cause)]
         chosen = np.flatnonzero(time)
@@ -114,21 +114,21 @@ def patterns(where: CallSites, gaps: Gaps, parts: IdleParts, step_begins: Number
             mine = chosen[name == code]
             if len(mine):
                 mine = mine[time[mine] >= _SIMILAR_SHARE * time[mine].max()]
-                found.append(_pattern(where, gaps, mine, time, cause, step_begins))
-    return sorted(found, key=lambda each: -each.idle_ns)
+                patterns_.append(_pattern(where, gaps, mine, time, cause, step_begins))
+    return sorted(patterns_, key=lambda each: -each.idle_ns)
 
 
 def _pattern(
-    where: CallSites, gaps: Gaps, mine: Rows, time: Numbers, cause: str, step_begins: Numbers
+    where: CallSites, gaps: Gaps, chosen: Rows, time: Numbers, cause: str, step_begins: Numbers
 ) -> Pattern:
     trace = where.trace
     events = trace.events
     begin, _ = window_of(trace) or (0, 0)
-    lengths, issued = time[mine], gaps.issued[mine]
-    longest = int(mine[np.argmax(lengths)])
+    lengths, issued = time[chosen], gaps.issued[chosen]
+    longest = int(chosen[np.argmax(lengths)])
     call = int(gaps.first_call[longest])
-    every = _every(gaps.begin_ns[mine])
-    by_length = mine[np.argsort(-lengths, kind="stable")]
+    every = _every(gaps.begin_ns[chosen])
+    by_length = chosen[np.argsort(-lengths, kind="stable")]
     host, host_ns, host_gaps = _host(where, gaps, by_length[:_MOST_LOOKED_AT])
     none = np.empty(0, dtype=np.intp)
     operators, marks = (where.operators(host), where.marks(host)) if host >= 0 else (none, none)
@@ -137,22 +137,22 @@ def _pattern(
         return trace.names[int(events.name[row])]
 
     following = name(int(gaps.rows[gaps.first[longest]]))
-    shown = [
+    items = [
         Evidence(f"idle before {following}", int(gaps.begin_ns[at]) - begin, int(time[at]), "ns")
         for at in by_length[:3].tolist()
     ]
     if host >= 0:
-        shown.append(evidence(trace, host))
+        items.append(evidence(trace, host))
     return Pattern(
         cause=cause,
         next=following,
-        gaps=len(mine),
+        gaps=len(chosen),
         idle_ns=int(lengths.sum()),
         least_ns=int(lengths.min()),
         most_ns=int(lengths.max()),
         every_ns=every,
         one_a_step=_one_a_step(every, step_begins),
-        graph_call=_graph_call(trace, gaps.first_call[mine]),
+        graph_call=_graph_call(trace, gaps.first_call[chosen]),
         launched_before=int((issued == BEFORE).sum()),
         launched_later=int(((issued == DURING) | (issued == AFTER)).sum()),
         launch_unknown=int((issued == UNKNOWN).sum()),
@@ -164,7 +164,7 @@ def _pattern(
         host_operator=name(int(operators[-1])) if len(operators) else None,
         host_annotation=name(int(marks[-1])) if len(marks) else None,
         line=where.line(host) if host >= 0 else None,
-        evidence=tuple(shown),
+        evidence=tuple(items),
     )
 
 
@@ -183,14 +183,14 @@ def _host(where: CallSites, gaps: Gaps, some: Rows) -> tuple[int, int, int]:
     there is no such call.
     """
     events = where.trace.events
-    found: dict[int, list[tuple[int, int]]] = {}
+    by_name: dict[int, list[tuple[int, int]]] = {}
     for at in some.tolist():
         row, time = where.called(int(gaps.begin_ns[at]), int(gaps.end_ns[at]))
         if 2 * time >= int(gaps.dur_ns[at]):
-            found.setdefault(int(events.name[row]), []).append((time, row))
-    if not found:
+            by_name.setdefault(int(events.name[row]), []).append((time, row))
+    if not by_name:
         return -1, 0, 0
-    most = max(found.values(), key=len)
+    most = max(by_name.values(), key=len)
     if 2 * len(most) <= len(some):
         return -1, 0, 0
     time, row = max(most)
@@ -245,7 +245,8 @@ def start_up(where: CallSites, gaps: Gaps, parts: IdleParts, span_ns: int) -> St
     long = long[gaps.first_call[long] >= 0]
     rows, of = [], []
     for at in long.tolist():
-        event = _start(where, gaps, at)
+        limits = int(gaps.begin_ns[at]), int(gaps.end_ns[at])
+        event = started_in(where, int(gaps.first_origin[at]), limits, int(gaps.dur_ns[at]) // 2)
         if event >= 0:
             rows.append(at)
             of.append(event)
@@ -253,7 +254,7 @@ def start_up(where: CallSites, gaps: Gaps, parts: IdleParts, span_ns: int) -> St
         return None
     sums = parts.parts[rows].sum(axis=0)
     by_cause = {NAMES[number]: int(sums[number]) for number in starved if sums[number]}
-    shown = []
+    items = []
     begin, _ = window_of(trace) or (0, 0)
     for at in rows[:3]:
         call = int(gaps.first_call[at])
@@ -264,8 +265,8 @@ def start_up(where: CallSites, gaps: Gaps, parts: IdleParts, span_ns: int) -> St
             longest = int(np.diff(np.clip((time_ns, events.end_ns[row]), *limits))[0])
             if spent > longest:
                 name, time_ns = f"calls of {name}", limits[0]
-            shown.append(Evidence(name, time_ns - begin, spent, "ns"))
-        shown.append(evidence(trace, of[rows.index(at)]))
+            items.append(Evidence(name, time_ns - begin, spent, "ns"))
+        items.append(evidence(trace, of[rows.index(at)]))
     return StartUp(
         where=trace.names[int(events.name[of[0]])],
         idle_ns=sum(by_cause.values()),
@@ -273,26 +274,29 @@ def start_up(where: CallSites, gaps: Gaps, parts: IdleParts, span_ns: int) -> St
         by_cause=dict(sorted(by_cause.items(), key=lambda item: -item[1])),
         rows=np.array(rows, dtype=np.intp),
         first_call=not _WARM_UP.search(trace.names[int(events.name[of[0]])]),
-        evidence=tuple(dict.fromkeys(shown)),
+        evidence=tuple(dict.fromkeys(items)),
     )
 
 
-def _start(where: CallSites, gaps: Gaps, at: int) -> int:
-    """Return the warm-up's annotation around a gap's launch, or the operator; -1 if none."""
+def started_in(where: CallSites, origin: int, limits: tuple[int, int], least_ns: int) -> int:
+    """Return the event around a launch in which the program started; -1 if there is none.
+
+    This is the annotation of a warm-up, or the first call of an operator, if it took much longer
+    than later calls, and at least `least_ns` between the limits. A process's first collective is
+    such an operator: it makes the connections of its group.
+    """
     trace = where.trace
     events = trace.events
-    origin = int(gaps.first_origin[at])
     for mark in where.marks(origin)[::-1].tolist():
         if _WARM_UP.search(trace.names[int(events.name[mark])]):
             return int(mark)
     for operator in where.operators(origin)[::-1].tolist():
-        begin = max(int(events.begin_ns[operator]), int(gaps.begin_ns[at]))
-        end = min(int(events.end_ns[operator]), int(gaps.end_ns[at]))
+        begin, end = np.clip((events.begin_ns[operator], events.end_ns[operator]), *limits)
         same: Mask = events.name == events.name[operator]
         others = np.flatnonzero(same)
         others = others[others != operator]
         if (
-            2 * (end - begin) >= int(gaps.dur_ns[at])
+            end - begin >= max(least_ns, 1)
             and len(others)
             and events.begin_ns[operator] < events.begin_ns[others].min()
             and events.dur_ns[operator] >= _FIRST * np.median(events.dur_ns[others])

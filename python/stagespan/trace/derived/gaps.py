@@ -100,12 +100,12 @@ def gaps(trace: Trace) -> Gaps:
     origin_of = origins(trace, calls)
     asked = _with_launch(trace, rows, calls, opens)
     call = calls[asked]
-    known = call >= 0
+    has_call = call >= 0
     call_begin, call_end = events.begin_ns[call], events.end_ns[call]
     issued = np.full(len(opens), UNKNOWN, dtype=np.int8)
-    issued[known] = DURING
-    issued[known & (call_begin >= gap_begin)] = AFTER
-    issued[known & (call_end <= gap_begin)] = BEFORE
+    issued[has_call] = DURING
+    issued[has_call & (call_begin >= gap_begin)] = AFTER
+    issued[has_call & (call_end <= gap_begin)] = BEFORE
     return Gaps(
         rows=rows,
         calls=calls,
@@ -140,14 +140,14 @@ def _with_launch(trace: Trace, rows: Rows, calls: Rows, asked: Rows) -> Rows:
     # A stream without any launch is compared with the whole device.
     first = np.where(first < np.iinfo(np.int64).max, first, begin[launched].min())
     lacks &= begin[asked] >= first[asked]
-    found = asked.copy()
+    nearest = asked.copy()
     for number in np.unique(device[asked[lacks]]).tolist():
-        mine = np.flatnonzero((device == number) & launched)
+        on_device = np.flatnonzero((device == number) & launched)
         here = np.flatnonzero(lacks & (device[asked] == number))
-        at = np.searchsorted(mine, asked[here])
-        known = at < len(mine)
-        found[here[known]] = mine[at[known]]
-    return found
+        at = np.searchsorted(on_device, asked[here])
+        known = at < len(on_device)
+        nearest[here[known]] = on_device[at[known]]
+    return nearest
 
 
 def _first_launched(trace: Trace, rows: Rows, calls: Rows) -> Numbers:
@@ -251,7 +251,7 @@ class _HostActivity:
         yield self._cover_of_all(overhead & ~loads)
         yield self._cover(calls & ~program_calls & (trace.events.dur_ns > QUIET_NS))
         yield self._cover(causes.loads_data(trace))
-        yield self._cover(marks & named(trace, causes.COMPILES))
+        yield self._cover(causes.compiles(trace))
         yield self._unseen(marks | calls | frames, overhead)
 
     def _captures(self, trace: Trace, calls: Mask) -> Cover:
@@ -358,10 +358,10 @@ def program_calls(trace: Trace, calls: Mask) -> Mask:
     These are parts of the program that a runtime records like its own calls.
     """
     events = trace.events
-    found: Mask = np.zeros(len(events), dtype=np.bool_)
+    are_calls: Mask = np.zeros(len(events), dtype=np.bool_)
     rows = np.flatnonzero(calls & (events.dur_ns > QUIET_NS))
     if len(rows) == 0:
-        return found
+        return are_calls
     inner = calls | trace.rows_of(["cpu_op"])
     owners, thread = threads(trace, rows)
     for number, (process, tid) in enumerate(owners):
@@ -370,18 +370,18 @@ def program_calls(trace: Trace, calls: Mask) -> Mask:
         begins = np.sort(events.begin_ns[same], kind="stable")
         first = np.searchsorted(begins, events.begin_ns[here], side="right")
         last = np.searchsorted(begins, events.end_ns[here], side="left")
-        found[here] = last - first > 1
-    return found
+        are_calls[here] = last - first > 1
+    return are_calls
 
 
 def _thread_of_events(trace: Trace, owners: NDArray[np.int64]) -> NDArray[np.int32]:
     """Return the number of every event's thread among `owners`, or -1."""
     events, process = trace.events, processes(trace)
-    found = np.full(len(events), -1, dtype=np.int32)
+    threads = np.full(len(events), -1, dtype=np.int32)
     if len(owners) <= 16:
         for number, (pid, tid) in enumerate(owners):
-            found[(process == pid) & (events.tid == tid)] = number
-        return found
+            threads[(process == pid) & (events.tid == tid)] = number
+        return threads
     return numbers_of(owners, process, events.tid).astype(np.int32)
 
 
@@ -445,20 +445,20 @@ def waiting_calls(trace: Trace, rows: Rows, calls: Rows) -> Mask:
     `rows` are the device's events, and `calls` are their launching calls.
     """
     events = trace.events
-    found = launches(trace) & named(trace, causes.WAITS)
+    waits = launches(trace) & named(trace, causes.WAITS)
     copies = (device_work(trace).kind[rows] == COPY) & (calls >= 0)
     copies &= named(trace, causes.COPIES, calls)
     rows, calls = rows[copies], calls[copies]
     blocking = (events.end_ns[calls] >= events.end_ns[rows]) & (
         events.dur_ns[calls] > JUST_LAUNCHED_NS
     )
-    found[calls[blocking]] = True
-    if not found.any():
+    waits[calls[blocking]] = True
+    if not waits.any():
         # Some backends write no waiting calls. Then use the operators that are known to wait.
         known = [name in causes.WAITING_OPERATORS for name in trace.names]
-        found = np.array([*known, False])[events.name] & trace.rows_of(["cpu_op"])
-        found &= events.dur_ns > JUST_LAUNCHED_NS
-    return found
+        waits = np.array([*known, False])[events.name] & trace.rows_of(["cpu_op"])
+        waits &= events.dur_ns > JUST_LAUNCHED_NS
+    return waits
 
 
 def host_classes(trace: Trace, event: int, begin_ns: int, end_ns: int) -> dict[str, int]:
@@ -644,16 +644,16 @@ class _Splitter:
         preparing = outside[:, -1] + inside[:, -1]
         too_long = preparing > LONGEST_LAUNCH_NS
         add_other(np.where(too_long, preparing, 0))
-        rest = launch + np.where(too_long, 0, preparing)
+        left_ns = launch + np.where(too_long, 0, preparing)
         # If the host was waiting when the device became idle, the next launch counts as waiting
         # too.
-        found = blocked >= 0
-        allocates = found & self.allocates[blocked]
-        waits = found & self.waits[blocked] & ~allocates
-        self._add_at(causes.MEMORY_ALLOCATION, chosen, np.where(allocates, rest, 0))
-        self._add_at(causes.SYNCHRONISATION, chosen, np.where(waits, rest, 0))
-        self._add_at(causes.LAUNCH, chosen, np.where(allocates | waits, 0, rest))
-        np.add.at(self.call_idle, blocked[found], rest[found])
+        is_blocked = blocked >= 0
+        allocates = is_blocked & self.allocates[blocked]
+        waits = is_blocked & self.waits[blocked] & ~allocates
+        self._add_at(causes.MEMORY_ALLOCATION, chosen, np.where(allocates, left_ns, 0))
+        self._add_at(causes.SYNCHRONISATION, chosen, np.where(waits, left_ns, 0))
+        self._add_at(causes.LAUNCH, chosen, np.where(allocates | waits, 0, left_ns))
+        np.add.at(self.call_idle, blocked[is_blocked], left_ns[is_blocked])
         self.blocked_in[chosen] = blocked
 
     def _queued(self, chosen: Rows, issued_to: Numbers, end: Numbers) -> Numbers:

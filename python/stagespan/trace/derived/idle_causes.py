@@ -20,6 +20,7 @@ HOST_UNSEEN = "host_unseen"
 DATA_LOADING = "data_loading"
 MEMORY_ALLOCATION = "memory_allocation"
 COMPILATION = "compilation"
+FIRST_COMPILATION = "first_compilation"
 KERNEL_LOADING = "kernel_loading"
 PROFILER = "profiler"
 START_UP = "start_up"
@@ -80,9 +81,10 @@ ROWS: dict[str, CauseRow] = {
         code="idle.data_loader",
     ),
     MEMORY_ALLOCATION: CauseRow("the host allocated or freed device memory", "#8b6f47", "host"),
-    COMPILATION: CauseRow("the host compiled", "#5f8f3e", "host", is_slowed_by_stacks=True),
-    KERNEL_LOADING: CauseRow("the host loaded kernels at their first use", "#b36ad1", "host"),
+    COMPILATION: CauseRow("the host compiled again", "#5f8f3e", "host", is_slowed_by_stacks=True),
     # Lost once in a program: a trace that begins after a warm-up does not have it.
+    FIRST_COMPILATION: CauseRow("the host compiled for the first time", "#7fa860", "once"),
+    KERNEL_LOADING: CauseRow("the host loaded kernels at their first use", "#b36ad1", "once"),
     START_UP: CauseRow(
         "the program started up: its first calls of the runtime created a context or loaded"
         " modules",
@@ -171,6 +173,11 @@ _LOADS_DATA_FRAME = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next_
 MARKS = re.compile(r"#")
 """Annotations, which are operators in old traces: ProfilerStep#1, Optimizer.step#SGD.step."""
 COMPILES = re.compile(r" \(dynamo_timed\)$")
+_COMPILES_FRAME = re.compile(
+    r"triton/compiler/compiler\.py\(\d+\): compile$"
+    r"|torch/utils/cpp_extension\.py\(\d+\): (?:load|load_inline|_jit_compile)$"
+)
+"""Python frames in which Triton or the extension loader of torch compiles."""
 CAPTURE_BEGINS = re.compile(r"(?:Stream|ThreadExchange\w*)BeginCapture", re.IGNORECASE)
 CAPTURE_ENDS = re.compile(r"StreamEndCapture|GraphInstantiate", re.IGNORECASE)
 """The calls between which a device graph is captured."""
@@ -202,4 +209,12 @@ def loads_data(trace: Trace) -> Mask:
     """Return the annotations and Python frames in which the program loads data."""
     marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, _LOADS_DATA)
     frames = trace.rows_of(["python_function"]) & named(trace, _LOADS_DATA_FRAME)
+    return marks | frames
+
+
+@once
+def compiles(trace: Trace) -> Mask:
+    """Return the events in which a compiler runs: those of torch.compile, and Python frames."""
+    marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, COMPILES)
+    frames = trace.rows_of(["python_function"]) & named(trace, _COMPILES_FRAME)
     return marks | frames

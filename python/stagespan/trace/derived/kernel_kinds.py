@@ -65,6 +65,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
                 rf"^{COLLECTIVE}|nccl|rccl|hccl|hcom_|oneccl|mscclpp|nvshmem"
                 r"|cross_device_reduce|(?:one|two|multi)_?shot_all_?reduce|multimem_|all_?reduce_fusion"
                 r"|^record_param_comms|quickreduce|deep_ep::(?!layout::)|(?<![a-z])k?userbuffers_"
+                r"|(?<![a-z_])ep::int(?:er|ra)node"
                 r"|(?<![a-z])mscclkernel|(?<![a-z])ep(?:dispatch|combine)"
             ),
         ),

@@ -84,11 +84,11 @@ def _forward_by_sequence(trace: Trace, forest: Nesting) -> tuple[Rows, Rows] | N
     backward = np.isin(trace.events.name[forest.rows], codes)
     if not backward.any():
         return None
-    found = trace.argument("Sequence number")
-    if found is None or found.numbers is None:
+    argument = trace.argument("Sequence number")
+    if argument is None or argument.numbers is None:
         return None
     number = np.full(len(trace.events), -1, dtype=np.int64)
-    number[found.rows] = found.numbers.astype(np.int64)
+    number[argument.rows] = argument.numbers.astype(np.int64)
     sequence = number[forest.rows]
     # With times in whole microseconds, a node can seem to be around the call that evaluates it.
     outside = (forest.first_around(backward) < 0) & ~named(trace, _NODE, forest.rows)
@@ -162,15 +162,15 @@ def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
     """Find the sources of device events; None if timestamps span several years."""
     events = trace.events
     calls = launch_of(trace, rows)
-    known = np.flatnonzero(calls >= 0)
-    called, which = np.unique(calls[known], return_inverse=True)
+    launched = np.flatnonzero(calls >= 0)
+    called, which = np.unique(calls[launched], return_inverse=True)
     operators = np.flatnonzero(trace.rows_of(["cpu_op"]))
     index = ThreadIndex(trace, operators, called)
     if not index.fits:
         return None
     forest = Nesting.of(trace, index.axis, operators, index.of[0])
     inside = np.full(len(rows), -1, dtype=np.intp)
-    inside[known] = forest.at(index.axis.place(index.of[1], events.begin_ns[called]))[
+    inside[launched] = forest.at(index.axis.place(index.of[1], events.begin_ns[called]))[
         which.reshape(-1)
     ]
     _by_flows(trace, rows, inside, index, forest)
@@ -312,11 +312,11 @@ def stages_around(trace: Trace, rows: Rows) -> Rows:
     threads have a stage at that time, it remains unknown.
     """
     calls = stage_calls(trace)
-    found = np.full(len(rows), -1, dtype=np.intp)
-    known = np.flatnonzero(rows >= 0)
-    if calls is None or len(known) == 0:
-        return found
-    asked, time_ns = rows[known], trace.events.begin_ns[rows[known]]
+    stages = np.full(len(rows), -1, dtype=np.intp)
+    with_row = np.flatnonzero(rows >= 0)
+    if calls is None or len(with_row) == 0:
+        return stages
+    asked, time_ns = rows[with_row], trace.events.begin_ns[rows[with_row]]
     stage = calls.tree.at(threads_of(calls.threads, trace, asked), time_ns)
     outside = np.flatnonzero(stage < 0)
     launching, of = threads(trace, asked[outside])
@@ -325,8 +325,8 @@ def stages_around(trace: Trace, rows: Rows) -> Rows:
         without = outside[which]
         if len(without) and len(owners):
             stage[without] = calls.tree.in_one_thread(owners, time_ns[without])
-    found[known] = values_at(calls.rows, stage)
-    return found
+    stages[with_row] = values_at(calls.rows, stage)
+    return stages
 
 
 def _launching_threads(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
@@ -338,13 +338,13 @@ def _launching_threads(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int6
     rows = np.flatnonzero(launches(trace) | trace.rows_of(["cpu_op"]))
     if len(rows) == 0:
         return None
-    found, of = threads(trace, rows)
+    launching, of = threads(trace, rows)
     calls = launch_of(trace, device_work(trace).rows)
     calls = calls[calls >= 0]
-    counted = threads_of(found, trace, calls) if len(calls) else of
-    count = np.bincount(counted[counted >= 0], minlength=len(found))
-    count[backward_threads(trace, found)] = 0
-    return found, found[np.argmax(count)]
+    counted = threads_of(launching, trace, calls) if len(calls) else of
+    count = np.bincount(counted[counted >= 0], minlength=len(launching))
+    count[backward_threads(trace, launching)] = 0
+    return launching, launching[np.argmax(count)]
 
 
 def _span_processes(trace: Trace) -> set[int]:
@@ -403,12 +403,12 @@ def host_operators(trace: Trace) -> HostOperators | None:
     if not index.fits:
         return None
     forest = Nesting.of(trace, index.axis, rows, index.of[0])
-    shown = forest.first_around(compiles[forest.rows]) < 0
-    own = np.zeros(len(trace.events), dtype=np.int64)
-    own[forest.rows] = forest.own_ns()
+    counts = forest.first_around(compiles[forest.rows]) < 0
+    own_ns = np.zeros(len(trace.events), dtype=np.int64)
+    own_ns[forest.rows] = forest.own_ns()
     # Events without a duration are not in the forest, but they are calls.
-    compiles[forest.rows[~shown]] = True
+    compiles[forest.rows[~counts]] = True
     rows = rows[~compiles[rows]]
     forward = np.full(len(trace.events), -1, dtype=np.intp)
     forward[forest.rows] = forward_operators(trace, index, forest)
-    return HostOperators(rows, own[rows], forward[rows])
+    return HostOperators(rows, own_ns[rows], forward[rows])

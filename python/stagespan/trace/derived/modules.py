@@ -43,11 +43,11 @@ class ModuleCalls:
         It is an index into `rows` of this class.
         """
         result = np.full(len(rows), -1, dtype=np.intp)
-        known = rows >= 0
-        if known.any():
-            begin_ns = self.trace.events.begin_ns[rows[known]]
-            thread = threads_of(self.threads, self.trace, rows[known])
-            result[known] = self.tree.at(thread, begin_ns)
+        with_row = rows >= 0
+        if with_row.any():
+            begin_ns = self.trace.events.begin_ns[rows[with_row]]
+            thread = threads_of(self.threads, self.trace, rows[with_row])
+            result[with_row] = self.tree.at(thread, begin_ns)
         return result
 
 

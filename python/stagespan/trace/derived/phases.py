@@ -25,13 +25,13 @@ def phase_of(name: str) -> str | None:
     The names are those of vLLM (`execute_context_1(8)_generation_2(2)`: prompts and sequences) and
     of SGLang (`step[DECODE bs=32]`).
     """
-    found = _SGLANG.match(name)
-    if found is not None:
-        return _OF_SGLANG.get(found[1])
-    found = _VLLM.match(name)
-    if found is None:
+    match = _SGLANG.match(name)
+    if match is not None:
+        return _OF_SGLANG.get(match[1])
+    match = _VLLM.match(name)
+    if match is None:
         return None
-    reads, generates = (int(count or 0) > 0 for count in found.groups())
+    reads, generates = (int(count or 0) > 0 for count in match.groups())
     if reads and generates:
         return MIXED
     return PREFILL if reads else DECODE if generates else None

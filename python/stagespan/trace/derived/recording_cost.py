@@ -100,9 +100,9 @@ def _look_ups(
     if the time between them grows: little of it is the program's, because built-in functions do
     the work there. `times` are those between two edges.
     """
-    found = np.zeros(len(order))
+    costs = np.zeros(len(order))
     if len(order) < 2 * _FEWEST_CALLS:
-        return found
+        return costs
     count = len(rows)
     is_built_in = np.array([name.startswith(_BUILT_IN) for name in trace.names])
     is_begin = order < count
@@ -117,8 +117,8 @@ def _look_ups(
         least = np.array([np.quantile(times[part], _QUANTILE) for part in parts])
         if (np.diff(least) > 0).all() and least[-1] >= _LEAST_GROWTH * max(least[0], 1.0):
             for part, cost in zip(parts, least, strict=True):
-                found[part + 1] = cost
-    return found
+                costs[part + 1] = cost
+    return costs
 
 
 def _open_before(is_begin: NDArray[np.bool_], asked: Rows) -> Rows:

@@ -67,17 +67,17 @@ def longest_repeat(codes: Numbers, least_times: int = 3, least_length: int = 1) 
 
 def all_repeats(codes: Numbers, least_times: int, least_length: int, most: int) -> list[Repeat]:
     """Return repetitions that do not overlap, in order, preferring those that cover most."""
-    found: list[Repeat] = []
+    repeats: list[Repeat] = []
     pieces = [(0, len(codes))]
-    while pieces and len(found) < most:
+    while pieces and len(repeats) < most:
         begin, end = pieces.pop(int(np.argmax([stop - start for start, stop in pieces])))
         repeat = longest_repeat(codes[begin:end], least_times, least_length)
         if repeat is None:
             continue
         repeat = Repeat(begin + repeat.begin, repeat.length, repeat.times)
-        found.append(repeat)
+        repeats.append(repeat)
         pieces += [(begin, repeat.begin), (repeat.end, end)]
-    return sorted(found, key=lambda repeat: repeat.begin)
+    return sorted(repeats, key=lambda repeat: repeat.begin)
 
 
 def _lengths(codes: Numbers, least_times: int, least_length: int) -> list[int]:
@@ -204,12 +204,12 @@ def step_ranges(trace: Trace) -> StepRanges | None:
 _MODULE = re.compile(r"^nn\.Module: ")
 
 
-def _within_a_module(trace: Trace, found: StepRanges) -> bool:
+def _within_a_module(trace: Trace, ranges: StepRanges) -> bool:
     """Whether all steps are within one call of a module, so that they are parts of it."""
     events = trace.events
     rows = np.flatnonzero(trace.rows_of(["python_function"]) & named(trace, _MODULE))
-    begin, end = int(found.begin_ns[0]), int(found.end_ns[-1])
-    if not found.on_host:
+    begin, end = int(ranges.begin_ns[0]), int(ranges.end_ns[-1])
+    if not ranges.on_host:
         device = device_work(trace).rows
         inside = (events.begin_ns[device] >= begin) & (events.begin_ns[device] < end)
         calls = launch_of(trace, device[inside])
@@ -274,11 +274,11 @@ def _of_annotations(trace: Trace) -> StepRanges | None:
     tree, found, thread = tree_of(trace, all_rows)
     level = tree.levels()
     begins, ends = events.begin_ns[all_rows], events.end_ns[all_rows]
-    for mine in by_group(thread, len(found)):
-        if ends[mine].max() - begins[mine].min() < least:
+    for of_thread in by_group(thread, len(found)):
+        if ends[of_thread].max() - begins[of_thread].min() < least:
             continue
         for depth in range(3):
-            here = mine[level[mine] == depth]
+            here = of_thread[level[of_thread] == depth]
             rows = all_rows[here[np.argsort(events.begin_ns[all_rows[here]], kind="stable")]]
             codes = np.array([numbers[words[c]] for c in events.name[rows]], dtype=np.int64)
             repeat = longest_repeat(codes, _LEAST) if len(codes) else None
@@ -327,11 +327,11 @@ def _most_time(trace: Trace, rows: Rows, codes: Numbers) -> StepRanges | None:
     times = np.bincount(codes, weights=durations)
     code = int(np.argmax(times))
     every = rows[codes == code]
-    mine = _without_overlaps(trace, every)
-    if len(mine) < _LEAST or times[code] < _LEAST_SHARE * durations.sum():
+    apart = _without_overlaps(trace, every)
+    if len(apart) < _LEAST or times[code] < _LEAST_SHARE * durations.sum():
         return None
-    steps = _blocks(trace, mine, Repeat(0, 1, len(mine)), np.full(len(mine), code))
-    overlapping = len(every) - len(mine)
+    steps = _blocks(trace, apart, Repeat(0, 1, len(apart)), np.full(len(apart), code))
+    overlapping = len(every) - len(apart)
     return replace(steps, how=steps.how + _about_overlaps(overlapping), overlapping=overlapping)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,13 @@ HOST_PARTS = {
 
 # An idle device begins work sooner after its launch.
 _QUEUED_NS = 1_000_000
+# No call that only asks for facts takes longer, except the first of a program.
+_CONTEXT_NS = 10_000_000
+_ASKS = re.compile(
+    r"(?:(?:Device)?Get(?:Device|Attribute|StreamPriority|Count|Properties|Version)|StreamCreate|SetDevice"
+    r"|StreamIsCapturing|FuncGet|PrimaryCtx|CtxCreate|^cuInit|^hipInit)",
+    re.IGNORECASE,
+)
 # The most work of a device that waits for earlier work, relative to the time for which it waits.
 _LITTLE = 0.01
 
@@ -85,7 +93,8 @@ def earlier_work(trace: Trace) -> Earlier:
     no launches, this is unknown.
 
     If the first event of a stream begins long after its launch, and the device has recorded almost
-    no other work until then, it waited for work that is not in the trace.
+    no other work until then, it waited for work that is not in the trace. A program that created
+    the device's context within the trace has no such work: it waited for modules.
     """
     events, rows = trace.events, device_work(trace).rows
     calls = launch_of(trace, rows)
@@ -104,7 +113,16 @@ def earlier_work(trace: Trace) -> Earlier:
     # Without its launch, it is unknown how long an event waited.
     issued = np.where(launched, events.end_ns[calls], begin)
     end = _end_of_unrecorded_work(begin, events.end_ns[rows], issued, of_stream)
+    if end is not None and _creates_context(trace, end):
+        end = None
     return Earlier() if end is None else Earlier(end, recorded=False)
+
+
+def _creates_context(trace: Trace, until_ns: int) -> bool:
+    """Whether a call that only asks for facts or makes a stream took long before a time."""
+    events = trace.events
+    calls = launches(trace) & (events.dur_ns > _CONTEXT_NS) & (events.end_ns <= until_ns)
+    return bool((calls & named(trace, _ASKS)).any())
 
 
 def _end_of_unrecorded_work(
@@ -199,13 +217,13 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
     origin = int(min(ranges.begin_ns[0], events.begin_ns.min()))
     extents = step_extents(trace, ranges)
     begin, end, step_of = extents.begin_ns, extents.end_ns, extents.step_of
-    mine = np.flatnonzero(step_of >= 0)
+    in_step = np.flatnonzero(step_of >= 0)
     count = len(ranges)
     parts = _Parts(trace, origin, bool(len(rows)))
     gap_begin, gap_end = _gaps(trace, ranges, extents.first_ns, extents.last_ns, bool(len(rows)))
-    order = np.argsort(step_of[mine], kind="stable")
-    grouped = rows[mine][order]
-    bounds = np.searchsorted(step_of[mine][order], np.arange(count + 1))
+    order = np.argsort(step_of[in_step], kind="stable")
+    grouped = rows[in_step][order]
+    bounds = np.searchsorted(step_of[in_step][order], np.arange(count + 1))
     late_begin, late_end = events.begin_ns[grouped], events.end_ns[grouped]
     after = []
     for at, host_end in enumerate(ranges.end_ns):
@@ -213,14 +231,14 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
         after.append(
             covered(np.maximum(late_begin[here], host_end), np.maximum(late_end[here], host_end))
         )
-    durations = np.bincount(step_of[mine], weights=events.dur_ns[rows[mine]], minlength=count)
+    durations = np.bincount(step_of[in_step], weights=events.dur_ns[rows[in_step]], minlength=count)
     return StepTimes(
         begin_ns=begin,
         end_ns=end,
         parts=parts.split(begin, end),
         device_rows=rows,
         step_of=step_of,
-        launched=np.bincount(step_of[mine], minlength=count).astype(np.int64),
+        launched=np.bincount(step_of[in_step], minlength=count).astype(np.int64),
         device_ns=durations.astype(np.int64),
         after_host_ns=np.array(after, dtype=np.int64),
         gap_begin_ns=gap_begin,

@@ -25,17 +25,17 @@ def tasks_at(trace: Trace, tid: Numbers, time_ns: Numbers) -> tuple[Rows, Rows]:
     dequeue = np.flatnonzero(trace.rows_of(["dequeue"]))
     put = started_by(trace, _FLOWS, dequeue)
     dequeue, put = dequeue[put >= 0], put[put >= 0]
-    found = np.full(len(time_ns), -1, dtype=np.intp)
+    task_of = np.full(len(time_ns), -1, dtype=np.intp)
     for thread in np.unique(events.tid[dequeue]):
-        own = np.flatnonzero(events.tid[dequeue] == thread)
-        own = own[np.argsort(events.begin_ns[dequeue[own]], kind="stable")]
+        of_thread = np.flatnonzero(events.tid[dequeue] == thread)
+        of_thread = of_thread[np.argsort(events.begin_ns[dequeue[of_thread]], kind="stable")]
         asked = np.flatnonzero(tid == thread)
-        at = np.searchsorted(events.begin_ns[dequeue[own]], time_ns[asked], side="right") - 1
-        row = dequeue[own[np.maximum(at, 0)]]
+        at = np.searchsorted(events.begin_ns[dequeue[of_thread]], time_ns[asked], side="right") - 1
+        row = dequeue[of_thread[np.maximum(at, 0)]]
         contains = (at >= 0) & (events.end_ns[row] >= time_ns[asked])
-        found[asked[contains]] = own[at[contains]]
+        task_of[asked[contains]] = of_thread[at[contains]]
     # An index of -1 is that of the appended element.
-    return np.append(dequeue, -1)[found], np.append(put, -1)[found]
+    return np.append(dequeue, -1)[task_of], np.append(put, -1)[task_of]
 
 
 def origins(trace: Trace, calls: Rows) -> Rows:
@@ -52,9 +52,9 @@ def origins(trace: Trace, calls: Rows) -> Rows:
     at = flows_at(trace, starts, enqueue)
     put_by = np.full(len(trace.flows) + 1, -1, dtype=np.intp)
     put_by[starts[at[at >= 0]]] = enqueue[at >= 0]
-    known = np.flatnonzero(calls >= 0)
-    _, put = tasks_at(trace, events.tid[calls[known]], events.begin_ns[calls[known]])
+    with_call = np.flatnonzero(calls >= 0)
+    _, put = tasks_at(trace, events.tid[calls[with_call]], events.begin_ns[calls[with_call]])
     origin, found = put_by[put], calls.copy()
-    earlier = (origin >= 0) & (events.begin_ns[origin] <= events.begin_ns[calls[known]])
-    found[known[earlier]] = origin[earlier]
+    earlier = (origin >= 0) & (events.begin_ns[origin] <= events.begin_ns[calls[with_call]])
+    found[with_call[earlier]] = origin[earlier]
     return found

@@ -183,11 +183,11 @@ class ThreadIndex:
         events = trace.events
         rows = np.concatenate(groups)
         process = processes(trace) if process is None else process
-        found, thread = pairs(process[rows], events.tid[rows])
+        owners, thread = pairs(process[rows], events.tid[rows])
         begin = int(events.begin_ns[rows].min()) if len(rows) else 0
         end = int(events.end_ns[rows].max()) if len(rows) else 0
-        self.axis = Axis(begin, end, len(found))
-        self.threads = found
+        self.axis = Axis(begin, end, len(owners))
+        self.threads = owners
         """Process and thread of each number."""
         ends = np.cumsum([0, *map(len, groups)])
         self.of = [thread[first:last] for first, last in itertools.pairwise(ends)]

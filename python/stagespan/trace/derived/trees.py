@@ -66,7 +66,7 @@ class Tree:
 
     def at(self, thread: Numbers, time_ns: Numbers) -> Rows:
         """Return the index of the innermost interval around each time in a thread, or -1."""
-        found = np.full(len(time_ns), -1, dtype=np.intp)
+        owner = np.full(len(time_ns), -1, dtype=np.intp)
         by_thread = np.argsort(thread, kind="stable")
         numbers, firsts = np.unique(thread[by_thread], return_index=True)
         lows = np.searchsorted(self._thread, numbers).tolist()
@@ -77,8 +77,8 @@ class Tree:
                 continue
             asked = by_thread[first:end]
             at = np.searchsorted(self._time[low:high], time_ns[asked], side="right") - 1
-            found[asked] = np.where(at >= 0, self._owner[low + np.maximum(at, 0)], -1)
-        return found
+            owner[asked] = np.where(at >= 0, self._owner[low + np.maximum(at, 0)], -1)
+        return owner
 
     def in_one_thread(self, numbers: Rows, time_ns: Numbers) -> Rows:
         """Return the innermost interval at each time if only one of some threads has one, or -1."""
@@ -169,23 +169,23 @@ class Nesting:
         """Return the innermost chosen event around each row, or the row itself, or -1."""
         return first_around(self.parent, chosen)
 
-    def _enclosing_open(self, found: Rows, place: Numbers) -> Rows:
+    def _enclosing_open(self, owner: Rows, place: Numbers) -> Rows:
         """Return the first enclosing event that has not ended at the place."""
-        found = found.copy()
+        owner = owner.copy()
         for _ in range(_MOST_TURNS):
-            over = np.flatnonzero(found >= 0)
-            over = over[self.end[found[over]] <= place[over]]
+            over = np.flatnonzero(owner >= 0)
+            over = over[self.end[owner[over]] <= place[over]]
             if len(over) == 0:
-                return found
-            found[over] = self._longer[found[over]]
-        found[over] = self._swept(place[over])
-        return found
+                return owner
+            owner[over] = self._longer[owner[over]]
+        owner[over] = self._swept(place[over])
+        return owner
 
     def _swept(self, place: Numbers) -> Rows:
         """Compute `at` place by place, for deep nesting."""
         begins, ends, longer = self.begin.tolist(), self.end.tolist(), self._longer.tolist()
         order = np.argsort(place, kind="stable")
-        found = []
+        open_at = []
         last, next_begin = -1, 0
         for where in place[order].tolist():
             while next_begin < len(begins) and begins[next_begin] <= where:
@@ -194,9 +194,9 @@ class Nesting:
             # Events that have ended are never innermost again.
             while last >= 0 and ends[last] <= where:
                 last = longer[last]
-            found.append(last)
+            open_at.append(last)
         result = np.empty(len(place), dtype=np.intp)
-        result[order] = found
+        result[order] = open_at
         return result
 
     @cached_property
@@ -280,16 +280,16 @@ def levels(parent: Rows) -> NDArray[np.int64]:
 
 def first_around(parent: Rows, chosen: NDArray[np.bool_]) -> Rows:
     """Return for each element of a tree the first chosen one from itself up to the root, or -1."""
-    found = np.where(chosen, np.arange(len(parent), dtype=np.intp), parent)
-    other = np.flatnonzero(found >= 0)
+    around = np.where(chosen, np.arange(len(parent), dtype=np.intp), parent)
+    other = np.flatnonzero(around >= 0)
     # Each iteration doubles the number of levels that are searched.
     while len(other):
-        above = found[found[other]]
-        moved = np.flatnonzero(above != found[other])
+        above = around[around[other]]
+        moved = np.flatnonzero(above != around[other])
         other, above = other[moved], above[moved]
-        found[other] = above
+        around[other] = above
         other = other[above >= 0]
-    return found
+    return around
 
 
 def with_those_below(parent: Rows, own: Numbers) -> Numbers:

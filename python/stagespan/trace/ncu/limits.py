@@ -80,11 +80,11 @@ class NcuKernel(Figures, frozen=True):
         return Finding(
             _SHARES.severity(percent or 0.0) or "low",
             f"{base_name(self.name)}{of} is {self.bound}: computing {self.compute_percent:.1f} %, "
-            f"memory {self.memory_percent:.1f} % of the peak; {'; '.join(self.reasons)}. "
-            f"{_ADVICE[self.bound]}.",
+            f"memory {self.memory_percent:.1f} % of the peak; {'; '.join(self.reasons)}.",
             (Evidence(self.name, None, self.launch_ns, "ns"),),
             f"ncu.{self.bound.replace('-', '_')}",
             {} if percent is None else {"percent": percent},
+            action=f"{_ADVICE[self.bound]}.",
         )
 
 

@@ -153,21 +153,21 @@ def collectives(
     )
 
 
-def _transit(trace: Trace, rows: Rows, known: Mapping[str, Sequence[int | None]]) -> Numbers:
+def _transit(trace: Trace, rows: Rows, times_of: Mapping[str, Sequence[int | None]]) -> Numbers:
     seen: dict[str, int] = {}
-    found = np.full(len(rows), -1, dtype=np.int64)
+    transit = np.full(len(rows), -1, dtype=np.int64)
     counts = Counter(trace.events.name[rows].tolist())
     for at, code in enumerate(trace.events.name[rows].tolist()):
         name = trace.names[code]
-        times = known.get(name, ())
+        times = times_of.get(name, ())
         # Collectives outside of steps are not in the file, so the counts may differ. Then it is
         # unknown which entry belongs to which collective.
         if len(times) == counts[code]:
             number = seen.get(name, 0)
             seen[name] = number + 1
             time = times[number]
-            found[at] = -1 if time is None else time
-    return found
+            transit[at] = -1 if time is None else time
+    return transit
 
 
 def _steps(trace: Trace, rows: Rows) -> Numbers:
@@ -185,13 +185,13 @@ def _steps(trace: Trace, rows: Rows) -> Numbers:
 
 def _groups_in_names(trace: Trace, rows: Rows) -> tuple[Numbers, list[str]]:
     """The groups in Ascend's names of collectives, in the form that `argument_of` returns."""
-    known: dict[str, int] = {}
+    groups: dict[str, int] = {}
     of_name = {}
     for code in np.unique(trace.events.name[rows]).tolist():
         found = ASCEND_GROUP.match(trace.names[code])
-        of_name[code] = -1 if found is None else known.setdefault(found[1], len(known))
+        of_name[code] = -1 if found is None else groups.setdefault(found[1], len(groups))
     codes = [of_name[code] for code in trace.events.name[rows].tolist()]
-    return np.array(codes, dtype=np.int64), list(known)
+    return np.array(codes, dtype=np.int64), list(groups)
 
 
 # --- Collectives of Ascend folders without a trace ---
@@ -217,7 +217,7 @@ def transits(found: communication.CollectiveStats | None) -> dict[str, list[int 
 
 
 def collectives_of_files(
-    found: communication.CollectiveStats | None, kernels: CsvTable | None, most: int | None = None
+    stats: communication.CollectiveStats | None, kernels: CsvTable | None, most: int | None = None
 ) -> Collectives:
     """The collectives of communication.json, and the computing of kernel_details.csv if given.
 
@@ -227,7 +227,7 @@ def collectives_of_files(
     calls = sorted(
         (
             _Call(e.begin_ns, e.begin_ns + e.elapse_ns, e.name, e.transit_ns or -1, e.step)
-            for e in ([] if found is None else found.operations)
+            for e in ([] if stats is None else stats.operations)
             if e.begin_ns is not None and e.elapse_ns is not None and e.elapse_ns >= 0
         ),
         key=lambda each: (each.begin_ns, each.end_ns),

@@ -144,16 +144,16 @@ class JobTraces:
         count = split + 1 if has_groups else 1
         above, below = times[:count], times[count:]
         others = sum(below) / len(below)
-        own = sum(above) / len(above)
+        mean_ns = sum(above) / len(above)
         longest = sorted(order[:count])
         return Imbalance(
             rank=self.numbers[order[0]],
             percent=share(times[0] - mean, mean),
             ranks=[self.numbers[at] for at in longest],
-            times=own / others if others else None,
+            times=mean_ns / others if others else None,
             above=longest,
             below=sorted(order[count:]),
-            mean_ns=own,
+            mean_ns=mean_ns,
             others_mean_ns=others,
         )
 
@@ -260,14 +260,14 @@ def place_in_step(job: JobTraces, at: int) -> PlaceInStep | None:
             places.setdefault((each.group, each.position), []).append(each)
     best: tuple[int, PlaceInStep] | None = None
     for (group, position), instances in places.items():
-        mine = [each for each in instances if each.last_at == at]
-        lost = sum(each.lost_ns for each in mine)
+        late = [each for each in instances if each.last_at == at]
+        lost = sum(each.lost_ns for each in late)
         if (
-            len(mine) >= _LEAST_TIMES
+            len(late) >= _LEAST_TIMES
             and share(lost, sum(each.lost_ns for each in instances)) >= _MOSTLY
             and (best is None or lost > best[0])
         ):
-            best = lost, PlaceInStep(mine[0].op, group, position, len(mine), len(instances))
+            best = lost, PlaceInStep(late[0].op, group, position, len(late), len(instances))
     if best is None or share(best[0], int(job.waits.waited_for_ns[at])) < _MOSTLY / 2:
         return None
     return best[1]
@@ -283,16 +283,16 @@ def chance_of_being_last(times: int, of: int, ranks: int) -> float:
     # Logarithms are needed because the binomial coefficient overflows from 1,000 collectives on.
     ways = math.lgamma(of + 1) - math.lgamma(largest + 1) - math.lgamma(of - largest + 1)
     first = math.exp(ways - largest * math.log(ranks) + (of - largest) * math.log1p(-1 / ranks))
-    term, found = first, 0.0
+    term, chance = first, 0.0
     for n in range(largest, of + 1):
-        found += term
+        chance += term
         term *= (of - n) / (n + 1) / (ranks - 1)
-        if term <= _NEGLIGIBLE * found:
+        if term <= _NEGLIGIBLE * chance:
             break
     term = first
     for n in range(largest, times, -1):
         term *= n * (ranks - 1) / (of - n + 1)
-        found += term
-        if term <= _NEGLIGIBLE * found:
+        chance += term
+        if term <= _NEGLIGIBLE * chance:
             break
-    return found
+    return chance

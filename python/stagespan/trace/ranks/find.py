@@ -45,25 +45,25 @@ def traces_in(folder: str | os.PathLike[str]) -> list[Path]:
     Raises TraceError if none are found.
     """
     folder = Path(folder)
-    found = _directly_in(folder)
-    if not found:
+    paths = _directly_in(folder)
+    if not paths:
         for below, folders, _ in os.walk(folder):
             folders.sort()
             # Files in a result folder belong to it.
             folders[:] = [each for each in folders if not is_ascend_folder(Path(below) / each)]
             if Path(below) != folder:
-                found += _directly_in(Path(below))
-    if not found and (folder.name.startswith("PROF_") or any(folder.glob("PROF_*"))):
+                paths += _directly_in(Path(below))
+    if not paths and (folder.name.startswith("PROF_") or any(folder.glob("PROF_*"))):
         raise TraceError(
             f"{folder} contains only raw data of an Ascend profiler: parse it with"
             " torch_npu.profiler.profiler.analyse(path), or with msprof, first."
         )
-    if not found:
+    if not paths:
         raise TraceError(
             f"{folder} contains no traces: pass a folder with .json or .json.gz files of the"
             " profiler, or one such file."
         )
-    return found
+    return paths
 
 
 def _directly_in(folder: Path) -> list[Path]:
@@ -73,13 +73,13 @@ def _directly_in(folder: Path) -> list[Path]:
         raise TraceError(
             f"{folder} cannot be read ({error.strerror or error}): check its permissions."
         ) from error
-    found = [
+    paths = [
         path
         for path in entries
         if not path.name.startswith(".")
         and (path.name.lower().endswith(_ENDINGS) if path.is_file() else is_ascend_folder(path))
     ]
-    return [path for path in found if not is_no_trace(path)] or found
+    return [path for path in paths if not is_no_trace(path)] or paths
 
 
 def is_no_trace(path: Path) -> bool:
@@ -106,15 +106,15 @@ def rank_of(
     for rank in (_number(distributed_info(trace).get("rank")), rank_of_folder):
         if rank is not None and 0 <= rank < MOST_RANKS:
             return rank, "metadata"
-    found = _NUMBERED.search(path.name)
-    if found is None and _PLACE.search(path.name):
+    match = _NUMBERED.search(path.name)
+    if match is None and _PLACE.search(path.name):
         return None, None  # see `ranks_by_place`
-    found = found or _BARE.search(path.name)
-    if found is None and folder is not None and path.parent != folder:
-        found = _NUMBERED.search(path.parent.name)
-    if found is None:
+    match = match or _BARE.search(path.name)
+    if match is None and folder is not None and path.parent != folder:
+        match = _NUMBERED.search(path.parent.name)
+    if match is None:
         return None, None
-    number = next(int(group) for group in found.groups() if group is not None)
+    number = next(int(group) for group in match.groups() if group is not None)
     return (number, "name") if number < MOST_RANKS else (None, None)
 
 
@@ -193,12 +193,12 @@ def least_ranks(trace: Trace, documents: dict[str, Any]) -> tuple[int, str] | No
 
     `documents` are the JSON files of an Ascend folder, otherwise empty.
     """
-    found = [
+    counts = [
         (_of_config(distributed_info(trace).get("pg_config")), "pg_config"),
         (_of_arguments(trace), "the collectives' process groups"),
         (_of_matrix(documents.get(MATRIX_JSON)), MATRIX_JSON),
     ]
-    known = [(count, source) for count, source in found if 0 < count <= MOST_RANKS]
+    known = [(count, source) for count, source in counts if 0 < count <= MOST_RANKS]
     return max(known, key=lambda each: each[0], default=None)
 
 

@@ -43,6 +43,8 @@ _OF_COMMON = "of the time between their first and last common collective"
 _MUCH_BEFORE = 25.0
 # Percent of the collectives' time: from here on, time in which no data moved is reported.
 _STILL = 50.0
+# Percent of all waiting: from here on, one rank is the cause of it.
+_MOSTLY = 50.0
 # A rank is late at a place in the step, or if it is last more often than chance explains.
 _CHANCE = 0.05
 
@@ -81,6 +83,12 @@ def verdict(job: JobTraces) -> tuple[str, str]:
     )
     if count < ranks:
         sentence += f"; {count:,} of {ranks:,} ranks {'is' if count == 1 else 'are'} {word}"
+    much = share(sums["waiting"], whole) >= _WAITED.medium
+    late = next(iter(_late(job)), None) if much and job.matched.count else None
+    if late is not None and "ranks.waiting" in late.covers:
+        at = job.numbers.index(int(late.numbers["rank"]))
+        percent = late.numbers["waited_percent"]
+        sentence += f"; {percent:.1f} % of the waiting is for {job.rank_name(at)}"
     return word, f"{sentence}."
 
 
@@ -146,12 +154,12 @@ def _waiting(job: JobTraces) -> list[Finding]:
         f" ({percent:.1f} % {_OF_COMMON}), mostly in {name_of_collective(op, group)}"
         f" ({in_words(lost, 'ns')} in {counted(len(worst), 'call')})."
     )
-    before = int(job.waits.reasons_ns[:, ROW[BEFORE]].sum())
+    before, caveat = int(job.waits.reasons_ns[:, ROW[BEFORE]].sum()), ""
     if share(before, job.lost_ns) >= _MUCH_BEFORE:
         if 2 * before >= job.lost_ns:
             severity = "medium" if severity == "high" else "low"
-        sentence += (
-            f" For {in_words(before, 'ns')} of this time they waited for ranks whose steps began"
+        caveat = (
+            f"For {in_words(before, 'ns')} of this time they waited for ranks whose steps began"
             " later; the traces do not show why."
         )
     evidence = tuple(_shown(job, job.worst(3)))
@@ -165,7 +173,7 @@ def _waiting(job: JobTraces) -> list[Finding]:
     # As many ranks wait less as are earlier than the mean, and the others arrive as much sooner.
     compared = int((job.waits.compared > 0).sum())
     gain = _gain(job.lost_ns / max(compared, 1), "all ranks arrive when they do on average")
-    return [Finding(severity, sentence, evidence, "ranks.waiting", numbers, gain)]
+    return [Finding(severity, sentence, evidence, "ranks.waiting", numbers, gain, caveat=caveat)]
 
 
 def _gain(time_ns: float, how: str) -> Gain | None:
@@ -191,7 +199,7 @@ def _late(job: JobTraces) -> list[Finding]:
     reasons = dict(zip(REASONS, waits.reasons_ns[at].tolist(), strict=True))
     why = max(reasons, key=lambda reason: int(reasons[reason]))
     rank = job.rank_name(at)
-    mine = [each for each in waits.instances if each.last_at == at]
+    late = [each for each in waits.instances if each.last_at == at]
     if place is None:
         came = f"{times:,} of {int(waits.took_part[at]):,} collectives"
     else:
@@ -200,7 +208,7 @@ def _late(job: JobTraces) -> list[Finding]:
             f"{name_of_collective(place.op, place.group)}, collective {number:,} of a step, in"
             f" {place.times:,} of {place.of:,} steps"
         )
-        mine = [e for e in mine if (e.group, e.position) == (place.group, place.position)]
+        late = [e for e in late if (e.group, e.position) == (place.group, place.position)]
     sentence = (
         f"The other ranks waited {in_words(lost, 'ns')} for {rank}"
         f" ({share(lost, job.lost_ns):.1f} % of all waiting). It arrived last at {came}, in total"
@@ -219,11 +227,12 @@ def _late(job: JobTraces) -> list[Finding]:
     # Changes to the traced work cannot save the part whose cause lies before the traces.
     shown = 1.0 - share(reasons[BEFORE], lost) / 100.0
     severity = _CAUSED.severity(share(caused * shown, own_time)) or "low"
+    caveat = ""
     if job.missing:
-        sentence += " One of the missing ranks may have been later."
+        caveat = "One of the missing ranks may have been later."
         severity = "medium" if severity == "high" else "low"
-    mine.sort(key=lambda each: -each.lost_ns)
-    evidence = tuple(_shown(job, mine[:3], late=True))
+    late.sort(key=lambda each: -each.lost_ns)
+    evidence = tuple(_shown(job, late[:3], late=True))
     numbers: dict[str, float] = {
         "rank": job.numbers[at],
         "waited_ns": lost,
@@ -238,7 +247,21 @@ def _late(job: JobTraces) -> list[Finding]:
     if why != NOT_KNOWN and not is_stage:
         numbers["reason_ns"] = reasons[why]
     gain = _gain(caused, "it arrives together with the next slowest rank")
-    return [Finding(severity, sentence, evidence, "ranks.late", numbers, gain)]
+    covers = _same_cause(job, at)
+    code = "ranks.late"
+    return [
+        Finding(severity, sentence, evidence, code, numbers, gain, caveat=caveat, covers=covers)
+    ]
+
+
+def _same_cause(job: JobTraces, at: int) -> tuple[str, ...]:
+    """Return the codes of findings whose cause is that a rank is late."""
+    same = []
+    if share(int(job.waits.waited_for_ns[at]), job.lost_ns) >= _MOSTLY:
+        same.append("ranks.waiting")
+    if job.imbalance is not None and list(job.imbalance.above) == [at]:
+        same.append("ranks.imbalance")
+    return tuple(same)
 
 
 def _before_and_since(instances: Sequence[CollectiveInstance], at: int) -> tuple[int, int]:
@@ -279,8 +302,9 @@ def _exposed(job: JobTraces) -> list[Finding]:
             f" {shares[order[0]]:.1f} % on {job.rank_name(order[0])}"
         )
     sentence += "."
+    details = ""
     if job.waits.instances:
-        sentence += f" {in_words(job.lost_ns, 'ns')} of this was spent waiting for other ranks."
+        details = f"{in_words(job.lost_ns, 'ns')} of this was spent waiting for other ranks."
     evidence = [
         Evidence(
             f"exposed communication of {job.rank_name(at)}",
@@ -292,10 +316,8 @@ def _exposed(job: JobTraces) -> list[Finding]:
     ]
     reason, more, still = _without_data(job)
     if not reason and job.missing:
-        reason = f" Part of it may be waiting for the missing ranks ({listed(job.missing)})."
-    sentence += reason or (
-        " Smaller messages, a faster link, or computation that overlaps them would help."
-    )
+        reason = f"Part of it may be waiting for the missing ranks ({listed(job.missing)})."
+    action = "Smaller messages, a faster link, or computation that overlaps them would help."
     numbers = {
         "time_ns": exposed,
         "percent": share(exposed, whole),
@@ -305,9 +327,19 @@ def _exposed(job: JobTraces) -> list[Finding]:
         "waiting_ns": job.lost_ns,
         **still,
     }
-    shown = (*evidence, *more)
-    gain = _gain(*_hideable(job))
-    return [Finding(severity, sentence, shown, "ranks.exposed_communication", numbers, gain)]
+    seen = (*evidence, *more)
+    return [
+        Finding(
+            severity,
+            sentence,
+            seen,
+            "ranks.exposed_communication",
+            numbers,
+            _gain(*_hideable(job)),
+            action="" if reason else action,
+            details=" ".join(filter(None, (details, reason))),
+        )
+    ]
 
 
 def _hideable(job: JobTraces) -> tuple[float, str]:
@@ -327,16 +359,16 @@ def _without_data(job: JobTraces) -> tuple[str, list[Evidence], dict[str, float]
 
     Returns a sentence, evidence, and the figures in the sentence.
     """
-    known = [each for each in job.waits.instances if each.still_ns is not None]
-    still = sum(each.still_ns or 0 for each in known)
-    pure = sum(each.pure_ns for each in known)
+    with_still = [each for each in job.waits.instances if each.still_ns is not None]
+    still = sum(each.still_ns or 0 for each in with_still)
+    pure = sum(each.pure_ns for each in with_still)
     beyond = job.exposed[0] - job.lost_ns
     if share(still, pure) < _STILL or share(still * len(job.summaries), beyond) < _STILL:
         return "", [], {}
-    known.sort(key=lambda each: -(each.still_ns or 0))
-    worst = known[0]
+    with_still.sort(key=lambda each: -(each.still_ns or 0))
+    worst = with_still[0]
     sentence = (
-        f" After all ranks that have a trace had arrived, no data moved for {in_words(still, 'ns')}"
+        f"After all ranks that have a trace had arrived, no data moved for {in_words(still, 'ns')}"
         f" of the {in_words(pure, 'ns')} that the collectives took"
         f" ({in_words(worst.still_ns, 'ns')} in {worst.name} number"
         f" {worst.index}):"
@@ -347,12 +379,12 @@ def _without_data(job: JobTraces) -> tuple[str, list[Evidence], dict[str, float]
         sentence += " the link or the library was slow."
     evidence = [
         Evidence(
-            f"{each.name} number {each.index}, no data moved after all arrived",
-            each.time_ns,
-            each.still_ns,
+            f"{instance.name} number {instance.index}, no data moved after all arrived",
+            instance.time_ns,
+            instance.still_ns,
             "ns",
         )
-        for each in known[:2]
+        for instance in with_still[:2]
     ]
     numbers: dict[str, float] = {
         "still_ns": still,
@@ -425,11 +457,11 @@ def _shown(
 ) -> list[Evidence]:
     return [
         Evidence(
-            f"{each.name} number {each.index}, {job.rank_name(each.last_at)} last,"
+            f"{instance.name} number {instance.index}, {job.rank_name(instance.last_at)} last,"
             f" {'after the next slowest rank' if late else 'waiting of all ranks'}",
-            each.time_ns,
-            each.late_ns if late else each.lost_ns,
+            instance.time_ns,
+            instance.late_ns if late else instance.lost_ns,
             "ns",
         )
-        for each in instances
+        for instance in instances
     ]

@@ -28,14 +28,14 @@ _OVERLAP = 0.5
 
 
 def ranks_of(
-    folder: str | os.PathLike[str], found: Sequence[RankSummary | UnreadableFile]
+    folder: str | os.PathLike[str], files: Sequence[RankSummary | UnreadableFile]
 ) -> Ranks:
     """The result from the summaries of all files.
 
     Raises TraceError if they are not summaries of one job's ranks.
     """
-    unreadable = [each for each in found if isinstance(each, UnreadableFile)]
-    readable, by_place = _with_places([each for each in found if isinstance(each, RankSummary)])
+    unreadable = [each for each in files if isinstance(each, UnreadableFile)]
+    readable, by_place = _with_places([each for each in files if isinstance(each, RankSummary)])
     if not readable:
         raise TraceError(
             f"No trace in {folder} can be read; the first problem: {unreadable[0].reason}"
@@ -112,11 +112,11 @@ def _with_places(readable: list[RankSummary]) -> tuple[list[RankSummary], list[s
         remark = "The names of the files number the ranks: those of a node are neighbours."
         return _with_ranks(readable, ranks), [remark] if ranks else []
     ranks, kinds = ranks_by_place([Path(each.path) for each in readable])
-    known = _with_ranks(readable, ranks)
+    with_rank = _with_ranks(readable, ranks)
     if len(kinds) < 2:
-        return known, []
+        return with_rank, []
     order = ", then ".join(kind.upper() for kind in kinds)
-    return known, [f"The names of the files number the ranks: neighbours differ in {order}."]
+    return with_rank, [f"The names of the files number the ranks: neighbours differ in {order}."]
 
 
 def _with_ranks(readable: list[RankSummary], ranks: dict[Path, int]) -> list[RankSummary]:
@@ -215,13 +215,13 @@ def _about_files(
         ranks = listed(missing)
         number = len(missing) + len(summaries)
         if world_from in (None, "metadata"):
-            one = f"{len(missing)} of {number} ranks are missing: {ranks}."
+            sentence = f"{len(missing)} of {number} ranks are missing: {ranks}."
         else:
-            one = (
+            sentence = (
                 f"{len(missing)} of at least {number} ranks are missing, as {world_from} shows:"
                 f" {ranks}."
             )
-        remarks.append(f"{one} The last rank is known only among the ranks with a trace.")
+        remarks.append(f"{sentence} The last rank is known only among the ranks with a trace.")
     for rank, paths in list(duplicated.items())[:MOST_LISTED]:
         used = next(each.path for each in summaries if each.rank == rank)
         remarks.append(

@@ -145,14 +145,16 @@ def match(summaries: Sequence[RankSummary]) -> Matched:
     codes: dict[str, int] = {}
     alone = 0
     for number, summary in enumerate(summaries):
-        found = summary.collectives
-        ops = np.array([codes.setdefault(op, len(codes)) for op in found.ops], dtype=np.int16)
-        private = np.isin(found.op, [at for at, op in enumerate(found.ops) if op in BETWEEN_TWO])
+        collectives = summary.collectives
+        ops = np.array([codes.setdefault(op, len(codes)) for op in collectives.ops], dtype=np.int16)
+        private = np.isin(
+            collectives.op, [at for at, op in enumerate(collectives.ops) if op in BETWEEN_TWO]
+        )
         alone += int(private.sum())
-        for group, name in enumerate(found.groups):
-            rows = np.flatnonzero((found.group == group) & ~private).astype(np.int32)
+        for group, name in enumerate(collectives.groups):
+            rows = np.flatnonzero((collectives.group == group) & ~private).astype(np.int32)
             if len(rows):
-                calls = _GroupCalls(number, ops[found.op[rows]], rows, found)
+                calls = _GroupCalls(number, ops[collectives.op[rows]], rows, collectives)
                 by_group.setdefault(name, []).append(calls)
     blocks, matched = [], set()
     for name, members in by_group.items():
@@ -211,7 +213,7 @@ def _shift(base: _GroupCalls, calls: _GroupCalls) -> int | None:
     middle = len(end) // 2
     nearest = int(np.searchsorted(base_end, end[middle])) - middle
     tried = {about + by for about in (0, nearest) for by in range(-_SHIFTS, _SHIFTS + 1)}
-    found: list[tuple[float, float, int]] = []
+    shifts: list[tuple[float, float, int]] = []
     # Most ranks began together, so that no other shift can be better.
     for shift in sorted(tried, key=abs):
         low, high = max(0, shift), min(len(base_end), shift + len(end))
@@ -225,16 +227,16 @@ def _shift(base: _GroupCalls, calls: _GroupCalls) -> int | None:
         median_difference = float(np.median(differences))
         spread = float(np.median(np.abs(differences - median_difference)))
         if _at_one_time(differences, spread, base_end[low:high]):
-            found.append((spread, abs(median_difference), shift))
+            shifts.append((spread, abs(median_difference), shift))
             together = len(end) == len(base_end) and shift == 0
             if together and spread <= _NOISE_NS and abs(median_difference) <= _CLOCKS_NS:
                 return 0
-    if not found:
+    if not shifts:
         return None
     # Equal steps have the same distances at several shifts. Then the clocks decide, except for
     # traces of equal length, which most likely began together.
-    least = max(_SIMILAR_FACTOR * min(found)[0], _NOISE_NS)
-    similar = [each for each in found if each[0] <= least]
+    least = max(_SIMILAR_FACTOR * min(shifts)[0], _NOISE_NS)
+    similar = [each for each in shifts if each[0] <= least]
 
     def quality(each: tuple[float, float, int]) -> tuple[bool, float, int]:
         _, differences, shift = each
@@ -290,7 +292,7 @@ def align(summaries: Sequence[RankSummary], matched: Matched) -> Clocks:
     """
     count = len(summaries)
     spread, offset = _relaxed(count, matched)
-    known = np.array([each is not None for each in spread], dtype=np.bool_)
+    is_aligned = np.array([each is not None for each in spread], dtype=np.bool_)
     error = np.array(
         [-1 if each is None else round(_TO_SIGMA * each) for each in spread], dtype=np.int64
     )
@@ -302,13 +304,13 @@ def align(summaries: Sequence[RankSummary], matched: Matched) -> Clocks:
         zeros = np.zeros(count, dtype=np.int64)
         return Clocks(zeros, zeros.copy(), (ONE_HOST,) * count)
     for members in hosts.values():
-        aligned = [at for at in members if known[at]]
+        aligned = [at for at in members if is_aligned[at]]
         if aligned:
             offset[members] = np.median(offset[aligned])
-            known[members] = True
-    offset[known] -= np.median(offset[known]) if known.any() else 0.0
-    offset[~known] = 0.0
-    how = tuple(BY_COLLECTIVES if each else UNKNOWN_CLOCK for each in known)
+            is_aligned[members] = True
+    offset[is_aligned] -= np.median(offset[is_aligned]) if is_aligned.any() else 0.0
+    offset[~is_aligned] = 0.0
+    how = tuple(BY_COLLECTIVES if each else UNKNOWN_CLOCK for each in is_aligned)
     return Clocks(np.rint(offset).astype(np.int64), error, how)
 
 

@@ -174,19 +174,19 @@ class _Rank:
 
     def _new_pid(self, written: bytes) -> tuple[int, msgspec.Raw]:
         """The new number of a pid that is given as in the file, and this number as JSON."""
-        known = self._as_written.get(written)
-        if known is None:
+        text = self._as_written.get(written)
+        if text is None:
             number = self._process(_text(written))
-            known = self._as_written[written] = (number, _raw(number))
-        return known
+            text = self._as_written[written] = (number, _raw(number))
+        return text
 
     def _new_tid(self, process: bytes, written: bytes) -> msgspec.Raw:
         """The new number of a tid of a process, as JSON."""
-        known = self._threads_as_written.get((process, written))
-        if known is None:
-            known = _raw(self._thread(_text(process), _text(written)))
-            self._threads_as_written[process, written] = known
-        return known
+        text = self._threads_as_written.get((process, written))
+        if text is None:
+            text = _raw(self._thread(_text(process), _text(written)))
+            self._threads_as_written[process, written] = text
+        return text
 
     def _metadata(self, entry: RawEvent, process: int | None) -> bool:
         name = _text(bytes(entry.get("name", _NOTHING)))
@@ -232,20 +232,20 @@ class _Rank:
 
     def _process(self, written: str) -> int:
         """The number of a process, by its pid in the file."""
-        known = self._processes.get(written)
-        if known is None:
+        number = self._processes.get(written)
+        if number is None:
             self._numbers.process += 1
-            known = self._processes[written] = self._numbers.process
-        return known
+            number = self._processes[written] = self._numbers.process
+        return number
 
     def _thread(self, process: str, written: str) -> int:
         """The number of a thread, by pid and tid in the file."""
-        known = self._threads.get((process, written))
-        if known is None:
+        number = self._threads.get((process, written))
+        if number is None:
             self._process(process)
             self._numbers.thread += 1
-            known = self._threads[process, written] = self._numbers.thread
-        return known
+            number = self._threads[process, written] = self._numbers.thread
+        return number
 
     def _id(self, written: bytes) -> bytes:
         """The new id of a flow, a call or an object; both are as in the file."""

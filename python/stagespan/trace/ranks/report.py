@@ -176,7 +176,7 @@ class Ranks(JobTraces, Titled):
     def head(self) -> list[Block]:
         """The verdict, the ranks, and what is known about their collectives."""
         blocks: list[Block] = [
-            Line(f"{Path(self.folder).name}: {len(self.summaries)} ranks", "strong"),
+            Line(f"{Path(self.folder).name}: {self._counted_ranks()}", "strong"),
             Line(self.title()[1], "strong"),
             Line(headline(self)),
             *(Line(remark, "remark") for remark in self.remarks),
@@ -197,21 +197,26 @@ class Ranks(JobTraces, Titled):
             )
         return blocks
 
+    def _counted_ranks(self) -> str:
+        count = len(self.summaries)
+        shown = f", {_ROWS_SHOWN} of them shown" if count > _ROWS_SHOWN else ""
+        return f"{count} ranks{shown}"
+
     def tables(self) -> list[Table]:
         """Ranks, collectives, and the single collectives with the longest waits."""
         return tables(self)
 
     def chart(self) -> Chart | None:
         """Return the parts of each rank's time, which add up to its time."""
-        shown = range(min(len(self.summaries), _MOST_DRAWN))
-        usages = [self.usage(at) for at in shown]
+        drawn = range(min(len(self.summaries), _MOST_DRAWN))
+        usages = [self.usage(at) for at in drawn]
         parts = [(words, part, [usage[part] for usage in usages]) for part, words in PARTS.items()]
-        if len(shown) < 2 or not any(any(times) for *_, times in parts):
+        if len(drawn) < 2 or not any(any(times) for *_, times in parts):
             return None
-        left = len(self.summaries) - len(shown)
+        left = len(self.summaries) - len(drawn)
         return {
             "kind": "ranks",
-            "ranks": [self.summaries[at].rank for at in shown],
+            "ranks": [self.summaries[at].rank for at in drawn],
             "parts": [part for part in parts if any(part[2])],
             "note": f"Not drawn: {counted(left, 'rank')}." if left else "",
         }

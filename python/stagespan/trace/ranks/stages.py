@@ -136,28 +136,31 @@ def slower_stages(
     """
     # Without the time in collectives, what is left is not waiting.
     waits_are_known = any(runs.waited_ns for rank in times for runs in rank.values())
-    found: list[Slower] = []
+    slower: list[Slower] = []
     undecided: list[Slower] = []
-    for stage in dict.fromkeys(name for each in times for name in each):
+    for stage in dict.fromkeys(name for candidate in times for name in candidate):
         runs = {
-            at: each[stage]
-            for at, each in enumerate(times)
-            if stage in each and each[stage].runs >= _LEAST_RUNS
+            at: candidate[stage]
+            for at, candidate in enumerate(times)
+            if stage in candidate and candidate[stage].runs >= _LEAST_RUNS
         }
         slow = [
-            each for at in runs if (each := _slower(at, stage, runs)) and not is_wait(at, stage)
+            candidate
+            for at in runs
+            if (candidate := _slower(at, stage, runs)) and not is_wait(at, stage)
         ]
         if 2 * len(slow) > len(runs):
             continue
-        for each in slow:
-            waiting = _waiting(each, times)
-            each = _with(each, waiting)
+        for candidate in slow:
+            waiting = _waiting(candidate, times)
+            candidate = _with(candidate, waiting)
             # Half of the ranks: either half may wait for the other.
             is_open = 2 * len(slow) == len(runs) and not waits_are_known
-            is_open = is_open and is_wait(each.rank, stage) is None
-            (undecided if is_open else found).append(each)
+            is_open = is_open and is_wait(candidate.rank, stage) is None
+            (undecided if is_open else slower).append(candidate)
     return sorted(
-        [*found, *_decided(undecided)], key=lambda each: (-each.more_ns, each.rank, each.stage)
+        [*slower, *_decided(undecided)],
+        key=lambda candidate: (-candidate.more_ns, candidate.rank, candidate.stage),
     )
 
 
@@ -190,14 +193,14 @@ def _waiting(slower: Slower, times: Sequence[Mapping[str, StageRuns]]) -> Waitin
     own = times[slower.rank]
     others = [at for at in range(len(times)) if at != slower.rank]
     best: tuple[float, str, float] | None = None
-    for stage, mine in own.items():
+    for stage, here in own.items():
         if stage == slower.stage:
             continue
         extra, each_run = [], []
         for at in others:
             theirs = times[at].get(stage)
             if theirs is not None and theirs.runs:
-                more = theirs.own_ns + theirs.waited_ns - mine.own_ns - mine.waited_ns
+                more = theirs.own_ns + theirs.waited_ns - here.own_ns - here.waited_ns
                 extra.append(float(more))
                 each_run.append(more / theirs.runs)
         if 2 * len(extra) > len(others):
@@ -226,35 +229,35 @@ def stage_findings(
     is_wait: IsWait = lambda rank, stage: None,
 ) -> list[Finding]:
     """Return findings about slower ranks; `names` and `whole_ns` are those of all ranks."""
-    found = []
-    for each in slower_stages(times, is_wait):
-        percent = share(each.more_ns, whole_ns[each.rank])
+    findings = []
+    for slower in slower_stages(times, is_wait):
+        percent = share(slower.more_ns, whole_ns[slower.rank])
         severity = _SHARES.severity(percent)
         if severity is None:
             continue
         sentence = (
-            f"{each.sentence(names)}, {in_words(each.more_ns, 'ns')} more in total"
+            f"{slower.sentence(names)}, {in_words(slower.more_ns, 'ns')} more in total"
             f" ({percent:.1f} % of its time)."
         )
-        shown = tuple(
-            Evidence(f"{each.stage} on {names[at]}", None, times[at][each.stage].own_ns, "ns")
+        items = tuple(
+            Evidence(f"{slower.stage} on {names[at]}", None, times[at][slower.stage].own_ns, "ns")
             for at in sorted(
-                (at for at in range(len(times)) if each.stage in times[at]),
-                key=lambda at: -times[at][each.stage].own_ns,
+                (at for at in range(len(times)) if slower.stage in times[at]),
+                key=lambda at: -times[at][slower.stage].own_ns,
             )[:3]
         )
         numbers = {
-            "mean_ns": each.run_ns,
-            "others_ns": each.others_ns,
-            "more_ns": each.more_ns,
+            "mean_ns": slower.run_ns,
+            "others_ns": slower.others_ns,
+            "more_ns": slower.more_ns,
             "percent": percent,
         }
         how = "its runs take as long as those of the other ranks"
-        if not each.is_cause:
+        if not slower.is_cause:
             how = "the rank that the other one waits for is as fast as that one"
-        gain = Gain(round(each.more_ns), at_most=True, how=how)
-        found.append(Finding(severity, sentence, shown, "ranks.stage", numbers, gain))
-    return found[:_MOST_FINDINGS]
+        gain = Gain(round(slower.more_ns), at_most=True, how=how)
+        findings.append(Finding(severity, sentence, items, "ranks.stage", numbers, gain))
+    return findings[:_MOST_FINDINGS]
 
 
 def stage_table(times: Sequence[Mapping[str, StageRuns]], names: Sequence[str]) -> Table | None:
@@ -265,15 +268,15 @@ def stage_table(times: Sequence[Mapping[str, StageRuns]], names: Sequence[str]) 
             totals[stage] = totals.get(stage, 0) + time.own_ns + time.waited_ns
     if not totals:
         return None
-    shown = range(min(len(times), _MOST_RANKS))
+    columns_shown = range(min(len(times), _MOST_RANKS))
     rows: list[tuple[Cell, ...]] = [
-        (stage, *(_whole_ns(times[at], stage) for at in shown))
+        (stage, *(_whole_ns(times[at], stage) for at in columns_shown))
         for stage in sorted(totals, key=lambda name: -totals[name])[:_MOST_ROWS]
     ]
     note = "Time in each stage, without the stages inside it."
-    if len(times) > len(shown):
-        note += f" Not shown: {len(times) - len(shown):,} ranks."
-    columns = (("stage", ""), *((names[at], "ns") for at in shown))
+    if len(times) > len(columns_shown):
+        note += f" Not shown: {len(times) - len(columns_shown):,} ranks."
+    columns = (("stage", ""), *((names[at], "ns") for at in columns_shown))
     return Table("Stages by rank", columns, rows, note)
 
 

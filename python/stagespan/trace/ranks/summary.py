@@ -89,11 +89,11 @@ def usage_of(trace: Trace, window: tuple[int, int], stages: AscendSteps | None =
     working = computing | Cover(events.begin_ns[communicates], events.end_ns[communicates])
     busy = working | Cover(events.begin_ns[copies], events.end_ns[copies])
     steps, (begin, end) = 0, window
-    found = steps_of(trace)
-    if found is not None and found.steps:
-        first, last = int(found.begin_ns[0]), int(found.end_ns[-1])
+    step_ranges = steps_of(trace)
+    if step_ranges is not None and step_ranges.steps:
+        first, last = int(step_ranges.begin_ns[0]), int(step_ranges.end_ns[-1])
         if busy.time_in(first, last) >= _LEAST_SHARE * busy.time_in(begin, end):
-            steps, begin, end = found.steps, first, last
+            steps, begin, end = step_ranges.steps, first, last
     computing_ns, working_ns, busy_ns = (
         each.time_in(begin, end) for each in (computing, working, busy)
     )
@@ -111,18 +111,18 @@ def usage_of(trace: Trace, window: tuple[int, int], stages: AscendSteps | None =
 
 def usage_of_stages(stages: AscendSteps) -> Usage | None:
     """The usage by the steps of a folder without a trace; None if no step is complete."""
-    known = [
+    usages = [
         (step.computing_ns, step.exposed_ns, step.free_ns)
         for step in stages.steps
         if None not in (step.computing_ns, step.exposed_ns, step.free_ns)
     ]
-    computing, exposed, free = (sum(each[at] or 0 for each in known) for at in range(3))
+    computing, exposed, free = (sum(each[at] or 0 for each in usages) for at in range(3))
     if computing + exposed + free <= 0:
         return None
     stage_ns, stage_communicating_ns = _stage_times(stages)
     return Usage(
         time_ns=computing + exposed + free,
-        steps=len(known),
+        steps=len(usages),
         computing_ns=computing,
         communicating_ns=exposed,
         copying_ns=0,
@@ -300,25 +300,25 @@ def _times_by_stage(trace: Trace) -> dict[str, StageRuns]:
         events.end_ns[calls.rows],
         events.name[calls.rows],
     )
-    own = exclusive(begin, end, calls.thread)
+    own_ns = exclusive(begin, end, calls.thread)
     # On an axis that advances only while the rank communicates and does not compute, the same
-    # ranges are nested in the same way, so their own times there are those parts of `own`.
+    # ranges are nested in the same way, so their own times there are those parts of `own_ns`.
     communicates, computing = work_of(trace)
     working = computing | Cover(events.begin_ns[communicates], events.end_ns[communicates])
     waiting_until = working.until(begin) - computing.until(begin)
     waiting_after = working.until(end) - computing.until(end)
-    waited = np.minimum(exclusive(waiting_until, waiting_after, calls.thread), own)
-    found = {}
-    for each in grouped(names.astype(np.int64), own)[:_MOST_STAGES]:
-        of_stage = names == each.code
+    waited = np.minimum(exclusive(waiting_until, waiting_after, calls.thread), own_ns)
+    runs_of = {}
+    for group in grouped(names.astype(np.int64), own_ns)[:_MOST_STAGES]:
+        of_stage = names == group.code
         waited_ns = int(waited[of_stage].sum())
-        found[trace.names[each.code]] = StageRuns(
-            each.count,
-            each.time_ns - waited_ns,
+        runs_of[trace.names[group.code]] = StageRuns(
+            group.count,
+            group.time_ns - waited_ns,
             waited_ns,
-            float(np.median((own - waited)[of_stage])) if each.count < MANY_RUNS else None,
+            float(np.median((own_ns - waited)[of_stage])) if group.count < MANY_RUNS else None,
         )
-    return found
+    return runs_of
 
 
 def _of_tables(
@@ -328,16 +328,16 @@ def _of_tables(
     most: int | None,
 ) -> RankSummary | UnreadableFile:
     """The summary of an Ascend folder that contains no trace."""
-    empty, known = without_events(str(path)), _communication(files.documents)
+    empty, communication = without_events(str(path)), _communication(files.documents)
     kernels = files.tables.get(KERNEL_DETAILS)
-    steps = ascend_steps.analyze(empty, files.tables.get(STEP_TRACE_TIME), kernels, known)
+    steps = ascend_steps.analyze(empty, files.tables.get(STEP_TRACE_TIME), kernels, communication)
     usage = usage_of_stages(steps) if isinstance(steps, ascend_steps.AscendSteps) else None
     if usage is None:
         return UnreadableFile(
             str(path),
             f"{files.output} contains neither a trace nor a step with times in {STEP_TRACE_TIME}.",
         )
-    operations = collectives_of_files(known, kernels, most)
+    operations = collectives_of_files(communication, kernels, most)
     begin = int(operations.begin_ns.min()) if len(operations) else 0
     rank, rank_from = rank_of(empty, path, folder, files.rank)
     return RankSummary(

@@ -87,7 +87,7 @@ def reasons(
     # The part of the delay that arose since then.
     took = np.clip(longer(begin - since), 0, late)
     of_step = np.clip(longer(begin - start_ns[:, np.newaxis]), 0, late)
-    own = np.where(initial, of_step, np.where(comparable, took, 0.0)) / late
+    own_part = np.where(initial, of_step, np.where(comparable, took, 0.0)) / late
     # It is divided like the time by which the last rank did each of these for longer.
     computing = np.maximum(longer(computed), 0.0)
     communicating = np.maximum(longer(busy - computed), 0.0)
@@ -97,15 +97,15 @@ def reasons(
 
     def part(time: NDArray[np.float64]) -> NDArray[np.float64]:
         share: NDArray[np.float64] = np.where(divided, time / np.where(whole > 0, whole, 1), 0)
-        return own * share
+        return own_part * share
 
-    known = computing_known[:, np.newaxis] & computing_known[last]
+    both_known = computing_known[:, np.newaxis] & computing_known[last]
     # If only the time since the step's begin was longer, the rank did nothing for longer.
-    host = np.where(divided, part(neither), np.where(initial, own, 0.0))
+    host = np.where(divided, part(neither), np.where(initial, own_part, 0.0))
     shares = {
-        COMPUTING: np.where(known, part(computing), 0.0),
+        COMPUTING: np.where(both_known, part(computing), 0.0),
         OTHER_COLLECTIVES: part(communicating),
-        HOST: np.where(known, host, 0.0),
+        HOST: np.where(both_known, host, 0.0),
     }
     weighed = np.where(begin == NO_VALUE, 0, lost_ns[:, columns]).astype(np.float64)
     times = np.zeros((len(REASONS), len(columns)), dtype=np.int64)
@@ -241,11 +241,11 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
             # With the collective before, from which delays are counted.
             before = min(first, 1)
             part = block.columns(slice(first - before, first + at_once))
-            own = slice(before, None)
-            known = part.known
+            inside = slice(before, None)
+            is_known = part.known
             begin = part.begin_ns - clocks.offset_ns[part.ranks][:, None]
             end = part.end_ns - clocks.offset_ns[part.ranks][:, None]
-            arrival = np.where(known, begin, NO_VALUE)
+            arrival = np.where(is_known, begin, NO_VALUE)
             ascending = np.sort(arrival, axis=0)
             latest, next_latest = ascending[-1], ascending[-2]
             last_row = np.argmax(arrival, axis=0)
@@ -253,19 +253,19 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
             late = latest - next_latest
             has_last = late > tolerance
             has_last[:before] = False
-            wait = np.where(known, np.clip(latest - begin, 0, end - begin), 0)
-            idle = np.where(known, np.maximum(wait - part.computed_in_ns, 0), 0)
+            wait = np.where(is_known, np.clip(latest - begin, 0, end - begin), 0)
+            idle = np.where(is_known, np.maximum(wait - part.computed_in_ns, 0), 0)
             waited_in, lost_in = wait.sum(axis=0), idle.sum(axis=0)
-            pure = np.where(known, end - begin, np.iinfo(np.int64).max).min(axis=0)
-            np.add.at(waited, part.ranks, wait[:, own].sum(axis=1))
-            np.add.at(lost, part.ranks, idle[:, own].sum(axis=1))
-            np.add.at(compared, part.ranks, known[:, own].sum(axis=1))
+            pure = np.where(is_known, end - begin, np.iinfo(np.int64).max).min(axis=0)
+            np.add.at(waited, part.ranks, wait[:, inside].sum(axis=1))
+            np.add.at(lost, part.ranks, idle[:, inside].sum(axis=1))
+            np.add.at(compared, part.ranks, is_known[:, inside].sum(axis=1))
             np.add.at(last, last_rank[has_last], 1)
             np.add.at(caused, last_rank[has_last], np.minimum(late, idle.max(axis=0))[has_last])
             np.add.at(waited_for, last_rank[has_last], lost_in[has_last])
             columns = np.flatnonzero(has_last)
             why = reasons(
-                replace(part, begin_ns=arrival, end_ns=np.where(known, end, NO_VALUE)),
+                replace(part, begin_ns=arrival, end_ns=np.where(is_known, end, NO_VALUE)),
                 columns,
                 last_row[columns],
                 idle,
@@ -274,7 +274,7 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
             )
             np.add.at(reasons_ns, last_rank[columns], why.T)
             still = _still(part, begin, end, latest)
-            known_on = known.sum(axis=0)
+            known_on = is_known.sum(axis=0)
             instances += [
                 CollectiveInstance(
                     op=part.ops[at],
@@ -340,12 +340,12 @@ def _still(
 
 def _positions(block: MatchedCalls) -> tuple[list[int | None], list[int | None]]:
     """Each collective's step and its number in the step, by the trace that has most of them."""
-    known = block.known & (block.step >= 0)
-    row = int(known.sum(axis=1).argmax())
+    with_step = block.known & (block.step >= 0)
+    row = int(with_step.sum(axis=1).argmax())
     steps: list[int | None] = []
     positions: list[int | None] = []
     last, number = -1, 0
-    for there, step in zip(known[row].tolist(), block.step[row].tolist(), strict=True):
+    for there, step in zip(with_step[row].tolist(), block.step[row].tolist(), strict=True):
         if not there:
             steps.append(None)
             positions.append(None)

@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import Any, cast
 
 from stagespan.errors import StagespanError
+from stagespan.process.messages import message_of
 from stagespan.trace.ranks.collectives import most_collectives
 from stagespan.trace.ranks.summary import RankSummary, UnreadableFile, summarise
-from stagespan.trace.read.remote import reason_of
 
 Summary = RankSummary | UnreadableFile
 # Below this size, reading takes less time than starting worker processes.
@@ -132,7 +132,7 @@ def _in_cluster(
         ) from error
     except (OSError, ValueError) as error:
         raise StagespanError(
-            f"The cluster at {address!r} cannot be used ({reason_of(error)[:200]}): check the"
+            f"The cluster at {address!r} cannot be used ({message_of(error)[:200]}): check the"
             " address of its scheduler, such as tcp://host:8786."
         ) from error
     with client:

@@ -158,14 +158,14 @@ class Call:
 
         Raises CostUnknownError if there is none, or if it does not have `rank` dimensions.
         """
-        found = self.arguments[at] if 0 <= at < len(self.arguments) else None
-        if not isinstance(found, Tensor):
+        argument = self.arguments[at] if 0 <= at < len(self.arguments) else None
+        if not isinstance(argument, Tensor):
             raise CostUnknownError(f"argument {at} is not a tensor in the trace")
-        if found.type == SPARSE:
+        if argument.type == SPARSE:
             raise CostUnknownError(f"the trace does not contain how full argument {at} is")
-        if rank is not None and len(found.dims) != rank:
-            raise CostUnknownError(f"argument {at} has {len(found.dims)} dimensions, not {rank}")
-        return found
+        if rank is not None and len(argument.dims) != rank:
+            raise CostUnknownError(f"argument {at} has {len(argument.dims)} dimensions, not {rank}")
+        return argument
 
     def dims(self, at: int, rank: int | None = None) -> tuple[int, ...]:
         """Return the dimensions of the tensor that is argument `at`, as `tensor` does."""
@@ -226,14 +226,14 @@ def call_of(
     names, steps, written = _list(types) or [], _list(strides) or [], _list(values) or []
     has_strides = any(isinstance(step, list) and step for step in steps)
     inside = _type_in(kernels)
-    found: list[Tensor | tuple[Tensor, ...] | None] = []
+    arguments: list[Tensor | tuple[Tensor, ...] | None] = []
     for at, size in enumerate(sizes):
         kind = str(names[at]) if at < len(names) else ""
         step = steps[at] if at < len(steps) else None
         if has_strides and step == [] and isinstance(size, list) and size:
             kind = SPARSE
-        found.append(_argument(size, kind, step, inside, types == ""))
-    return Call(name, tuple(found), tuple(map(_value, written)), tuple(kernels))
+        arguments.append(_argument(size, kind, step, inside, types == ""))
+    return Call(name, tuple(arguments), tuple(map(_value, written)), tuple(kernels))
 
 
 def _argument(
@@ -261,11 +261,11 @@ def _argument(
 def _type_in(kernels: Sequence[str]) -> str:
     """Return the type of the elements that the kernels process, by their names; "" if unknown."""
     for kernel in kernels:
-        if found := _OPAQUE.search(kernel):
+        if match := _OPAQUE.search(kernel):
             # Copies move bits, so any type of the size serves.
-            return {1: "bool", 2: "c10::Half", 4: "float", 8: "double"}.get(int(found[1]), "")
-        if found := _TYPE_IN_NAME.search(kernel):
-            return _SHORT_NAMES.get(found[0], found[0])
+            return {1: "bool", 2: "c10::Half", 4: "float", 8: "double"}.get(int(match[1]), "")
+        if match := _TYPE_IN_NAME.search(kernel):
+            return _SHORT_NAMES.get(match[0], match[0])
     return ""
 
 
@@ -314,11 +314,11 @@ def inputs_in_words(dims: str) -> str:
     if not isinstance(inputs, list):
         return ""
     words = []
-    for each in inputs:
-        if isinstance(each, list) and each:
+    for written in inputs:
+        if isinstance(written, list) and written:
             # A list of tensors is one input.
-            nested = isinstance(each[0], list)
-            parts = each if nested else [each]
+            nested = isinstance(written[0], list)
+            parts = written if nested else [written]
             shown = ["x".join(map(str, part)) for part in parts if isinstance(part, list)]
             words.append(f"[{', '.join(shown)}]" if nested else shown[0])
     return ", ".join(words)

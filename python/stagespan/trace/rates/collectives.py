@@ -111,11 +111,11 @@ def _outermost(trace: Trace, rows: Rows) -> Rows:
 
 
 def exposed_calls(
-    trace: Trace, rows: Rows, computes: Cover, within: tuple[int, int]
+    trace: Trace, rows: Rows, computes: Cover, window: tuple[int, int]
 ) -> tuple[Rows, Numbers]:
     """Some collectives, and the time in ns of each within an interval in which nothing computed."""
     events = trace.events
-    begin, end = (np.clip(each[rows], *within) for each in (events.begin_ns, events.end_ns))
+    begin, end = (np.clip(each[rows], *window) for each in (events.begin_ns, events.end_ns))
     return rows, end - begin - computes.within(begin, end)
 
 
@@ -140,11 +140,11 @@ def bytes_in(trace: Trace, rows: Rows) -> Numbers:
     elements = number_of(trace, rows, "In msg nelems")
     code, types = argument_of(trace, rows, "dtype")
     size = np.array([*(_SIZES.get(each.lower(), -1) for each in types), -1], dtype=np.int64)[code]
-    found = np.where((elements >= 0) & (size > 0), elements * size, -1)
-    missing = np.flatnonzero(found < 0)
+    moved = np.where((elements >= 0) & (size > 0), elements * size, -1)
+    missing = np.flatnonzero(moved < 0)
     if len(missing):
-        found[missing] = _bytes_of_shapes(trace, annotations_of(trace, rows[missing]))
-    return found
+        moved[missing] = _bytes_of_shapes(trace, annotations_of(trace, rows[missing]))
+    return moved
 
 
 def annotations_of(trace: Trace, rows: Rows) -> Rows:
@@ -152,18 +152,18 @@ def annotations_of(trace: Trace, rows: Rows) -> Rows:
     events = trace.events
     marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, COMMUNICATES)
     calls = launch_of(trace, rows)
-    found = np.where(marks[rows], rows, -1)
-    chosen, known = np.flatnonzero(marks), np.flatnonzero((calls >= 0) & (found < 0))
-    index = ThreadIndex(trace, chosen, calls[known])
-    if len(chosen) == 0 or len(known) == 0 or not index.fits:
-        return found
+    annotation = np.where(marks[rows], rows, -1)
+    chosen, with_call = np.flatnonzero(marks), np.flatnonzero((calls >= 0) & (annotation < 0))
+    index = ThreadIndex(trace, chosen, calls[with_call])
+    if len(chosen) == 0 or len(with_call) == 0 or not index.fits:
+        return annotation
     nesting = Nesting.of(trace, index.axis, chosen, index.of[0])
-    around = nesting.at(index.axis.place(index.of[1], events.begin_ns[calls[known]]))
+    around = nesting.at(index.axis.place(index.of[1], events.begin_ns[calls[with_call]]))
     # `record_param_comms` has shapes of its arguments, which are not those of the message.
     named_so = named(trace, _WITH_SHAPES, nesting.rows)
     around = values_at(nesting.first_around(named_so), around)
-    found[known] = values_at(nesting.rows, around)
-    return found
+    annotation[with_call] = values_at(nesting.rows, around)
+    return annotation
 
 
 _WITH_SHAPES = re.compile(rf"^{COLLECTIVE}")
@@ -173,13 +173,13 @@ def _bytes_of_shapes(trace: Trace, rows: Rows) -> Numbers:
     dims, shapes = argument_of(trace, rows, "Input Dims")
     types, names = argument_of(trace, rows, "Input type")
     dims, types = np.where(rows >= 0, dims, -1), np.where(rows >= 0, types, -1)
-    known: dict[tuple[int, int], int] = {}
-    found = []
+    bytes_of: dict[tuple[int, int], int] = {}
+    moved = []
     for pair in zip(dims.tolist(), types.tolist(), strict=True):
-        if pair not in known:
-            known[pair] = -1 if min(pair) < 0 else _bytes_of(shapes[pair[0]], names[pair[1]])
-        found.append(known[pair])
-    return np.array(found, dtype=np.int64)
+        if pair not in bytes_of:
+            bytes_of[pair] = -1 if min(pair) < 0 else _bytes_of(shapes[pair[0]], names[pair[1]])
+        moved.append(bytes_of[pair])
+    return np.array(moved, dtype=np.int64)
 
 
 def _bytes_of(shapes: str, types: str) -> int:
@@ -193,15 +193,15 @@ def _bytes_of(shapes: str, types: str) -> int:
 
 def members(trace: Trace, rows: Rows) -> Numbers:
     """The number of ranks in each collective's group; -1 if the trace does not contain it."""
-    found = number_of(trace, rows, "Group size")
+    sizes_in_events = number_of(trace, rows, "Group size")
     sizes = group_sizes(trace)
-    if not sizes or not (found < 0).any():
-        return found
+    if not sizes or not (sizes_in_events < 0).any():
+        return sizes_in_events
     several = {size for size in sizes.values() if size > 1}
     only = several.pop() if len(several) == 1 else -1
     code, names = argument_of(trace, rows, "Process Group Name")
     of_name = np.array([*(sizes.get(each, -1) for each in names), only], dtype=np.int64)
-    return np.where(found < 0, of_name[code], found)
+    return np.where(sizes_in_events < 0, of_name[code], sizes_in_events)
 
 
 @once
@@ -214,12 +214,12 @@ def group_sizes(trace: Trace) -> dict[str, int]:
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             return {}
     groups = [each for each in config if isinstance(each, dict)] if isinstance(config, list) else []
-    found = {}
+    size_of = {}
     for each in groups:
         name, size = each.get("pg_name"), each.get("pg_size")
         if isinstance(name, str) and type(size) is int and 0 < size <= _MOST_MEMBERS:
-            found[name] = size
-    return found
+            size_of[name] = size
+    return size_of
 
 
 def distributed_info(trace: Trace) -> dict[str, object]:
@@ -271,15 +271,15 @@ def number_of(trace: Trace, rows: Rows, key: str) -> Numbers:
 
 def argument_of(trace: Trace, rows: Rows, key: str) -> tuple[Numbers, list[str]]:
     """The code of each row's argument (-1 for rows without it), and the texts."""
-    found = trace.argument(key) if len(rows) else None
+    argument = trace.argument(key) if len(rows) else None
     codes = np.full(len(rows), -1, dtype=np.int64)
-    if found is None:
+    if argument is None:
         return codes, []
-    at, hit = _looked_up(found.rows, rows)
-    if found.numbers is None:
-        codes[hit] = found.codes[at[hit]]
-        return codes, found.texts
-    values, code = np.unique(found.numbers, return_inverse=True)
+    at, hit = _looked_up(argument.rows, rows)
+    if argument.numbers is None:
+        codes[hit] = argument.codes[at[hit]]
+        return codes, argument.texts
+    values, code = np.unique(argument.numbers, return_inverse=True)
     codes[hit] = code.reshape(-1)[at[hit]]
     return codes, [str(value) for value in values.tolist()]
 

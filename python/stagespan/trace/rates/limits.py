@@ -37,11 +37,11 @@ def limit_of(
     A call that uses less than 60 % of both peaks is limited by latencies if it is shorter than
     10 µs, because starting and ending take most of that.
     """
-    known = [each for each in (compute_percent, memory_percent) if each is not None]
-    if not known:
+    percents = [each for each in (compute_percent, memory_percent) if each is not None]
+    if not percents:
         return None
-    if max(known) >= USED_WELL:
-        return "compute" if compute_percent == max(known) else "memory"
+    if max(percents) >= USED_WELL:
+        return "compute" if compute_percent == max(percents) else "memory"
     return "latency" if time_ns < _SHORT_NS else "neither"
 
 

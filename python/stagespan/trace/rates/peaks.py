@@ -140,11 +140,11 @@ def device_peaks(trace: Trace) -> dict[int, Peaks | None]:
     """Return the peaks of the devices that a trace describes, by their numbers."""
     return {
         number: peaks_of(
-            _text(each.get("name")),
-            _whole(each.get("totalGlobalMem")),
-            _whole(each.get("numSms")),
+            _text(properties.get("name")),
+            _whole(properties.get("totalGlobalMem")),
+            _whole(properties.get("numSms")),
         )
-        for number, each in _described(trace).items()
+        for number, properties in _described(trace).items()
     }
 
 
@@ -197,12 +197,12 @@ def kernel_profiler(vendor: str | None) -> str:
 
 def host_peaks(trace: Trace) -> Peaks | None:
     """Return the peaks of the processors that stagespan measured while it made a trace."""
-    found = trace.metadata.get("stagespan_peaks")
-    if not isinstance(found, dict):
+    written = trace.metadata.get("stagespan_peaks")
+    if not isinstance(written, dict):
         return None
     rates = {
         name: float(rate)
-        for name, rate in found.items()
+        for name, rate in written.items()
         if name in (*_RATES, "memory_tb_s") and isinstance(rate, (int, float)) and 0 < rate < 1e12
     }
     memory = rates.pop("memory_tb_s", None)
@@ -287,14 +287,14 @@ def _row(row: Mapping[str, str | None], where: str) -> _Row:
         if not written:
             return None
         try:
-            found = float(written)
+            figure = float(written)
         except ValueError:
-            found = 0.0
-        if not 0 < found < 1e12:
+            figure = 0.0
+        if not 0 < figure < 1e12:
             raise SettingsError(
                 f"{where}: {column} of {name} is {written!r}: write a positive number."
             )
-        return found
+        return figure
 
     units = number("units")
     rates = {rate: value for rate in _RATES if (value := number(rate)) is not None}

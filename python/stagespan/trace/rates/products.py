@@ -42,14 +42,14 @@ def _checked(
     batch, m, n, k = product
     if k != inner:
         raise CostUnknownError(f"the inner dimensions {k} and {inner} of the product differ")
-    one, two = call.tensor(first), call.tensor(second)
+    left, right = call.tensor(first), call.tensor(second)
     moved = None
-    if one.is_typed and two.is_typed:
+    if left.is_typed and right.is_typed:
         # The result has the type of the operands, but at least two bytes.
-        result = (1 if summed else batch) * m * n * max(one.element_bytes, 2)
+        result = (1 if summed else batch) * m * n * max(left.element_bytes, 2)
         more = call.tensor(added).bytes if added is not None and call.has(added) else 0
-        moved = one.bytes + two.bytes + result + more
-    return Cost(2 * batch * m * n * k, moved, one.type, product)
+        moved = left.bytes + right.bytes + result + more
+    return Cost(2 * batch * m * n * k, moved, left.type, product)
 
 
 def _linear(call: Call, bias: int = 2) -> Cost:
@@ -61,12 +61,12 @@ def _linear(call: Call, bias: int = 2) -> Cost:
 
 def _matmul(call: Call) -> Cost:
     """torch.matmul: vectors, matrices, and batches that are broadcast."""
-    one, two = call.dims(0), call.dims(1)
-    if not one or not two:
+    left, right = call.dims(0), call.dims(1)
+    if not left or not right:
         raise CostUnknownError("an operand of the product has no dimensions")
-    one, two = (1, *one) if len(one) == 1 else one, (*two, 1) if len(two) == 1 else two
-    batch = math.prod(broadcast(one[:-2], two[:-2]))
-    return _checked(call, 0, 1, None, (batch, one[-2], two[-1], one[-1]), two[-2])
+    left, right = (1, *left) if len(left) == 1 else left, (*right, 1) if len(right) == 1 else right
+    batch = math.prod(broadcast(left[:-2], right[:-2]))
+    return _checked(call, 0, 1, None, (batch, left[-2], right[-1], left[-1]), right[-2])
 
 
 def _vector(call: Call, first: int, second: int, *, added: int | None = None) -> Cost:
@@ -87,17 +87,17 @@ def _summed(call: Call) -> Cost:
 
 def _grouped(call: Call) -> Cost:
     """_grouped_mm: each row, or each part of the inner dimension, belongs to one group."""
-    one, two = call.dims(0), call.dims(1)
+    left, right = call.dims(0), call.dims(1)
     sizes = {
         # Rows of the first belong to groups of the second, columns the other way round.
-        (2, 3): (1, one[0], two[-1], one[-1]),
-        (3, 2): (1, one[-2], two[-1], one[-1]),
-        (2, 2): (1, one[0], two[-1], one[-1]),
-        (3, 3): (one[0], one[-2], two[-1], one[-1]),
-    }.get((len(one), len(two)))
+        (2, 3): (1, left[0], right[-1], left[-1]),
+        (3, 2): (1, left[-2], right[-1], left[-1]),
+        (2, 2): (1, left[0], right[-1], left[-1]),
+        (3, 3): (left[0], left[-2], right[-1], left[-1]),
+    }.get((len(left), len(right)))
     if sizes is None:
         raise CostUnknownError("the operands of the grouped product are not matrices")
-    return _checked(call, 0, 1, None, sizes, two[-2])
+    return _checked(call, 0, 1, None, sizes, right[-2])
 
 
 def _linear_backward(call: Call) -> Cost:

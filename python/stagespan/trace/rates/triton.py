@@ -32,16 +32,16 @@ def _product(call: Call) -> Cost:
     Other tensors are read by what Inductor has fused with the product.
     """
     tensors = call.all_tensors()
-    found = set()
+    products = set()
     if tensors and len(tensors[-1].dims) in (2, 3):
         *batch, m, n = tensors[-1].dims
         for one, two in itertools.permutations(tensors[:-1], 2):
             k = one.dims[-1] if one.dims else 0
             if one.dims == (*batch, m, k) and two.dims == (*batch, k, n):
-                found.add((math.prod(batch), m, n, k))
-    if len(found) != 1:
+                products.add((math.prod(batch), m, n, k))
+    if len(products) != 1:
         raise CostUnknownError("the shapes of the kernel's arguments do not show its product")
-    ((count, m, n, k),) = found
+    ((count, m, n, k),) = products
     moved = sum(each.bytes for each in tensors)
     return Cost(2 * count * m * n * k, moved, tensors[0].type, (count, m, n, k))
 

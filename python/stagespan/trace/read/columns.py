@@ -119,7 +119,7 @@ def collected_texts(parts: tuple[Any, Any]) -> Texts:
 
 
 def events_of(
-    found: Mapping[str, Any],
+    events: Mapping[str, Any],
     table: ArgumentTable,
     names: Codebook,
     categories: Codebook,
@@ -128,10 +128,10 @@ def events_of(
     base_ns: int,
 ) -> Events:
     """Return the table of events or instants, with `base_ns` added to all times."""
-    begin_ns = whole_column(found["begin_ns"], np.int64)
+    begin_ns = whole_column(events["begin_ns"], np.int64)
     begin_ns += base_ns
-    category = categories.encode(whole_column(found["category"], np.int32))
-    name = names.encode(whole_column(found["name"], np.int32))
+    category = categories.encode(whole_column(events["category"], np.int32))
+    name = names.encode(whole_column(events["name"], np.int32))
     correlation = ids.column(table, "correlation")
     external_id = ids.column(table, "External id")
     task_type = absent(len(table), np.int32(-1))
@@ -149,9 +149,9 @@ def events_of(
         name=name,
         category=category,
         begin_ns=begin_ns,
-        dur_ns=whole_column(found["dur_ns"], np.int64),
-        pid=whole_column(found["pid"], np.int64),
-        tid=whole_column(found["tid"], np.int64),
+        dur_ns=whole_column(events["dur_ns"], np.int64),
+        pid=whole_column(events["pid"], np.int64),
+        tid=whole_column(events["tid"], np.int64),
         correlation=correlation,
         external_id=external_id,
         device=ids.column(table, "device"),
@@ -162,17 +162,17 @@ def events_of(
     )
 
 
-def flows_of(found: Mapping[str, Any], categories: Codebook, base_ns: int) -> Flows:
+def flows_of(flows: Mapping[str, Any], categories: Codebook, base_ns: int) -> Flows:
     """Return the table of flows, with `base_ns` added to all times."""
-    begin_ns = whole_column(found["begin_ns"], np.int64)
+    begin_ns = whole_column(flows["begin_ns"], np.int64)
     begin_ns += base_ns
     return Flows(
-        id=whole_column(found["id"], np.int64),
-        category=categories.encode(whole_column(found["category"], np.int32)),
-        starts=whole_column(found["starts"], np.bool_),
+        id=whole_column(flows["id"], np.int64),
+        category=categories.encode(whole_column(flows["category"], np.int32)),
+        starts=whole_column(flows["starts"], np.bool_),
         begin_ns=begin_ns,
-        pid=whole_column(found["pid"], np.int64),
-        tid=whole_column(found["tid"], np.int64),
+        pid=whole_column(flows["pid"], np.int64),
+        tid=whole_column(flows["tid"], np.int64),
     )
 
 
@@ -195,27 +195,27 @@ def gather(
 ) -> Trace:
     """Return the trace from the scanner. `adjusted` counts repairs before scanning."""
     total = scanner.total
-    found = scanner.take()
-    adjusted.update(found["adjusted"])
+    scanned = scanner.take()
+    adjusted.update(scanned["adjusted"])
     base = metadata.get("baseTimeNanoseconds")
     if not isinstance(base, int) or isinstance(base, bool) or not 0 <= base < _LARGEST_BASE_NS:
         if base is not None:
             adjusted["baseTimeNanoseconds that is not a time"] += 1
         base = None
-    names = Codebook(collected_texts(found["names"]).all())
-    written = collected_texts(found["categories"]).all()
+    names = Codebook(collected_texts(scanned["names"]).all())
+    written = collected_texts(scanned["categories"]).all()
     categories = Codebook(map(category_today, written))
     respelled = any(word != category_today(word) for word in written)
     shapes = Shapes(
-        {key: number for number, key in enumerate(collected_texts(found["keys"]).all())},
-        whole_column(found["shape_parents"], np.int32),
-        whole_column(found["shape_keys"], np.int32),
+        {key: number for number, key in enumerate(collected_texts(scanned["keys"]).all())},
+        whole_column(scanned["shape_parents"], np.int32),
+        whole_column(scanned["shape_keys"], np.int32),
     )
-    texts = collected_texts(found["texts"])
-    ids = Ids(found["named_ids"])
+    texts = collected_texts(scanned["texts"])
+    ids = Ids(scanned["named_ids"])
     tables, arguments = {}, {}
-    for kind in ("events", "instants"):
-        part = found[kind]
+    for kind in ("events", "instants", "counters"):
+        part = scanned[kind]
         values = {
             key: (is_text, np.asarray(column))
             for key, (is_text, column) in part["arguments"].items()
@@ -223,7 +223,7 @@ def gather(
         table = ArgumentTable(shapes, whole_column(part["shape"], np.int32), texts, values)
         arguments[kind] = table
         tables[kind] = events_of(part, table, names, categories, respelled, ids, base or 0)
-    flows = flows_of(found["flows"], categories, base or 0)
+    flows = flows_of(scanned["flows"], categories, base or 0)
     # New categories come after all columns of codes.
     if old_autograd.has_old_processes(ids.named) and "" in categories.words:
         tables["events"] = old_autograd.with_categories(
@@ -232,7 +232,7 @@ def gather(
     process_names: dict[int, str] = {}
     process_labels: dict[int, str] = {}
     thread_names: dict[tuple[int, int], str] = {}
-    for what, pid, tid, name in found["namings"]:
+    for what, pid, tid, name in scanned["namings"]:
         if what == "process_name":
             process_names[pid] = name
         elif what == "process_labels":
@@ -243,6 +243,7 @@ def gather(
         path=path,
         events=tables["events"],
         instants=tables["instants"],
+        counters=tables["counters"],
         flows=flows,
         names=names.words,
         categories=categories.words,
@@ -253,10 +254,10 @@ def gather(
         process_labels=process_labels,
         thread_names=thread_names,
         named_ids=ids.named,
-        left_out=found["left_out"],
+        left_out=scanned["left_out"],
         adjusted=dict(adjusted),
-        no_duration=whole_column(found["events"]["no_duration"], np.int64),
-        negative_duration=whole_column(found["events"]["negative_duration"], np.int64),
+        no_duration=whole_column(scanned["events"]["no_duration"], np.int64),
+        negative_duration=whole_column(scanned["events"]["negative_duration"], np.int64),
         incomplete=incomplete,
         arguments=arguments,
     )

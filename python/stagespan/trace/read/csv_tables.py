@@ -59,16 +59,16 @@ def scaled(text: str, unit: str) -> int | None:
 
     The result is the nearest integer, or None if the cell is not a number or does not fit 64 bits.
     """
-    whole, _, rest = text.partition(".")
+    whole, _, fraction = text.partition(".")
     # The common case: microseconds with at most three decimals.
     if (
         unit == "us"
-        and len(rest) <= 3
+        and len(fraction) <= 3
         and len(whole) < 20
         and whole.isdecimal()
-        and (not rest or rest.isdecimal())
+        and (not fraction or fraction.isdecimal())
     ):
-        result = int(whole) * 1000 + int(rest.ljust(3, "0"))
+        result = int(whole) * 1000 + int(fraction.ljust(3, "0"))
         return result if result < _LARGEST else None
     value = number(text)
     if value is None or unit not in _SCALES:

@@ -84,11 +84,11 @@ def exclusive(begin: Numbers, end: Numbers, thread: Numbers) -> Numbers:
     Each moment belongs to the innermost interval, which began last. The sum over a thread is
     therefore the length of its union, even if intervals overlap without nesting. Times are in ns.
     """
-    own = np.zeros(len(begin), dtype=np.int64)
+    own_ns = np.zeros(len(begin), dtype=np.int64)
     rows = np.flatnonzero(end > begin)
     rows = rows[np.lexsort((-end[rows], begin[rows], thread[rows]))]
-    own[rows] = nested(begin[rows], end[rows], thread[rows])[2]
-    return own
+    own_ns[rows] = nested(begin[rows], end[rows], thread[rows])[2]
+    return own_ns
 
 
 def nested(begin: Numbers, end: Numbers, thread: Numbers) -> tuple[Rows, Rows, Numbers]:
@@ -161,12 +161,12 @@ class SortedIntervals:
         # Bisecting a list is ten times as fast as searching an array for one value.
         self._begins: list[int] = self._begin.tolist()
 
-    def around(self, begin: int, end: int, own: int = -1) -> int:
-        """Return the innermost event around an interval, except `own`, or -1."""
+    def around(self, begin: int, end: int, excluded: int = -1) -> int:
+        """Return the innermost event around an interval, except `excluded`, or -1."""
         at = bisect_right(self._begins, begin) - 1
         # If the latest end so far is too early, no earlier event can be around the interval.
         while at >= 0 and self._reach[at] >= end:
-            if self._end[at] >= end and self.places[at] != own:
+            if self._end[at] >= end and self.places[at] != excluded:
                 return int(self.places[at])
             at -= 1
         return -1

@@ -53,14 +53,14 @@ def joined(first: Trace, others: Sequence[Trace]) -> Trace:
 def _added(words: list[str], others: list[str]) -> NDArray[np.int32]:
     """Add the words that are new to `words`, and return the code of each of the others."""
     codes = {word: code for code, word in enumerate(words)}
-    found = []
+    added = []
     for word in others:
         code = codes.setdefault(word, len(words))
         if code == len(words):
             words.append(word)
-        found.append(code)
+        added.append(code)
     # The last one is for code -1, which is no name.
-    return np.array([*found, -1], dtype=np.int32)
+    return np.array([*added, -1], dtype=np.int32)
 
 
 def _columns(of: type[Any], tables: Sequence[Any]) -> dict[str, NDArray[Any]]:
@@ -159,12 +159,12 @@ def _other_shapes(shape: NDArray[np.int32], offset: int) -> NDArray[np.int32]:
 
 def _all_texts(first: Texts, second: Texts) -> tuple[Texts, NDArray[np.int64]]:
     """Return the different texts of both, and the number of each text of the second."""
-    known = {text: number for number, text in enumerate(first.all())}
+    number_of = {text: number for number, text in enumerate(first.all())}
     count = len(first)
     added: list[str] = []
     numbers = np.empty(len(second), dtype=np.int64)
     for at, text in enumerate(second.all()):
-        number = known.setdefault(text, count + len(added))
+        number = number_of.setdefault(text, count + len(added))
         if number == count + len(added):
             added.append(text)
         numbers[at] = number

@@ -110,16 +110,16 @@ def with_quotes_in_names_escaped(
     if lines == 0:
         lines = buffer.rfind(b"\n") + 1
 
-    def escape(found: re.Match[bytes]) -> bytes:
+    def escape(match: re.Match[bytes]) -> bytes:
         nonlocal grown
-        if b'"' not in found[2]:
-            return found[0]
-        name = _BARE_QUOTE.sub(lambda quote: quote[1] or rb"\"", found[2])
-        added = len(name) - len(found[2])
+        if b'"' not in match[2]:
+            return match[0]
+        name = _BARE_QUOTE.sub(lambda quote: quote[1] or rb"\"", match[2])
+        added = len(name) - len(match[2])
         if added:
-            changes.append((start + found.start(2) + grown, added))
+            changes.append((start + match.start(2) + grown, added))
             grown += added
-        return found[1] + name
+        return match[1] + name
 
     if lines <= start:
         return buffer, [], start

@@ -31,8 +31,8 @@ def separated(trace: Trace) -> Trace:
     ranks = {
         pid: match[1] for pid, name in trace.named_ids.items() if (match := _RANK.match(str(name)))
     }
-    found, of = pairs(number, pid)
-    numbers = found[:, 0]
+    owners, of = pairs(number, pid)
+    numbers = owners[:, 0]
     if len(np.unique(numbers)) == len(numbers):
         return trace
     device = events.device.copy()
@@ -40,7 +40,7 @@ def separated(trace: Trace) -> Trace:
     taken = set(numbers.tolist())
     seen: set[int] = set()
     chosen = np.empty(len(numbers), dtype=device.dtype)
-    order = sorted(range(len(found)), key=lambda at: (ranks.get(found[at, 1], ""), *found[at]))
+    order = sorted(range(len(owners)), key=lambda at: (ranks.get(owners[at, 1], ""), *owners[at]))
     for at in order:
         old = int(numbers[at])
         new = old if old not in seen else min(set(range(len(taken) + 1)) - taken)
@@ -51,11 +51,11 @@ def separated(trace: Trace) -> Trace:
     events = replace(events, device=device)
     if ranks:
         # The launches of ranks have the same numbers too.
-        known = {name: at for at, name in enumerate(sorted(set(ranks.values())))}
+        rank_of = {name: at for at, name in enumerate(sorted(set(ranks.values())))}
         step = int(events.correlation.max()) + 1
         correlation = events.correlation.copy()
         for process, name in ranks.items():
             mine = (events.pid == process) & (correlation != MISSING)
-            correlation[mine] += known[name] * step
+            correlation[mine] += rank_of[name] * step
         events = replace(events, correlation=correlation)
     return replace(trace, events=events)

@@ -82,7 +82,7 @@ class Argument:
     """
 
     rows: Numbers
-    """Rows of `Trace.events` (or `Trace.instants`) that have this argument, ascending."""
+    """Rows of `Trace.events` (or another table) that have this argument, ascending."""
     texts: list[str]
     """The different texts: strings without quotes, lists and objects as the JSON in the file."""
     codes: Codes
@@ -187,6 +187,8 @@ class Trace:
     """Events with a duration, in the file's order."""
     instants: Events
     """Events without a duration, such as `[memory]`."""
+    counters: Events
+    """Values of counters, such as a clock; each is an argument."""
     flows: Flows
     names: list[str]
     """Names exactly as in the file. `Events.name` contains indices into this list."""
@@ -221,7 +223,7 @@ class Trace:
     incomplete: str | None = None
     """A sentence if the file is truncated or damaged, otherwise None."""
     arguments: Mapping[str, ArgumentTable] = field(default_factory=dict, repr=False, compare=False)
-    """The arguments of `events` and of `instants`, for `argument`."""
+    """The arguments of `events`, of `instants` and of `counters`, for `argument`."""
 
     @property
     def profiled_ratio(self) -> float | None:
@@ -248,8 +250,10 @@ class Trace:
         )
         return " ".join(filter(None, (slowed, self.incomplete))) or None
 
-    def argument(self, key: str, of: Literal["events", "instants"] = "events") -> Argument | None:
-        """Return the argument `key` of the events (or instants) that have it; None if none has it.
+    def argument(
+        self, key: str, of: Literal["events", "instants", "counters"] = "events"
+    ) -> Argument | None:
+        """Return the argument `key` of the events (or others) that have it; None if none has it.
 
         `key` can be any key in the file. Each call creates new arrays, which takes some
         milliseconds per million rows.

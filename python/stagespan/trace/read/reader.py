@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from stagespan import _core
-from stagespan.errors import TraceError
+from stagespan.errors import NotJsonError, TraceError
 from stagespan.process.files import what_it_is
 from stagespan.trace.read import json_repair
 from stagespan.trace.read.columns import gather
@@ -247,7 +247,7 @@ class EventReader:
         if (other := what_it_is(text[:64])) is not None:
             raise TraceError(f"{self._where} is not JSON but {other}.")
         if text[:1] not in b"{[":
-            raise TraceError(
+            raise NotJsonError(
                 f"{self._where} is not JSON (it begins with {text[:12]!r}): pass the .json or"
                 " .json.gz that the profiler exported."
             )
@@ -257,21 +257,21 @@ class EventReader:
         """Read the text before the list of events. The buffer then begins inside the list."""
         start, keys, tried, depths = 0, 0, 0, json_repair.Depths()
         while True:
-            found = json_repair.events_key(self._buffer, start)
-            keys += found is not None
-            if (found is None and len(self._buffer) > MOST_BYTES) or keys > _MOST_KEYS:
+            events_at = json_repair.events_key(self._buffer, start)
+            keys += events_at is not None
+            if (events_at is None and len(self._buffer) > MOST_BYTES) or keys > _MOST_KEYS:
                 raise TraceError(
                     f"{self._where} is not a trace: its first {MOST_BYTES >> 20} MiB contain no "
                     f"list `traceEvents` at the top level. Pass the file that the profiler "
                     f"exported."
                 )
-            if found is None:
+            if events_at is None:
                 # The end of the chunk may split the key.
                 start = max(start, len(self._buffer) - 64)
                 if self._more():
                     continue
                 raise TraceError(self._why_no_events())
-            key, value, is_list = found
+            key, value, is_list = events_at
             head = None
             if depths.at(self._buffer, key) == 1 and tried < _MOST_HEADS:
                 tried += 1
@@ -495,7 +495,7 @@ def _decoded(piece: bytes) -> list[RawEvent]:
     except _UNDECODABLE:
         pass
     # Some part is not valid JSON or not an object, so take each entry separately.
-    found: list[RawEvent] = []
+    decoded: list[RawEvent] = []
     at = 0
     while (begin := piece.find(b"{", at)) >= 0:
         end = json_repair.entry_end(piece, begin)
@@ -503,9 +503,9 @@ def _decoded(piece: bytes) -> list[RawEvent]:
             break
         for text in (piece[begin:end], json_repair.repaired(piece[begin:end])):
             try:
-                found.append(_entry.decode(text))
+                decoded.append(_entry.decode(text))
                 break
             except _UNDECODABLE:
                 continue
         at = end
-    return found
+    return decoded

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import importlib
 import os
-import re
 import shutil
 import stat
 import tarfile
@@ -18,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import TraceError
+from stagespan.process.messages import message_of
+from stagespan.process.urls import file_system, is_url
 
 _LEAST_LIMIT_BYTES = 512 << 20
 _MOST_RATIO = 50
 _MOST_BYTES = 64 << 30
 _BLOCK_BYTES = 4096
 """What each file and folder of an archive takes at least."""
-
-_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -41,25 +40,25 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     """
     if is_url(path):
         return _fetched(os.fspath(path))
-    found = Path(path)
+    local = Path(path)
     try:
-        status = found.stat()
+        status = local.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return found  # it may be the id of a process
+        return local  # it may be the id of a process
     except OSError as error:
         raise TraceError(
-            f"{found} cannot be opened: {error.strerror}. Check the path, its permissions and "
+            f"{local} cannot be opened: {error.strerror}. Check the path, its permissions and "
             "those of its folders."
         ) from None
     except ValueError as error:  # the path contains a NUL
-        raise TraceError(f"{str(found)!r} is not the path of a file: {error}.") from None
+        raise TraceError(f"{str(local)!r} is not the path of a file: {error}.") from None
     if not stat.S_ISREG(status.st_mode):
-        return found
-    if zipfile.is_zipfile(found):
-        return _unpacked(found, _unzip)
-    if not found.name.endswith((".json", ".json.gz")) and _is_tar(found):
-        return _unpacked(found, _untar)
-    return found
+        return local
+    if zipfile.is_zipfile(local):
+        return _unpacked(local, _unzip)
+    if not local.name.endswith((".json", ".json.gz")) and _is_tar(local):
+        return _unpacked(local, _untar)
+    return local
 
 
 def _temporary() -> Path:
@@ -74,48 +73,15 @@ def _remove(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def is_url(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is the URL of something in an object store."""
-    return _URL.match(os.fspath(path)) is not None
-
-
-def file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path in it.
-
-    Raises TraceError if fsspec, or its package for this kind of URL, is not installed.
-    """
-    try:
-        import fsspec
-    except ImportError as error:
-        raise TraceError(
-            f"{url} cannot be read without fsspec (the extra 'remote'): install it with"
-            " `pip install fsspec`, and the package for this kind of URL, such as s3fs."
-        ) from error
-    try:
-        system, path = fsspec.core.url_to_fs(url)
-    # fsspec has one class for each kind of URL, each with exceptions of its own.
-    except Exception as error:
-        raise TraceError(
-            f"{url} cannot be read: {reason_of(error)}. Check the address, and install the package"
-            " for this kind of URL, such as s3fs."
-        ) from error
-    return system, path
-
-
-def reason_of(error: Exception) -> str:
-    """Return the message of an exception, or its class, in one line without a full stop."""
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
-
-
 def _fetched(url: str) -> Path:
     files, there = file_system(url)
     try:
         target = _temporary() / (Path(there.rstrip("/")).name or "files")
         files.get(there, str(target), recursive=files.isdir(there))
-    except Exception as error:  # as above
+    except Exception as error:  # as in file_system
         raise TraceError(
-            f"{url} cannot be read: {reason_of(error)}. Check the address, and the credentials that"
-            " the package for this kind of URL reads."
+            f"{url} cannot be read: {message_of(error)}. Check the address, and the credentials"
+            " that the package for this kind of URL reads."
         ) from error
     return target
 

@@ -57,11 +57,11 @@ class TraceView(Trace):
     def rows_of(self, names: Iterable[str]) -> Mask:
         """Return a read-only mask of the rows of `events` whose category is one of `names`."""
         codes = tuple(self.category_codes(names))
-        found: Mask | None = self.cache.get(codes)
-        if found is None:
+        mask: Mask | None = self.cache.get(codes)
+        if mask is None:
             # Not super(), because `dataclass(slots=True)` replaces the class.
-            found = self.cache[codes] = _read_only(Trace.rows_of(self, names))
-        return found
+            mask = self.cache[codes] = _read_only(Trace.rows_of(self, names))
+        return mask
 
 
 def operators_of(trace: Trace) -> Trace:

@@ -94,7 +94,7 @@ def test_time_that_no_link_explains_is_waiting(
     found = planted(tmp_path, calls)
     assert found.dependence[0].parts == {WAITING: 3_950 * US, PER_CALL: 400 * US, VOLUME: 0}
     finding = finding_of(found, "communication.waiting")
-    assert "the shortest call, whatever the size" in finding.sentence
+    assert "the shortest call, whatever the size" in finding.text
     assert finding.gain is not None
     assert finding.gain.time_ns == 3_950 * US
 
@@ -105,13 +105,13 @@ def test_a_constant_time_above_what_a_call_costs_is_no_volume(tmp_path: Path) ->
     finding = finding_of(found, "communication.waiting")
     constant = 6_700 - 1_425 * (8_700 - 6_700) / (4_400 - 1_425)
     assert finding.numbers["per_call_ns"] == pytest.approx(constant * US, rel=1e-6)
-    assert "does not depend on the size" in finding.sentence
+    assert "does not depend on the size" in finding.text
 
 
 def test_short_calls_that_differ_little_are_bound_by_latency(tmp_path: Path) -> None:
     found = planted(tmp_path, [(30.0, 1_000), (31.0, 100_000), (30.0, 1_000), (31.0, 100_000)])
     finding = finding_of(found, "communication.latency")
-    assert "bucket_cap_mb" in finding.sentence
+    assert "bucket_cap_mb" in finding.text
     # 30 µs of each call do not depend on its size; one of the four calls remains.
     constant = 31 * US - 1e5 * US / 99_000
     assert finding.gain is not None

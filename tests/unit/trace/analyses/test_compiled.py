@@ -174,7 +174,7 @@ def test_lines_of_breaks_if_the_trace_has_python_stacks(tmp_path: Path) -> None:
         "0": "model.py(3): forward",
         "1": "model.py(5): forward",
     }
-    assert "model.py(5): forward" in finding.sentence
+    assert "model.py(5): forward" in finding.text
 
 
 def test_numbers_of_variants_with_too_many_digits(tmp_path: Path) -> None:

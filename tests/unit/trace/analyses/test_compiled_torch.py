@@ -147,6 +147,7 @@ def test_recompilations_before_the_window(tmp_path: Path) -> None:
     assert (finding.code, finding.numbers["variants"]) == ("compiled.variants", 2)
 
 
+@pytest.mark.full
 def test_inductor_compiles_and_runs(tmp_path: Path) -> None:
     function = torch.compile(lambda x: (x @ x).sin().relu())
     value = torch.ones(16, 16)

@@ -86,6 +86,26 @@ def test_a_shorter_part_gains_only_until_another_chain_is_the_longest(tmp_path: 
     }
 
 
+def test_clocks_that_differ_make_no_circle(tmp_path: Path) -> None:
+    # GIVEN a copy that seems to begin after the call that waits for it, and one before it that
+    # seems to end only after the next launch
+    program = Program()
+    program.operator(us=50)
+    begin = program.now
+    program.event("cudaMemcpy", "cuda_runtime", begin, begin + 30, correlation=90)
+    program.event(
+        "Memcpy DtoD", "gpu_memcpy", begin + 30.4, begin + 31.2, device=0, stream=7, correlation=90
+    )
+    program.now = begin + 33
+    program.free[7] = program.now
+    for _ in range(3):
+        program.operator(us=50)
+    program.wait()
+    # THEN the parts of the path sum to its length
+    result = found(program.trace(tmp_path))
+    assert sum(part.time_ns for part in result.parts) == result.whole_ns
+
+
 def test_the_path_goes_through_work_of_another_stream(tmp_path: Path) -> None:
     program = Program()
     with program.within("aten::mm"):

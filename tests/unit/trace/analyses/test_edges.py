@@ -53,8 +53,8 @@ def test_long_time_at_an_edge_is_a_finding(
     assert finding.gain is not None
     assert finding.gain.time_ns == parts[code] * US >= 5_000 * US
     assert finding.gain.at_most
-    assert f"mostly in {host}" in finding.sentence
-    assert "profiler.step()" in finding.sentence
+    assert f"mostly in {host}" in finding.text
+    assert "a profiler with a schedule=... marks them" in finding.action
 
 
 def test_short_time_and_time_of_steps_are_none(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_the_time_before_a_first_launch_that_is_unknown(tmp_path: Path) -> None:
         for each in analyze(found.trace(tmp_path)).findings()
         if each.code == "idle.unexplained"
     ]
-    assert "4.940 ms of this passed before the device's first work" in finding.sentence
-    assert "gap before" not in finding.sentence
+    assert "4.940 ms of this passed before the device's first work" in finding.text
+    assert "gap before" not in finding.text
 
 
 # --- What a program does once ---
@@ -116,9 +116,9 @@ def test_a_cold_first_launch_is_neither_the_verdict_nor_a_gain(tmp_path: Path) -
     assert finding.code == "idle.start_up"
     assert finding.gain is None
     assert finding.evidence[0].event == "cudaLaunchKernel"
-    assert "after a warm-up" in finding.sentence
+    assert "after a warm-up" in finding.text
     assert unstated([finding]) == []
-    assert all("device graph would help" not in each.sentence for each in found.findings())
+    assert all("device graph would help" not in each.text for each in found.findings())
 
 
 def test_a_short_first_launch_is_only_a_launch(tmp_path: Path) -> None:
@@ -139,6 +139,31 @@ def test_calls_before_the_first_work_create_the_context(tmp_path: Path) -> None:
     assert parts["preparation"] == pytest.approx(5_000, abs=20)
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+def test_the_first_collective_of_a_program_is_told_once(is_first: bool, tmp_path: Path) -> None:
+    # GIVEN a first collective in which the host makes connections for 400 ms, after some work or
+    # before any other work of the device
+    found = Program()
+    for step in range(6):
+        if step or not is_first:
+            for _ in range(200):
+                found.operator(us=200)
+            found.wait()
+        with found.within("c10d::allreduce_"):
+            found.work(10 if step else 400_000)
+            found.launch("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 500)
+        found.wait()
+    result = analyze(found.trace(tmp_path))
+    verdict = result.results["verdict"].to_dict()
+    assert verdict["parts_us"]["start_up"] == pytest.approx(400_000, rel=0.001)
+    assert verdict["verdict"] == "device-busy"
+    # THEN one finding without a gain tells of it, and names the collective
+    (finding,) = [each for each in result.findings() if each.code.startswith("idle.")]
+    assert (finding.code, finding.gain) == ("idle.start_up", None)
+    assert "c10d::allreduce_" in [each.event for each in finding.evidence]
+    assert "after a warm-up" in finding.text
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_capturing_a_graph_is_told_as_such(again: bool, tmp_path: Path) -> None:
     # GIVEN a capture of 20 ms after all work of the device, or between its work
@@ -150,7 +175,7 @@ def test_capturing_a_graph_is_told_as_such(again: bool, tmp_path: Path) -> None:
     assert parts["graph_capture"] == pytest.approx(20_555, abs=100)
     assert found.results["verdict"].to_dict()["verdict"] == "device-busy"
     (finding,) = [each for each in found.findings() if each.code == "idle.start_up"]
-    assert "the host captured a device graph" in finding.sentence
+    assert "the host captured a device graph" in finding.text
 
 
 def test_compiling_before_the_first_work_is_told_once(tmp_path: Path) -> None:
@@ -160,5 +185,116 @@ def test_compiling_before_the_first_work_is_told_once(tmp_path: Path) -> None:
     for _ in range(1_000):
         found.operator(us=100)
     findings = analyze(found.trace(tmp_path)).findings()
-    said = [each for each in findings if "compil" in each.sentence]
+    said = [each for each in findings if "compil" in each.text]
     assert [each.code for each in said] == ["compiled.in_window"]
+
+
+def compiling(variant: int, us: int = 300_000) -> Program:
+    """A busy device, and a frame that is compiled for `us` between its work."""
+    found = Program()
+    for _ in range(1_000):
+        found.operator(us=100)
+    found.wait()
+    frame, part = (f"{name} (dynamo_timed)" for name in ("_compile.compile_inner", "GraphLowering"))
+    with found.within(frame), found.within(part):
+        found.work(us)
+    with found.within(f"Torch-Compiled Region: 0/{variant}"):
+        found.operator(us=100)
+    for _ in range(1_000):
+        found.operator(us=100)
+    return found
+
+
+def test_a_first_compilation_is_neither_the_verdict_nor_a_gain(tmp_path: Path) -> None:
+    found = analyze(compiling(0).trace(tmp_path))
+    verdict = found.results["verdict"].to_dict()
+    assert verdict["verdict"] == "device-busy"
+    assert verdict["parts_us"]["first_compilation"] == pytest.approx(300_000, abs=100)
+    assert verdict["times_us"]["once"] == verdict["parts_us"]["first_compilation"]
+    # THEN one finding tells of it, without a gain, and what to do
+    (finding,) = [each for each in found.findings() if "compil" in each.text]
+    assert finding.code == "compiled.in_window"
+    assert finding.gain is None
+    assert "Begin the trace after a warm-up" in finding.text
+    assert found.won_together_ns() < 10_000 * US
+
+
+def test_a_recompilation_is_a_loss_with_a_gain(tmp_path: Path) -> None:
+    found = analyze(compiling(1).trace(tmp_path))
+    verdict = found.results["verdict"].to_dict()
+    assert verdict["verdict"] == "host-bound"
+    assert verdict["parts_us"]["compilation"] == pytest.approx(300_000, abs=100)
+    (finding,) = [each for each in found.findings() if "compil" in each.text]
+    assert finding.code == "compiled.recompiled"
+    assert finding.gain is not None
+    assert finding.gain.time_ns == pytest.approx(300_000 * US, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "frame", ["triton/compiler/compiler.py(245): compile", "torch/utils/cpp_extension.py(9): load"]
+)
+def test_other_compilers_are_seen_by_their_frames(frame: str, tmp_path: Path) -> None:
+    found = Program()
+    found.operator(us=100)
+    found.wait()
+    with found.within(frame, "python_function"):
+        found.work(50_000)
+    for _ in range(1_000):
+        found.operator(us=100)
+    parts = analyze(found.trace(tmp_path)).results["verdict"].to_dict()["parts_us"]
+    assert parts["first_compilation"] == pytest.approx(50_000, abs=100)
+
+
+def test_loading_kernels_and_compiling_are_told_together(tmp_path: Path) -> None:
+    found = compiling(0, us=40_000)
+    found.wait()
+    with found.within("Runtime Triggered Module Loading", "overhead"):
+        found.work(10)
+    with found.within("Lazy Function Loading", "overhead"):
+        found.work(60_000)
+    found.operator(us=100)
+    analysis = analyze(found.trace(tmp_path))
+    (finding,) = [each for each in analysis.findings() if "warm-up" in each.text]
+    assert finding.code == "idle.start_up"
+    assert finding.gain is None
+    assert "because the host compiled for the first time" in finding.text
+    assert "because the host loaded kernels at their first use" in finding.text
+
+
+def test_a_first_collective_that_connects_the_ranks_is_no_gain(tmp_path: Path) -> None:
+    found = Program()
+    for at in range(40):
+        found.operator(us=500)
+        with found.within("c10d::allreduce_"):
+            found.work(10 if at else 300_000)
+            found.launch("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 100)
+        found.wait()
+    analysis = analyze(found.trace(tmp_path))
+    parts = analysis.results["verdict"].to_dict()["parts_us"]
+    assert parts["start_up"] == pytest.approx(300_000, rel=0.01)
+    assert analysis.won_together_ns() < 30_000 * US
+
+
+def test_work_that_waits_for_modules_does_not_wait_for_earlier_work(tmp_path: Path) -> None:
+    # GIVEN a program that creates its context, and whose first kernel begins 4 ms after its launch
+    found = Program()
+    with found.within("aten::rand"):
+        found.call("cudaDeviceGetStreamPriorityRange", 900_000)
+        found.free[7] = found.now + 4_000
+        found.launch("kernel_rand", 5)
+    found.wait()
+    for _ in range(200):
+        found.operator(us=500)
+    verdict = analyze(found.trace(tmp_path)).results["verdict"].to_dict()
+    assert verdict["base"]["unrecorded_work_us"] == 0
+    assert verdict["parts_us"]["start_up"] == 900_000
+    assert "earlier work" not in verdict["sentence"]
+
+
+def test_a_thread_that_only_waits_is_not_what_the_host_did(tmp_path: Path) -> None:
+    found = program(5_000, 10)
+    begin, found.thread = 100, 0
+    found.event("subproc_pool.py(61): _recv_msg", "python_function", begin, begin + 4_990)
+    found.thread = 100
+    (finding,) = edges(analyze(found.trace(tmp_path)).findings())
+    assert "mostly in load_model" in finding.text

@@ -66,8 +66,8 @@ def test_communication_wins_no_more_than_it_can_hide_behind(tmp_path: Path) -> N
     )
     assert finding.gain is not None
     assert (finding.gain.time_ns, finding.gain.at_most) == (100_000, True)
-    assert "Computation can hide it" not in finding.sentence
-    assert "cannot hide all of it" in finding.sentence
+    assert "Computation can hide it" not in finding.text
+    assert "cannot hide all of it" in finding.text
 
 
 def test_products_win_what_the_peak_allows(tmp_path: Path) -> None:
@@ -125,6 +125,45 @@ def test_a_step_that_took_long_wins_what_it_took_beyond_the_median(tmp_path: Pat
     }
 
 
+def steps_of(program: Program, *slow: int) -> Program:
+    """Twelve steps of 1 ms; those in `slow` take 4 ms."""
+    for step in range(12):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"), program.within("aten::mm"):
+            program.work(4_000 if step in slow else 1_000)
+    return program
+
+
+def test_gains_of_several_steps_are_added(tmp_path: Path) -> None:
+    found = analysed(steps_of(Program(), 3, 7), tmp_path)
+    assert [each.code for each in found.findings()] == ["steps.outlier"] * 2
+    assert found.won_together_ns() == 2 * 3_000_000
+
+
+def test_a_first_step_alone_is_lost_only_once(tmp_path: Path) -> None:
+    found = analysed(steps_of(Program(), 0), tmp_path)
+    (outlier,) = found.findings()
+    assert (outlier.code, outlier.gain, outlier.no_gain) == ("steps.outlier", None, "")
+    assert outlier.severity != "high"
+    assert "It is the first step." in outlier.text
+    assert "Begin the trace after a warm-up" in outlier.action
+
+
+def test_a_step_that_waits_for_what_another_finding_blames_is_not_added(tmp_path: Path) -> None:
+    # GIVEN twelve steps of which one waits longer for the host, and the finding on all waiting
+    program = Program()
+    for step in range(12):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            with program.within("aten::nonzero"):
+                program.work(9_000 if step == 5 else 1_000)
+            program.operator(us=500)
+            program.wait()
+    found = analysed(program, tmp_path)
+    codes = [each.code for each in found.findings()]
+    assert "steps.outlier" in codes
+    idle = [each.gain.time_ns for each in found.findings() if each.about == "idle" and each.gain]
+    assert found.won_together_ns() == sum(idle)
+
+
 def test_a_finding_says_why_its_gain_is_unknown(tmp_path: Path) -> None:
     program = Program()
     for _ in range(3):
@@ -135,7 +174,7 @@ def test_a_finding_says_why_its_gain_is_unknown(tmp_path: Path) -> None:
     ]
     assert finding.gain is None
     assert finding.text.endswith(
-        " Gain: unknown, because the trace does not show how fast the kernel could be."
+        " The gain is unknown, because the trace does not show how fast the kernel could be."
     )
     assert finding.to_dict()["no_gain"] == "the trace does not show how fast the kernel could be"
 
@@ -144,6 +183,8 @@ def test_a_finding_says_why_its_gain_is_unknown(tmp_path: Path) -> None:
 # What is lost only once has no gain either.
 NOT_ABOUT_TIME = (
     "idle.start_up",
+    "compiled.in_window",
+    "steps.outlier",
     "memory.",
     "ascend.memory_unused",
     "ascend.steps_differ",
@@ -273,7 +314,7 @@ def test_a_gain_now_is_what_the_critical_path_allows(
         assert f"now, up to {in_words(gain.time_ns, 'ns')} once the host is faster" in finding.text
     else:
         assert gain.now_ns == pytest.approx(gain.time_ns, rel=0.02)
-        assert str(gain) == f"Gain: at most {in_words(gain.time_ns, 'ns')}, if {gain.how}."
+        assert str(gain) == f"Gain: at most {in_words(gain.time_ns, 'ns')}."
 
 
 def test_a_change_that_removes_kernels_also_spares_their_launches(tmp_path: Path) -> None:

@@ -148,8 +148,8 @@ def test_starting_the_loader_is_distinguished_from_loading(tmp_path: Path) -> No
     }
     start, load = found.findings()
     assert (start.code, load.code) == ("host.loader_start", "host.data_loader")
-    assert "persistent_workers" in start.sentence
-    assert "More workers" in load.sentence
+    assert "persistent_workers" in start.text
+    assert "More workers" in load.text
 
 
 @pytest.mark.parametrize(
@@ -333,8 +333,8 @@ def test_mostly_needs_a_majority(tmp_path: Path) -> None:
             program.work(2_000)
         operator(program, 100)
     (finding,) = host_of(program.trace(tmp_path)).findings()
-    assert "the longest part in read (2.000 ms)" in finding.sentence
-    assert "mostly" not in finding.sentence
+    assert "the longest part in read (2.000 ms)" in finding.text
+    assert "mostly" not in finding.text
 
 
 @pytest.mark.parametrize("apart_us", [0, 3_000])
@@ -345,6 +345,6 @@ def test_time_in_steps_that_touch_is_not_between_them(apart_us: int, tmp_path: P
             operator(program, 7_000)
             program.work(10_000)
         program.work(apart_us)
-    said = [each.sentence for each in host_of(program.trace(tmp_path)).findings()]
+    said = [each.text for each in host_of(program.trace(tmp_path)).findings()]
     assert any("at the end of a step" in each for each in said)
     assert any("between two steps" in each for each in said) == bool(apart_us)

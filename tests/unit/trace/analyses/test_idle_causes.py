@@ -124,7 +124,7 @@ def test_item_in_a_loop_is_a_wait_named_by_operator_and_line(tmp_path: Path) -> 
     assert group.idle_ns == 49 * gap * US
     (finding,) = found.findings()
     assert group.label == "aten::item (cudaStreamSynchronize), train.py(12): step"
-    assert group.label in finding.sentence
+    assert group.label in finding.text
     assert finding.numbers["worst_call_ns"] == group.idle_ns
     assert finding.evidence[0].event == "aten::item, train.py(12): step"
 
@@ -379,7 +379,7 @@ def test_compiling_and_a_long_call_of_the_runtime(tmp_path: Path) -> None:
     program.launch("kernel", 10, call_us=2_000)
     found = idle_of(program.trace(tmp_path))
     assert found.by_cause == {
-        causes.COMPILATION: (4_000 - 10 - LATENCY) * US,
+        causes.FIRST_COMPILATION: (4_000 - 10 - LATENCY) * US,
         causes.RUNTIME_CALL: (2_000 - 10 - LATENCY) * US,
         causes.LAUNCH: (10 + CALL + LATENCY + LATENCY) * US,
     }

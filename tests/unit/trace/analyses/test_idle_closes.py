@@ -95,7 +95,7 @@ def check(trace: Trace) -> None:
             assert verdict.span_ns == weighed_span(trace)
     for finding in analysis.findings():
         assert finding.evidence
-        assert finding.sentence.endswith(".")
+        assert finding.text.endswith(".")
         assert all(each.unit for each in finding.evidence)
     for result in analysis.results.values():
         for table in result.tables():

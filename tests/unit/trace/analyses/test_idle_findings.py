@@ -70,7 +70,7 @@ def test_gaps_of_one_length_are_not_described_as_a_range(tmp_path: Path) -> None
         program.free[7] += 8
     (finding,) = idle_of(program.trace(tmp_path)).findings()
     assert f"{in_words(19 * 8 * US, 'ns')} of this are 19 gaps of 8.000 µs before early" in (
-        finding.sentence
+        finding.text
     )
 
 
@@ -126,7 +126,7 @@ def test_a_graph_that_begins_late_may_have_unrecorded_parts(graph: bool, tmp_pat
     (pattern,) = [each for each in found.patterns if each.cause == causes.UNSEEN_WAIT]
     assert (pattern.gaps, pattern.idle_ns) == (6, 6 * 5_000 * US)
     assert pattern.graph_call == ("cudaGraphLaunch" if graph else None)
-    sentence = found.findings()[0].sentence
+    sentence = found.findings()[0].text
     assert ("the first that was recorded of a device graph (cudaGraphLaunch)" in sentence) == graph
     assert ("a part of that graph that the profiler does not record" in sentence) == graph
 
@@ -315,7 +315,7 @@ def test_slow_launches_within_a_compiled_region_name_it(launches: int, tmp_path:
         assert (
             finding.numbers["region_ns"] == (2 * 30 - 1) * (90 + CALL + LATENCY - 10 - LATENCY) * US
         )
-        assert "of this is in 2 calls of Torch-Compiled Region: 0/0." in finding.sentence
+        assert "of this is in 2 calls of Torch-Compiled Region: 0/0." in finding.text
     else:
         assert "region_ns" not in finding.numbers
 
@@ -387,7 +387,7 @@ def test_findings_about_the_host_estimate_what_recorded_stacks_cost(tmp_path: Pa
     # THEN the one of the trace with stacks has an estimate: 0.5 µs for each start and each end
     took = with_stacks.numbers["recording_ns"]
     assert "recording_ns" not in without.numbers
-    assert "calls per ms)" in with_stacks.sentence
+    assert "calls per ms)" in with_stacks.text
     assert took == pytest.approx(29 * (100 - 10) * US, rel=0.15)
     assert took <= with_stacks.numbers["time_ns"]
 

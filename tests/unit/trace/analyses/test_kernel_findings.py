@@ -50,7 +50,7 @@ def test_a_kernel_that_takes_more_than_half(tmp_path: Path) -> None:
     (finding,) = findings_of(program.trace(tmp_path))
     # THEN it is named with its share, its launches and its operator
     assert finding.code == "kernels.dominant"
-    assert "my_scan_kernel (launched by my::scan)" in finding.sentence
+    assert "my_scan_kernel (launched by my::scan)" in finding.text
     assert finding.numbers == {"time_ns": 30_000_000, "percent": 60, "launches": 100}
     assert (finding.evidence[0].event, finding.evidence[0].figure) == ("my_scan_kernel", 300_000)
 
@@ -81,7 +81,7 @@ def test_much_elementwise_work_that_is_not_fused(tmp_path: Path) -> None:
     (finding,) = findings_of(program.trace(tmp_path))
     assert (finding.code, finding.severity) == ("kernels.memory_bound", "medium")
     assert finding.numbers == {"time_ns": 20_000_000, "percent": 50, "kernels": 400}
-    assert "torch.compile" in finding.sentence
+    assert "torch.compile" in finding.text
 
 
 @pytest.mark.parametrize("mark", ["Torch-Compiled Region: 0/0", "triton_poi_fused_add_0"])
@@ -105,8 +105,8 @@ def test_changes_of_layout(tmp_path: Path) -> None:
         "percent": pytest.approx(100 * 2 / 22),
         "kernels": 100,
     }
-    assert "torch.channels_last" in finding.sentence
-    assert "PYTORCH_MIOPEN_SUGGEST_NHWC" not in finding.sentence
+    assert "torch.channels_last" in finding.text
+    assert "PYTORCH_MIOPEN_SUGGEST_NHWC" not in finding.text
 
 
 def test_attention_in_three_parts(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_attention_in_three_parts(tmp_path: Path) -> None:
         "products_ns": 2_000_000,
         "products_percent": pytest.approx(100 * 2 / 26),
     }
-    assert "torch.nn.functional.scaled_dot_product_attention" in finding.sentence
+    assert "torch.nn.functional.scaled_dot_product_attention" in finding.text
 
 
 def test_products_in_single_precision(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_products_in_single_precision(tmp_path: Path) -> None:
     (finding,) = findings_of(program.trace(tmp_path))
     assert (finding.code, finding.severity) == ("kernels.single_precision", "medium")
     assert finding.numbers == {"time_ns": 9_500_000, "percent": pytest.approx(100 * 9.5 / 14.5)}
-    assert "torch.set_float32_matmul_precision('high')" in finding.sentence
+    assert "torch.set_float32_matmul_precision('high')" in finding.text
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_tf32_is_not_advised_where_it_is_no_faster(
     path.write_text(json.dumps({"traceEvents": program.events, "deviceProperties": devices}))
     (finding,) = findings_of(read_trace(path))
     assert finding.code == "kernels.single_precision"
-    assert ("set_float32_matmul_precision" in finding.sentence) == helps
-    assert "autocast to bfloat16" in finding.sentence
+    assert ("set_float32_matmul_precision" in finding.text) == helps
+    assert "autocast to bfloat16" in finding.text
 
 
 def test_convolutions_in_single_precision_on_a_device_for_half(tmp_path: Path) -> None:
@@ -165,8 +165,8 @@ def test_convolutions_in_single_precision_on_a_device_for_half(tmp_path: Path) -
     products(program)
     (finding,) = findings_of(program.trace(tmp_path))
     assert (finding.code, finding.severity) == ("kernels.single_precision", "low")
-    assert "float16" in finding.sentence.replace("bfloat16", "")
-    assert "set_float32_matmul_precision" not in finding.sentence
+    assert "float16" in finding.text.replace("bfloat16", "")
+    assert "set_float32_matmul_precision" not in finding.text
 
 
 @pytest.mark.parametrize(
@@ -202,6 +202,36 @@ def test_tens_of_thousands_of_tiny_kernels(tmp_path: Path) -> None:
     assert (finding.gain.time_ns, finding.gain.at_most) == (24_000_000, True)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "us", "blocks", "found"),
+    [
+        ("gemm", 400, 0.25, ["kernels.few_blocks"]),
+        ("gemm", 400, 1.0, []),
+        ("gemm", 9, 0.25, []),  # its length is the time of a launch
+        ("ncclDevKernel_AllReduce", 400, 0.25, []),
+    ],
+)
+def test_long_kernels_with_fewer_blocks_than_multiprocessors(
+    kernel: str, us: int, blocks: float, found: list[str], tmp_path: Path
+) -> None:
+    program = Program()
+    products(program)
+    run(program, kernel, us, 4_000 // us)
+    for event in program.events:
+        if event["name"] == kernel:
+            event["args"]["blocks per SM"] = blocks
+    findings = findings_of(program.trace(tmp_path))
+    assert [each.code for each in findings] == found
+    if found:
+        (finding,) = findings
+        assert finding.numbers == {
+            "kernels": 10, "time_ns": 4_000_000, "multiprocessors_percent": 25.0,
+            "percent": pytest.approx(100 * 4 / 24),
+        }  # fmt: skip
+        assert finding.gain is not None
+        assert finding.gain.time_ns == 3_000_000
+
+
 def test_findings_on_real_traces(traces: Path) -> None:
     expected = {
         # Space-time attention by bmm and softmax over 3137 tokens.
@@ -217,14 +247,15 @@ def test_findings_on_real_traces(traces: Path) -> None:
         "rocm_mi300_triton_compile": [],
         "rocm_mi300_sglang_decode": [],
         "cuda_b200_vllm_eager": [],
-        "cuda_h100_vit": [],
+        # 37 kernels of batch 1, which fill two thirds of the multiprocessors.
+        "cuda_h100_vit": ["kernels.few_blocks"],
         "cuda_a100_cudagraph_triton_nccl": [],
     }
     found = {name: findings_of(read_trace(traces / f"{name}.json.gz")) for name in expected}
     assert {name: [each.code for each in mine] for name, mine in found.items()} == expected
     # THEN the advice fits the device's libraries
-    assert "autocast to float16" in found["cuda_v100_train_ns"][1].sentence
-    assert "PYTORCH_MIOPEN_SUGGEST_NHWC=1" in found["rocm_mi210_gpu_only"][1].sentence
+    assert "autocast to float16" in found["cuda_v100_train_ns"][1].text
+    assert "PYTORCH_MIOPEN_SUGGEST_NHWC=1" in found["rocm_mi210_gpu_only"][1].text
 
 
 @pytest.mark.parametrize(
@@ -249,7 +280,7 @@ def test_a_kernel_that_dominates_a_short_trace_names_the_vendors_tool(
     found = kernels_of(read_trace(path))
     (finding,) = (each for each in found.findings() if each.code == "kernels.dominant")
     assert (finding.severity, finding.numbers["launches"]) == ("medium", 6)
-    assert tool in finding.sentence
+    assert tool in finding.text
     assert found.work.kinds(1) == [f"gather, scatter, index {100 * 140 / 160:.1f} %"]
 
 

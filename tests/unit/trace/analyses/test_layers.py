@@ -86,13 +86,11 @@ def test_modules_with_self_time_and_total_time(tmp_path: Path) -> None:
 
 def test_a_layer_that_takes_longer_than_similar_ones(tmp_path: Path) -> None:
     found = transformer(tmp_path, slow=500)
-    block, linear = found.findings()
-    assert [each.code for each in (block, linear)] == ["layers.slow_module"] * 2
-    assert [each.evidence[0].event for each in (block, linear)] == [
-        "nn.Module: Block_4",
-        "nn.Module: Linear_8",
-    ]
-    assert [each.numbers["call_ns"] for each in (block, linear)] == [534 * US, 500 * US]
+    # THEN the finding is about the module inside the layer, the only cause
+    (linear,) = found.findings()
+    assert linear.code == "layers.slow_module"
+    assert linear.evidence[0].event == "nn.Module: Linear_8"
+    assert linear.numbers["call_ns"] == 500 * US
 
 
 def test_backward_counts_to_the_module_of_its_forward(tmp_path: Path) -> None:
@@ -135,6 +133,35 @@ def test_a_block_of_kernels_that_repeats(tmp_path: Path) -> None:
     assert block.total_ns == 8 * block.block_ns.median
     assert found.to_dict()["inferred"] is True
     assert "Inferred" in found.tables()[0].note
+
+
+def test_the_median_layer_has_its_kernels_in_order_with_collectives(tmp_path: Path) -> None:
+    # GIVEN nine layers, of which each is 10 µs longer than the one before, with a collective beside
+    program = Program()
+    for number in range(9):
+        program.launch("gemm", 100 + 10 * number)
+        for _ in range(2):
+            program.launch("softmax", 30)
+        program.launch("ncclDevKernel_AllReduce", 20, stream=20, after=7)
+        program.launch("gelu", 40)
+        program.wait()
+    found = layers_of(program.trace(tmp_path))
+    layer = found.median_layer
+    assert layer is not None
+    assert (layer.number, layer.times) == (5, 9)
+    parts = [(part.name, part.kind, part.stream, part.count, part.time_ns) for part in layer.parts]
+    assert parts == [
+        ("gemm", "matmul", 7, 1, 140 * US),
+        ("softmax", "reduction", 7, 2, 60 * US),
+        ("gelu", "elementwise", 7, 1, 40 * US),
+        ("ncclDevKernel_AllReduce", "communication", 20, 1, 20 * US),
+    ]
+    assert [part.percent for part in layer.parts] == pytest.approx(
+        [100 * time / 260 for time in (140, 60, 40, 20)]
+    )
+    assert [row[:4] for row in found.tables()[-1].rows] == [
+        (name, stream, count, time) for name, _, stream, count, time in parts
+    ]
 
 
 def test_what_interrupts_the_layers_does_not_make_two_of_them(tmp_path: Path) -> None:

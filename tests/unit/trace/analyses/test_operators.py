@@ -67,8 +67,8 @@ def test_copies_in_other_operators_can_all_be_spared(tmp_path: Path) -> None:
     analysis = in_steps(step, tmp_path)
     assert gain_of(analysis, "operators.copies") == (STEPS * 300 * US, True)
     (finding,) = of_operators(analysis)
-    assert "aten::contiguous" in finding.sentence
-    assert "aten::layer_norm" in finding.sentence
+    assert "aten::contiguous" in finding.text
+    assert "aten::layer_norm" in finding.text
 
 
 def test_operators_in_double_precision_can_take_half(tmp_path: Path) -> None:

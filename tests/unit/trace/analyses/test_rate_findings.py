@@ -68,8 +68,8 @@ def test_slow_products_say_what_reaching_the_peak_wins(
     assert "kernels.dominant" not in codes
     finding = found.findings()[codes.index("rates.products")]
     assert finding.numbers["time_ns"] == 4 * us * 1000
-    assert "33.3 % of the peak of bf16" in finding.sentence
-    assert all(each in finding.sentence for each in advice)
+    assert "33.3 % of the peak of bf16" in finding.text
+    assert all(each in finding.text for each in advice)
     assert finding.gain is not None
     least_us = LARGE_FLOPS / (0.6 * peak) / 1e6
     assert finding.gain.time_ns == pytest.approx(4 * (us - least_us) * 1000, abs=2)
@@ -184,7 +184,7 @@ def test_an_operator_that_moves_data_slowly(us: int, is_slow: bool, tmp_path: Pa
         assert "kernels.dominant" not in found
         assert finding.numbers["time_ns"] == 2_400_000
         assert finding.numbers["memory_percent"] == pytest.approx(50.05, abs=0.01)
-        assert "1,678 GB/s" in finding.sentence
+        assert "1,678 GB/s" in finding.text
         assert finding.gain is not None
         least = 10 * 3 * 2 * 8192**2 / 3.352e12 / 0.6 * 1e9
         assert finding.gain.time_ns == pytest.approx(2_400_000 - least, rel=1e-3)
@@ -209,8 +209,8 @@ def test_the_largest_operator_of_a_host_is_named(tmp_path: Path) -> None:
     (finding,) = findings_of(program, tmp_path, None)
     assert finding.code == "rates.dominant"
     assert finding.numbers["percent"] == pytest.approx(100 * 9_000 / 9_500)
-    assert "1 call of aten::mm with inputs 10x1024, 1024x1000000" in finding.sentence
-    assert "2.276 TFLOP/s and 459.6 GB/s, because m = 10" in finding.sentence
+    assert "1 call of aten::mm with inputs 10x1024, 1024x1000000" in finding.text
+    assert "2.276 TFLOP/s and 459.6 GB/s, because m = 10" in finding.text
 
 
 @pytest.mark.parametrize(("size", "named"), [(4_097, True), (4_096, False), (999, False)])
@@ -223,7 +223,7 @@ def test_odd_sizes_are_told_without_a_peak(size: int, named: bool, tmp_path: Pat
     ]
     assert len(found) == named
     for finding in found:
-        assert "4,097 is not a multiple of 8" in finding.sentence
-        assert "Pad 4,097 to 4,104." in finding.sentence
+        assert "4,097 is not a multiple of 8" in finding.text
+        assert "Pad 4,097 to 4,104." in finding.text
         assert "peak" not in finding.sentence
         assert "because the peaks of the device are not known" in finding.text

@@ -236,8 +236,8 @@ def test_products_with_odd_sizes_are_a_finding(tmp_path: Path) -> None:
     (finding,) = rates_of(written(program, tmp_path)).findings()
     assert finding.code == "rates.unaligned"
     assert (finding.severity, finding.numbers["time_ns"]) == ("high", 2_000_000)
-    assert "because 999 is not a multiple of 8" in finding.sentence
-    assert "Pad 999 to 1,000" in finding.sentence
+    assert "because 999 is not a multiple of 8" in finding.text
+    assert "Pad 999 to 1,000" in finding.text
 
 
 # --- real traces, against counts from raw events ---

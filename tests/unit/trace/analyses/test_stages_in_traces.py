@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from commands import checked
-from planted import CALL, Program
+from planted import CALL, LATENCY, Program
 from real_traces import read_real
 
-from stagespan.pages.result import Unavailable
+from stagespan.pages.amounts import in_words
+from stagespan.pages.result import Table, Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import stages
 from stagespan.trace.analyses.kernel_rows import KernelRows, kernel_rows
@@ -264,7 +265,7 @@ def test_backward_while_two_threads_are_in_a_stage(tmp_path: Path) -> None:
     assert by_comparison(trace) == {"(no annotation)": 30}
 
 
-def small_work(tmp_path: Path) -> Stages:
+def small_program() -> Program:
     program = Program()
     for _ in range(3):
         with program.within("build_past", NOTE):
@@ -273,12 +274,59 @@ def small_work(tmp_path: Path) -> Stages:
         with program.within("forward", NOTE):
             program.operator(us=900)
             program.wait()
-    return stages_of(program.trace(tmp_path))
+    return program
+
+
+def test_the_stage_with_the_idle_time_is_in_the_sentence_about_it(tmp_path: Path) -> None:
+    # GIVEN a stage that launches 40 kernels of 2 µs, 35 µs apart, and one of a large kernel
+    trace = small_program().trace(tmp_path)
+    (finding,) = [each for each in analyze(trace).findings() if each.code == "idle.launch"]
+    # THEN the stage is named with its part of the idle time, and with what it launches
+    time = in_words(finding.numbers["stage_idle_ns"], "ns")
+    launches = "120 launches of work of 2.000 µs on average: aten::zeros"
+    assert f", mostly in the stage build_past ({time}, {launches})" in finding.text
+    idle = by_path(stages_of(trace))["build_past"].idle_self_ns
+    assert idle is not None
+    # The time before the first kernel of each call is not, or not only, of this cause.
+    assert idle - finding.numbers["stage_idle_ns"] == 3 * (30 + CALL + LATENCY) * US
+    # AND the first screen has the times of both stages
+    (table,) = stages_of(trace).head()
+    assert isinstance(table, Table)
+    own = {row[0]: row[1:] for row in table.rows}
+    host = 3 * 40 * (30 + CALL) * US
+    assert own["build_past"] == (host, 3 * 40 * 2 * US, 120, idle)
+    assert own["forward"][2] == 3
+
+
+def test_a_stage_around_everything_is_not_named_as_the_place(tmp_path: Path) -> None:
+    program = Program()
+    with program.within("serve", NOTE):
+        for _ in range(40):
+            program.operator("aten::zeros", us=2, before=30)
+    (finding,) = analyze(program.trace(tmp_path)).findings()[:1]
+    assert finding.code == "idle.launch"
+    assert "in the stage" not in finding.text
+
+
+def test_the_first_screen_has_the_stages_of_the_steps(tmp_path: Path) -> None:
+    # GIVEN a stage of which a part runs before the first step
+    program = Program()
+    with program.within("load", NOTE):
+        program.work(1_000)
+        for number in range(2):
+            with program.within(f"ProfilerStep#{number}", NOTE):
+                program.operator(us=20)
+    found = stages_of(program.trace(tmp_path))
+    (table,) = found.head()
+    assert isinstance(table, Table)
+    # THEN it has only the time and the work of the steps, to which all shares refer
+    assert [row[:4] for row in table.rows] == [("load", 2 * 15 * US, 40 * US, 2)]
+    assert by_path(found)["load"].host_ns == 1_030 * US
 
 
 def test_a_stage_of_many_small_kernels_is_named(tmp_path: Path) -> None:
     # GIVEN a stage that launches 40 kernels of 2 µs, 35 µs apart, and one of a large kernel
-    found = small_work(tmp_path)
+    found = stages_of(small_program().trace(tmp_path))
     (finding,) = found.findings()
     assert finding.code == "stages.launch"
     assert finding.evidence[1].event == "build_past"

@@ -123,7 +123,7 @@ def test_advice_is_what_the_optimizer_can_do(
         folder = tmp_path / str(device)
         folder.mkdir()
         found = found_in(program.trace(folder))
-        sentences = [each.sentence for each in found.findings()]
+        sentences = [each.text for each in found.findings()]
         assert len(sentences) == (advice is not None)
         assert advice is None or advice in sentences[0]
 
@@ -142,7 +142,7 @@ def test_on_a_device_it_takes_from_the_first_kernel_to_the_last(tmp_path: Path) 
         int(events.begin_ns[at]) for at in fills
     )
     finding = finding_of(found, "training.zero_grad")
-    assert "set_to_none" in finding.sentence
+    assert "set_to_none" in finding.text
     assert finding.gain is not None
     assert finding.gain.time_ns == span
 

@@ -8,7 +8,7 @@ import pytest
 from device_programs import US, device_only, devices_only, judged
 from planted import CALL, LATENCY, Program
 
-from stagespan.pages.result import Unavailable
+from stagespan.pages.result import Table, Unavailable
 from stagespan.trace.analyses import verdict
 from stagespan.trace.analyses.idle import Idle
 from stagespan.trace.analyses.verdict import Verdict
@@ -121,7 +121,8 @@ def test_devices_that_are_idle_together(tmp_path: Path) -> None:
         causes.HOST_UNSEEN: both * US,
         causes.LAUNCH: (CALL + LATENCY) * US,
     }
-    assert idle.tables()[0].title == "Why all devices were idle"
+    assert isinstance(table := idle.head()[0], Table)
+    assert table.columns[0] == ("why all were idle", "")
     (finding,) = idle.findings()
     assert (finding.code, finding.evidence[0].figure) == ("idle.host_unseen", 2_977 * US)
     assert idle.devices == 2

@@ -60,7 +60,7 @@ def test_every_file_of_a_folder_is_reported(tmp_path: Path) -> None:
     (link,) = found["ascend_collectives"]["links"]
     assert (link["from"], link["to"], link["gb_per_s"]) == ("0", "1", 10.0)
     assert found["ascend_files"]["missing"] == found["ascend_files"]["problems"] == []
-    told = " ".join(finding["sentence"] for finding in found["findings"])
+    told = " ".join(f"{one['sentence']} {one['details']}" for one in found["findings"])
     for words in (
         "1 operator ran on the AI CPU, which is slow: 100.000 µs (20.2 %",
         "Conversions take 200.000 µs (40.4 % of all operators' time): TransData 1 time",

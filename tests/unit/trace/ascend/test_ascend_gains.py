@@ -98,5 +98,5 @@ def test_waits_of_the_host_are_not_a_gain_without_a_trace(tmp_path: Path) -> Non
     finding = found_in(folder_of(tmp_path, api_statistic__csv=calls), "ascend.host_waits")
     assert finding.gain is None
     assert finding.text.endswith(
-        "Gain: unknown, because only the trace shows when the device waited."
+        " The gain is unknown, because only the trace shows when the device waited."
     )

@@ -44,7 +44,7 @@ def late_request() -> SyntheticAscend:
         ("AscendCL@aclrtSynchronizeStreamWithTimeout", "", "synchronisation"),
         ("AscendCL@aclrtMallocAlign32", "", "memory_allocation"),
         ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "cpu_op", "data_loading"),
-        ("compile_inner (dynamo_timed)", "cpu_op", "compilation"),
+        ("compile_inner (dynamo_timed)", "cpu_op", "first_compilation"),
     ],
 )
 def test_the_thread_that_requested_the_work_shows_the_cause(

@@ -161,7 +161,7 @@ def test_item_and_to_are_named_with_their_waits(tmp_path: Path) -> None:
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("ascend.host_waits", "high")
     assert found.groups[0].label == f"aten::item ({SYNCHRONISE})"
-    assert found.groups[0].label in finding.sentence
+    assert found.groups[0].label in finding.text
     assert finding.numbers == {
         "time_ns": 1_300_000,
         "percent": pytest.approx(32.5),

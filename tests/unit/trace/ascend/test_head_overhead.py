@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -292,7 +293,9 @@ def test_parts_sum_to_the_heads(
     }
     assert 3_000_000 + sum(split.values()) == sum(call.head_ns for call in found.counted)
     # THEN the advice is about the largest part
-    assert most in finding.sentence
+    part, advice = most.split(". ")
+    assert part in finding.sentence
+    assert finding.action.startswith(advice)
 
 
 def test_threads_do_not_mix(tmp_path: Path) -> None:
@@ -350,3 +353,34 @@ def test_a_trace_of_torch_itself_has_the_expected_events(tmp_path: Path) -> None
             call["framework_us"] + call["torchair_us"] + call["ge_to_compiler_end_us"]
         )
     assert found["non_contiguous_inputs"]["operators"] == 3
+
+
+def test_the_verdict_blames_the_host_for_heads_whose_work_has_no_launch(tmp_path: Path) -> None:
+    # GIVEN two calls of compiled graphs, each with an operator 4.2 ms after its begin, of which no
+    # launch is in the trace
+    entries: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 2, "args": {"name": "Ascend Hardware"}}
+    ]
+    for begin in (1_000, 11_000):
+        for name, at, length in (
+            ("Torch-Compiled Region: 0/0", 0, 6_000),
+            ("npu_fx_compiler inference", 500, 5_000),
+            ("TorchNpuGraphBase::Run", 1_500, 3_500),
+            ("ExecuteGraph", 2_000, 2_500),
+        ):
+            place = {"pid": 1, "tid": 1, "cat": "cpu_op"}
+            entries.append({"ph": "X", "name": name, "ts": begin + at, "dur": length, **place})
+        work = {"Task Type": "AI_VECTOR_CORE", "Stream Id": 3, "Task Id": begin}
+        entries.append(
+            {"ph": "X", "name": "SplitV", "ts": begin + 4_200, "dur": 300, "pid": 2, "tid": 3,
+             "args": work}
+        )  # fmt: skip
+    path = tmp_path / "heads.json"
+    path.write_text(json.dumps(entries))
+    analysis = analyze(read_trace(path))
+    (head,) = [each for each in analysis.findings() if each.code == "ascend.head_overhead"]
+    assert head.numbers["idle_ns"] == 2 * 4_200_000
+    written = analysis.to_dict()
+    assert written["verdict"]["verdict"] == "host-bound"
+    assert written["verdict"]["parts_us"]["host_work"] == 2 * 4_200
+    assert [each.code for each in analysis.findings()].count("idle.host_work") == 0

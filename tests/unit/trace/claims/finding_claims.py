@@ -124,6 +124,30 @@ def _dominant(page: Page, finding: dict[str, Any]) -> Found:
     return _sum_of(page, finding, lambda each: each.name == longest, "launches")
 
 
+@of("kernels.few_blocks")
+def _few_blocks(page: Page, finding: dict[str, Any]) -> Found:
+    """Kernels of at least 10 µs with less than one block for each multiprocessor."""
+
+    def blocks(event: Event) -> float:
+        return float(event.arguments.get("blocks per SM", 1))
+
+    def is_one(event: Event) -> bool:
+        is_long = page.raw.is_kernel(event) and event.duration >= 10_000
+        return is_long and 0 < blocks(event) < 1 and page.raw.kind(event) == "compute"
+
+    found = _sum_of(page, finding, is_one, "kernels")
+    told = finding["figures"]["time_us"]
+
+    def time_us(events: list[Event]) -> float:
+        return sum(each.duration for each in events) / 1000
+
+    choices = [[each for each in events if is_one(each)] for events in _events(page)]
+    mine = min(choices, key=lambda events: abs(time_us(events) - told))
+    used = sum(blocks(each) * each.duration for each in mine) / 1000
+    found["multiprocessors_percent"] = (100 * used / max(time_us(mine), 0.001), 0.01)
+    return found
+
+
 @of("kernels.layout")
 def _layout(page: Page, finding: dict[str, Any]) -> Found:
     layout = names_matching(
@@ -442,7 +466,8 @@ def sentences(page: Page) -> Iterator[Claim]:
         figures = [value for value in finding["figures"].values() if value is not None]
         if finding["gain"] is not None:
             figures.append(finding["gain"]["time_us"])
-        for match in _AMOUNT.finditer(finding["sentence"]):
+        texts = (finding[part] for part in ("action", "sentence", "details", "caveat"))
+        for match in _AMOUNT.finditer(" ".join(texts)):
             if match[3] is not None:
                 value, scale, digits = float(match[3].replace(",", "")), 1.0, 1
             else:

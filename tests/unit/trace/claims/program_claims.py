@@ -141,13 +141,13 @@ def _outlier(page: Page, finding: dict[str, Any]) -> Found:
         "step_us": (lengths[at] / 1000, 0.001),
         "median_us": (_median(lengths) / 1000, 0.001),
     }
-    part = _PART.search(finding["sentence"])
+    part = _PART.search(finding["details"])
     parts = _intervals_of_parts(raw)
     if part is not None and part[1] in dict(parts):
         times = [_part_of_step(parts, part[1], step) for _, step in steps]
         found["part_us"] = (times[at] / 1000, 0.01)
         found["part_of_others_us"] = (_median(times[:at] + times[at + 1 :]) / 1000, 0.01)
-    event = _EVENT.search(finding["sentence"])
+    event = _EVENT.search(finding["details"])
     if event is not None:
         sums: Counter[int] = Counter()
         for each in raw.events:

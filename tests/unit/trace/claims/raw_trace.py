@@ -27,7 +27,9 @@ _RUNTIME = ("cuda_runtime", "cuda_driver", "hip_runtime", "Runtime", "mtia_runti
 _OPERATORS = ("cpu_op", "Operator")
 _MARKS = ("user_annotation", "cpu_op", "Operator")
 _COMMUNICATION = re.compile(
-    r"nccl|rccl|hccl|multimem_all_reduce|cross_device_reduce|all_?reduce_fusion", re.IGNORECASE
+    r"nccl|rccl|hccl|multimem_all_reduce|cross_device_reduce|all_?reduce_fusion"
+    r"|\bep::int(?:er|ra)node",
+    re.IGNORECASE,
 )
 _STEP = re.compile(r"^ProfilerStep[#*]")
 # Device work that begins so long after its launch had to wait for unrecorded work.

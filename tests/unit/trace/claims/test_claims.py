@@ -2,12 +2,16 @@
 
 `TRACE_CLAIMS=claims.csv` writes the list of all claims to a file: trace, line of the page, claim,
 class (right, wrong or unchecked), and what the raw events say. `make claims` does so.
+`PUBLIC_TRACES=FOLDER` also checks the traces of public_traces.csv that lie in the folder, under
+repository and path: they are not part of this repository.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +19,7 @@ import collective_claims  # noqa: F401 (registers its checks)
 import finding_claims
 import program_claims  # noqa: F401
 import pytest
+import time_claims  # noqa: F401
 from ascend_claims import claims_of, claims_of_job
 from checks import CHECKS, RIGHT, UNCHECKED, WRONG, Claim, Page
 from raw_trace import RawTrace
@@ -116,6 +121,34 @@ def test_no_claim_about_a_job_of_ascend_is_wrong(
     listed += [(name, claim) for claim in claims]
     assert [claim for claim in claims if claim.state == WRONG] == []
     assert len(claims) >= FEWEST
+
+
+def _public() -> list[Path]:
+    """Return the traces of public_traces.csv that lie below $PUBLIC_TRACES, as owner/name/path."""
+    root = os.environ.get("PUBLIC_TRACES")
+    if root is None:
+        return []
+    with Path(__file__).with_name("public_traces.csv").open(encoding="utf-8") as file:
+        found = [Path(root, row["repository"], row["path"]) for row in csv.DictReader(file)]
+    return [path for path in found if path.is_file()]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("path", _public(), ids=str)
+def test_no_claim_about_a_public_trace_is_wrong(
+    path: Path, tmp_path: Path, listed: list[tuple[str, Claim]]
+) -> None:
+    told = analyze(read_trace(path)).to_dict()
+    packed = path
+    if path.suffix != ".gz":
+        packed = tmp_path / "packed.json.gz"
+        # Some versions of torch write the folders of Windows without escaping them.
+        text = re.sub(rb'(?<!\\)\\(?!["\\/bfnrtu])', rb"\\\\", path.read_bytes())
+        packed.write_bytes(gzip.compress(text, 1))
+    page = Page(str(path), told, RawTrace(packed))
+    claims = [claim for check in CHECKS.values() for claim in check(page)]
+    listed += [(page.name, claim) for claim in claims]
+    assert [claim for claim in claims if claim.state == WRONG] == []
 
 
 def test_the_late_rank_of_a_job_is_late_in_the_raw_events(traces: Path) -> None:

@@ -125,8 +125,8 @@ def test_a_kernel_under_another_name(tmp_path: Path) -> None:
     assert (renamed.before_ns, renamed.after_ns) == (100 * US, 160 * US)
     assert found.new_kernels == found.vanished_kernels == []
     finding = finding_in(found, "comparison.renamed_kernel")
-    assert renamed.name in finding.sentence
-    assert renamed.old_name in finding.sentence
+    assert renamed.name in finding.text
+    assert renamed.old_name in finding.text
     assert finding.numbers == {"change_ns": 60 * US}
     assert [each.figure for each in finding.evidence] == [100 * US, 160 * US]
 

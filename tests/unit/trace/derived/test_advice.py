@@ -81,7 +81,7 @@ def caches_nothing(raw: Raw, finding: Finding) -> bool:
     times, taken, given = raw.allocations()
     said = [
         int(number.replace(",", ""))
-        for number in re.findall(r"[\d,]+(?= calls| freed it)", finding.sentence)
+        for number in re.findall(r"[\d,]+(?= calls| freed it)", finding.text)
     ]
     return (
         taken >= 50
@@ -161,7 +161,7 @@ def computes_where(raw: Raw, pattern: str) -> bool:
 
 def communicates_apart(raw: Raw, finding: Finding) -> bool:
     shared = computes_where(raw, "nccl|rccl")
-    return shared == ("on a stream that computes" in finding.sentence)
+    return shared == ("on a stream that computes" in finding.text)
 
 
 def share_of_kernels(raw: Raw, pattern: str) -> float:
@@ -171,7 +171,7 @@ def share_of_kernels(raw: Raw, pattern: str) -> float:
 
 
 def percent_in(finding: Finding) -> float:
-    found = re.search(r"([\d.]+) % of (?:device work|those|what)", finding.sentence)
+    found = re.search(r"([\d.]+) % of (?:device work|those|what)", finding.text)
     assert found is not None
     return float(found[1])
 
@@ -182,7 +182,7 @@ LAYOUTS = "nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose_"
 def changes_layout(raw: Raw, finding: Finding) -> bool:
     share = share_of_kernels(raw, LAYOUTS)
     is_amd = bool(raw.named("^hip|^Cijk_|^batched_transpose_"))
-    return abs(share - percent_in(finding)) < 0.1 and is_amd == ("MIOPEN" in finding.sentence)
+    return abs(share - percent_in(finding)) < 0.1 and is_amd == ("MIOPEN" in finding.text)
 
 
 def attends_in_parts(raw: Raw, finding: Finding) -> bool:
@@ -214,6 +214,9 @@ OF_CODES: dict[str, Callable[[Raw, Finding], bool]] = {
     "kernels.single_precision": uses_no_matrix_units,
     "kernels.memory_bound": lambda raw, _: not raw.compiled and not raw.named("^triton_"),
     "kernels.dominant": is_dominant,
+    "kernels.few_blocks": lambda raw, _: any(
+        0 < each["args"].get("blocks per SM", 1) < 1 for each in raw.of("kernel", "Kernel")
+    ),
     "kernels.tiny": lambda raw, _: any(e["dur"] < 5 for e in raw.of("kernel", "Kernel")),
     "compiled.no_inductor": lambda raw, _: raw.compiled and not raw.named("^triton_", "kernel"),
     "compiled.graph_break": lambda raw, _: raw.compiled,
@@ -231,13 +234,13 @@ def said_in(finding: Finding) -> list[str]:
     return [
         advice.name
         for advice in EVERY
-        if re.search(re.sub(r"\\\{\w+:,\\\}", r"[\\d,]+", re.escape(advice.text)), finding.sentence)
+        if re.search(re.sub(r"\\\{\w+:,\\\}", r"[\\d,]+", re.escape(advice.text)), finding.text)
     ]
 
 
 def contradictions(raw: Raw, findings: list[Finding]) -> list[tuple[str, str]]:
     return [
-        (name, finding.sentence)
+        (name, finding.text)
         for finding in findings
         for name in said_in(finding)
         if not CHECKS[name](raw, finding)
@@ -270,7 +273,7 @@ def test_no_advice_contradicts_a_real_trace(paths: list[Path]) -> None:
         assert all(each.evidence for each in findings), path.name
         for each in findings:
             if not each.code.startswith(("idle.", "host.", "memory.")):
-                assert OF_CODES[each.code](raw, each), (path.name, each.sentence)
+                assert OF_CODES[each.code](raw, each), (path.name, each.text)
                 codes.add(each.code)
         own = [f for f in findings if f.code.split(".")[0] in ("idle", "host", "memory")]
         assert len(own) == len({f.code for f in own}), path.name
@@ -298,7 +301,7 @@ def test_advice_on_copies_depends_on_their_kind(paths: list[Path]) -> None:
         others = sum(e["dur"] for e in rows) - pageable - within
         for finding in copies:
             seen += 1
-            advised = "pinned memory" in finding.sentence, "within the device" in finding.sentence
+            advised = "pinned memory" in finding.text, "within the device" in finding.text
             longest = max(pageable, within, others)
             assert advised == (longest == pageable, longest == within), path.name
     if not seen:

@@ -61,8 +61,8 @@ def test_a_file_that_is_cut_off_gets_no_advice_on_the_profiler(tmp_path: Path) -
     whole.write_bytes(text[: 9 * len(text) // 10])
     (found,) = analyze(read_trace(whole)).findings()
     assert found.code == "operators.device_not_recorded"
-    assert "cut off" in found.sentence
-    assert "activities" not in found.sentence
+    assert "cut off" in found.text
+    assert "activities" not in found.text
 
 
 @pytest.mark.parametrize(

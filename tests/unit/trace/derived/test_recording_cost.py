@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from planted import Program
 
+from stagespan.trace.analysis import analyze
 from stagespan.trace.derived.recording_cost import stack_cost
 from stagespan.trace.read.view import TraceView
 
@@ -60,3 +61,20 @@ def test_time_of_the_program_between_calls_is_not_the_cost_of_recording(
 ) -> None:
     cost, edges = recorded(tmp_path, holes)
     assert cost <= edges * 1_000
+
+
+@pytest.mark.parametrize(("idle_us", "is_told"), [(0, True), (20_000, False)])
+def test_a_trace_of_which_recording_took_a_fifth_says_so_first(
+    idle_us: int, is_told: bool, tmp_path: Path
+) -> None:
+    program = Program()
+    with program.within("ProfilerStep#1", "user_annotation"):
+        at = float(program.now)
+        for _ in range(CALLS):
+            program.event("<built-in function add>", "python_function", at + 1, at + 2)
+            at += 2
+        program.event("aten::mm", "cpu_op", program.now, at)
+        program.now = int(at) + idle_us
+    caveat = analyze(program.trace(tmp_path)).caveat()
+    assert (caveat is not None) == is_told
+    assert not is_told or (caveat or "").startswith("Record again without stacks (with_stack=")

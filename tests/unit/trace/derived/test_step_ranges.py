@@ -317,4 +317,4 @@ def test_a_trace_without_steps_says_how_to_mark_them(tmp_path: Path) -> None:
     program.operator()
     found = steps.analyze(program.trace(tmp_path))
     assert isinstance(found, Unavailable)
-    assert "profiler.step()" in found.reason
+    assert "give it a schedule" in found.reason

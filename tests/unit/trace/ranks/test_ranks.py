@@ -425,7 +425,7 @@ def test_two_real_ranks_of_an_npu(traces: Path) -> None:
     assert finding.numbers["percent"] == pytest.approx(73.9, abs=0.05)
     assert finding.numbers["most_percent"] == pytest.approx(74.7, abs=0.05)
     assert finding.numbers["least_percent"] == pytest.approx(73.0, abs=0.05)
-    assert "2, 3, 4, 5, 6, 7" in finding.sentence
+    assert "2, 3, 4, 5, 6, 7" in finding.text
     assert [each.figure for each in finding.evidence] == [
         pytest.approx(time * US, abs=50) for time in (101_963.203, 96_359.047, 73_229.943, 22_058.3)
     ]

@@ -39,7 +39,7 @@ def test_the_page(folder: Path) -> None:
     text = "".join(out.split())
     assert all("".join(one_line(remark).split()) in text for remark in found.remarks)
     late = finding_in(found, "ranks.late")
-    assert late.sentence in out
+    assert late.first_line in out
     assert (late.numbers["rank"], late.numbers["waited_percent"]) == (4, 100)
     assert (late.numbers["waited_ns"], late.numbers["late_ns"]) == (26_400 * US, 2_400 * US)
     assert (late.numbers["last"], late.numbers["of"]) == (6, 6)

@@ -91,6 +91,22 @@ def test_ranks_that_are_late_in_turn_at_a_position_are_not_blamed(tmp_path: Path
     assert "ranks.late" not in codes_in(found)
 
 
+def test_one_slow_rank_is_one_finding_and_the_headline(tmp_path: Path) -> None:
+    # GIVEN four ranks of which rank 2 computes twice as long before each of ten collectives
+    arrivals = [[2_000.0 * n + (1_600 if rank == 2 else 800) for n in range(10)]
+                for rank in range(4)]  # fmt: skip
+    for rank, calls in enumerate(together(arrivals)):
+        computing = [(2_000.0 * n + 10, calls[n][1]) for n in range(10)]
+        write_rank(tmp_path, rank, calls, world=4, computing=computing, host="node1")
+    found = analyze_ranks(tmp_path, jobs=1)
+    codes = [each.code for each in found.findings()]
+    assert "ranks.late" in codes
+    assert not {"ranks.waiting", "ranks.imbalance"} & set(codes)
+    assert {"ranks.waiting", "ranks.imbalance"} <= set(codes_in(ranks_in(tmp_path)))
+    _, sentence = found.results["ranks"].title()
+    assert sentence.endswith("100.0 % of the waiting is for rank 2.")
+
+
 def test_a_rank_that_computes_longer(tmp_path: Path) -> None:
     # GIVEN three ranks of which rank 2 computes 200 µs longer before each of ten collectives
     arrivals = [[1_000.0 * n + (200 if rank == 2 else 0) + 600 for n in range(10)]

@@ -122,7 +122,7 @@ def test_ranks_that_wait_for_missing_ones(tmp_path: Path) -> None:
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("ranks.exposed_communication", "high")
     assert finding.numbers["percent"] == pytest.approx(90)
-    assert "2, 3" in finding.sentence
+    assert "2, 3" in finding.text
     assert [each.figure for each in finding.evidence][-1] == 880 * US
 
 

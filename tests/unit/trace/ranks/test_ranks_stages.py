@@ -38,8 +38,8 @@ def test_the_late_rank_s_stage_is_named(slow: int, tmp_path: Path) -> None:
     # THEN the finding about the late rank names the stage and how much longer it took
     late = finding_in(found, "ranks.late")
     assert late.numbers["rank"] == slow
-    assert "It spent 15x as long in `augment` as the other ranks" in late.sentence
-    assert "neither computed nor communicated" not in late.sentence
+    assert "It spent 15x as long in `augment` as the other ranks" in late.text
+    assert "neither computed nor communicated" not in late.text
     stage = finding_in(found, "ranks.stage")
     assert stage.sentence.startswith(f"Rank {slow} spent 15x as long in `augment`")
     assert stage.numbers["more_ns"] == 6 * 14_000 * US

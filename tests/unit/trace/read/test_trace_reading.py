@@ -32,7 +32,7 @@ def accounted(trace: Trace) -> int:
     """Return the number of entries of the file, by what happened to them."""
     joined = trace.adjusted.get("begin and end, joined to one event", 0)
     named = len(trace.process_names) + len(trace.process_labels) + len(trace.thread_names)
-    tables = len(trace.events) + len(trace.instants) + len(trace.flows)
+    tables = len(trace.events) + len(trace.instants) + len(trace.counters) + len(trace.flows)
     return tables + joined + named + sum(trace.left_out.values())
 
 
@@ -178,6 +178,7 @@ def test_phases_are_stored_in_their_tables(write_trace: Write) -> None:
     ]
     trace = read_trace(write_trace(entries))
     assert (len(trace.events), len(trace.instants), len(trace.flows)) == (1, 1, 2)
+    assert len(trace.counters) == 1
     assert trace.flows.id.tolist() == [9, 9]
     assert trace.flows.starts.tolist() == [True, False]
     assert trace.process_names == {5: "python"}
@@ -185,7 +186,6 @@ def test_phases_are_stored_in_their_tables(write_trace: Write) -> None:
     assert trace.thread_names == {(5, 6): "main"}
     assert trace.left_out == {
         "metadata entry": 1,
-        "counter": 1,
         "async event": 1,
         "entry of an unknown phase": 2,
         "event without a time": 1,

@@ -71,9 +71,11 @@ def test_all_results_are_in_the_page(tmp_path: Path) -> None:
     analysis = analyze(a_program().trace(tmp_path))
     data = data_of(html.html_page(analysis))
     assert analysis.findings()
-    assert [each["sentence"] for each in data["findings"]] == [
-        each.text for each in analysis.findings()
-    ]
+    texts = [(each["sentence"], each["rest"]) for each in data["findings"]]
+    assert texts == [(each.first_line, each.rest) for each in analysis.findings()]
+    assert [line[:13] for line in data["lines"]] == ["Time goes to:"]
+    opened = {each["name"] for each in data["sections"] if each["open"]}
+    assert opened == {"kernels", "critical_path"}
     for shown, finding in zip(data["findings"], analysis.findings(), strict=True):
         assert shown["evidence"] == [
             [each.event, each.time_ns, each.figure, each.unit] for each in finding.evidence

@@ -133,14 +133,16 @@ def test_one_entry_is_in_the_singular(tmp_path: Path) -> None:
 def test_missing_parts_are_listed_with_how_to_record_them(tmp_path: Path) -> None:
     (said,) = a_trace(tmp_path).missing()
     assert said == (
-        "Not in this trace: steps (give the profiler a schedule=..., and call its step()), stages"
-        " (use record_function or stagespan.span), modules (with_stack=True), memory"
-        " (profile_memory=True), Python stacks (with_stack=True)."
+        "Not in this trace: shapes of inputs (record_shapes=True), steps (the profiler marks them"
+        " from the first active step of a schedule=...), stages (use record_function or"
+        " stagespan.span), modules (with_stack=True), memory (profile_memory=True), Python stacks"
+        " (with_stack=True)."
     )
     path = tmp_path / "host.json"
     path.write_text('[{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":1,"dur":9,"pid":1,"tid":1}]')
     (said,) = analyze(read_trace(path)).missing()
-    assert said.startswith("Not in this trace: steps (")  # nothing shows that there is a device
+    # nothing shows that there is a device
+    assert said.startswith("Not in this trace: shapes of inputs (record_shapes=True), steps (")
 
 
 def test_singular_and_plural(tmp_path: Path) -> None:

@@ -20,15 +20,13 @@ def test_an_analysis_shows_its_verdict_a_bar_and_its_findings(tmp_path: Path) ->
     shown = analysis._repr_html_()
     assert "Host-bound" in shown
     assert shown.count("<svg ") == 1
-    assert f"high: {analysis.findings()[0].sentence}" in shown.replace("&#x27;", "'")
+    assert f"high: {analysis.findings()[0].first_line}" in shown.replace("&#x27;", "'")
 
 
-def test_a_result_shows_its_table(tmp_path: Path) -> None:
+def test_a_result_shows_its_first_screen(tmp_path: Path) -> None:
     kernels = analyze(a_program().trace(tmp_path)).results["kernels"]
     shown = kernels._repr_html_()  # type: ignore[union-attr]
-    assert shown.startswith("<p><b>communication 71.4 %")
-    assert "<table>" in shown
-    assert ">kernel one</td>" in shown
+    assert shown.startswith("<p><span>Time goes to: communication 71.4 %")
 
 
 def test_the_repr_of_a_result_is_its_headline(tmp_path: Path) -> None:

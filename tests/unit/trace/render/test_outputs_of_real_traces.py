@@ -67,7 +67,8 @@ def test_markdown_is_complete_and_well_formed(results: list[tuple[str, Analysis]
     for name, analysis in results:
         page = markdown(analysis)
         for finding in analysis.findings():
-            assert escaped(finding.sentence) in page, name
+            assert f"** {escaped(finding.first_line)}\n" in page, name
+            assert escaped(finding.rest) in page, name
         tables = [table for result in analysis.results.values() for table in result.tables()]
         for table in tables:
             assert f"### {escaped(table.title)}" in page, (name, table.title)

@@ -14,6 +14,7 @@ from html_pages import HOSTILE
 
 import stagespan
 from page_data import data_of, rows_of
+from request_columns import check_columns
 from stagespan import batch, extract, inject, queued, recording, request, span
 from stagespan.pages.html import html_page
 from stagespan.recording.requests_page import Requests, RequestsPage
@@ -34,6 +35,7 @@ def found_requests(names: tuple[str, ...]) -> list[Timeline]:
     with request("lonely"):
         inject(queue="nowhere")
     found = timelines([recording.open(os.getpid())])
+    check_columns(found)
     return [one for one in found if one.segments[0].segment["segment"] not in known]
 
 

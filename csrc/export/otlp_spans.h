@@ -1,0 +1,114 @@
+// otlp_spans.h: spans as the protobuf messages of OTLP (opentelemetry/proto/trace/v1/trace.proto).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "stagespan/span_row.h"
+
+namespace stagespan::otlp {
+
+/// The content of an AnyValue.
+class Value {
+ public:
+  std::string_view bytes() const noexcept { return bytes_; }
+  void clear() noexcept { bytes_.clear(); }
+  void set(std::string_view text);
+  void set(bool value);
+  void set(std::int64_t value);
+  void set(double value);
+  /// Appends an element; a value with elements is an array.
+  void append(const Value& element);
+  /// Makes an array of what was appended, also if that is nothing.
+  void close_array();
+
+ private:
+  std::string bytes_;
+};
+
+/// Appends an attribute to a message that has its attributes in a field.
+void put_attribute(std::string& message, unsigned field, std::string_view key, const Value& value);
+
+/// The number of the status of a span.
+enum class Status : unsigned { kUnset = 0, kOk = 1, kError = 2 };
+
+/// What a span has besides its attributes and links.
+struct SpanHead {
+  std::string_view trace_id;  // 16 bytes
+  std::uint64_t id = 0;
+  std::uint64_t parent = 0;
+  bool has_parent = false;
+  bool has_remote_parent = false;
+  std::string_view name;
+  unsigned kind = 1;  // internal
+  std::int64_t begin_ns = 0;
+  std::int64_t end_ns = 0;
+  Status status = Status::kUnset;
+  std::string_view status_message;
+};
+
+/// Some spans: a part of a message of the type ScopeSpans.
+struct SomeSpans {
+  std::string bytes;
+  std::size_t count = 0;
+};
+
+/// Writes one span after another. No part has more than `kMostSpans`, or more than one beyond `kMostBytes`.
+class SpanWriter {
+ public:
+  void attribute(std::string_view key, std::string_view text);
+  void attribute(std::string_view key, std::int64_t number);
+  void attribute(std::string_view key, double number);
+  void attribute(std::string_view key, const Value& value);
+  void link(std::string_view trace_id, std::uint64_t id);
+  /// Ends the span that the attributes and links since the last call belong to. False if it cannot be one, because the
+  /// id of its trace has another length, or a time is before 1970: nothing is written then.
+  bool finish(const SpanHead& head);
+  /// What was written.
+  const std::vector<SomeSpans>& parts() const noexcept { return parts_; }
+
+  static constexpr std::size_t kMostSpans = 512, kMostBytes = 256 << 10;
+
+ private:
+  std::vector<SomeSpans> parts_;
+  std::string attributes_, links_, span_;
+  Value value_;
+};
+
+/// What is known of rows besides their columns.
+class RowTexts {
+ public:
+  /// The name of a stage; false if it has none.
+  virtual bool stage(std::uint32_t number, std::string_view& name) = 0;
+  /// The name of a kind; false if there is no such kind.
+  virtual bool kind(std::uint32_t number, std::string_view& name) = 0;
+  /// Adds what a row has done as attributes. False if that fails, which ends the writing.
+  virtual bool add_work(const SpanRow& row, SpanWriter& writer) = 0;
+  /// The type and the message of the exception that a row has ended with, which are empty if unknown.
+  virtual bool failure(const SpanRow& row, std::string_view& type, std::string_view& message) = 0;
+
+ protected:
+  ~RowTexts() = default;
+};
+
+/// The id of a span for OpenTelemetry: that of its segment, xor its own one. A recording numbers the spans of its
+/// process; the id of a segment is random.
+constexpr std::uint64_t id_in(std::uint64_t segment, std::uint64_t span) noexcept {
+  return (segment ^ span) != 0 ? segment ^ span : 1;
+}
+
+/// Writes the spans of a segment, as children of it or of each other; waits in queues get the route. Those that cannot
+/// be spans are left out.
+void write_rows(SpanWriter& writer, std::span<const SpanRow> rows, std::string_view trace_id, std::uint64_t segment,
+                std::string_view route, RowTexts& texts);
+
+/// A ResourceSpans as a part of an ExportTraceServiceRequest. The attributes of the resource were appended to
+/// `resource` with the field 1.
+std::string resource_spans(std::string_view resource, std::string_view schema_url, std::string_view scope,
+                           std::string_view scope_version, std::span<const std::string_view> spans);
+
+}  // namespace stagespan::otlp

@@ -1,0 +1,308 @@
+"""Sums over many requests, from columns: spans become objects only in what is shown of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan import _core
+from stagespan.live.quantiles import rank
+from stagespan.live.span_kinds import KINDS
+from stagespan.recording.partition import ORDER, UNATTRIBUTED, Part
+from stagespan.recording.spans import OPEN_NS, kinds_of
+from stagespan.recording.timelines import Process, Stretch, Timeline, part_of_nested
+
+_EXECUTION, _QUEUE = ORDER.index("execution"), ORDER.index("queue")
+_LARGEST = 1 << 62
+_Columns = dict[str, NDArray[np.int64]]
+_OF_SPANS = (
+    *("name", "kind", "level", "begin", "end"),
+    *("segment", "process", "row", "share_ns"),
+)
+
+
+class Durations(NamedTuple):
+    """The durations of the spans of a stage, in ns."""
+
+    runs: int
+    p50_ns: int
+    p95_ns: int
+    max_ns: int
+
+
+class RequestSums:
+    """What requests have spent in their stages, and where their time went, together."""
+
+    def __init__(self, timelines: Sequence[Timeline]) -> None:
+        self.timelines = timelines
+        """The requests."""
+        self._names: dict[str, int] = {}
+        self._processes: list[Process] = []
+        self._segments = self._columns_of_segments()
+        self._spans = self._columns_of_spans()
+
+    def _name(self, name: str) -> int:
+        return self._names.setdefault(name, len(self._names))
+
+    def _columns_of_segments(self) -> _Columns:
+        """Return a row for each segment of each request, in the order of the requests."""
+        places: dict[int, int] = {}
+        rows: list[tuple[int, int, int, int, int, bool, bool]] = []
+        for at, timeline in enumerate(self.timelines):
+            for one in timeline.segments:
+                place = places.get(id(one.process))
+                if place is None:
+                    place = places[id(one.process)] = len(self._processes)
+                    self._processes.append(one.process)
+                offset_ns = one.offset_ns
+                rows.append(
+                    (
+                        *(at, place, one.segment["number"], one.depth, offset_ns or 0),
+                        *(offset_ns is not None, one.is_discarded),
+                    )
+                )
+        names = ("request", "process", "number", "depth", "offset_ns", "is_placed", "is_discarded")
+        columns = zip(*rows, strict=True) if rows else iter([()] * len(names))
+        return {name: _integers(column) for name, column in zip(names, columns, strict=True)}
+
+    def _columns_of_spans(self) -> _Columns:
+        """Return a row for each span of each segment: the batches of a process after the others.
+
+        ``segment`` is the row of the segment; times are those of its process.
+        """
+        parts = []
+        for place, process in enumerate(self._processes):
+            own = np.flatnonzero(self._segments["process"] == place)
+            parts.append(self._spans_of(place, process, own))
+            parts.append(self._batches_of(place, process, own))
+        if not parts:
+            return {name: _integers(()) for name in _OF_SPANS}
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _spans_of(self, place: int, process: Process, own: NDArray[np.intp]) -> _Columns:
+        numbers, firsts = process.numbers
+        wanted = self._segments["number"][own].astype(np.uint64)
+        at = np.minimum(np.searchsorted(numbers, wanted), max(len(numbers) - 1, 0))
+        has_spans = numbers[at] == wanted if len(numbers) else np.zeros(len(own), bool)
+        own, at = own[has_spans], at[has_spans]
+        counts = firsts[at + 1] - firsts[at]
+        rows = _ranges(firsts[at], counts)
+        found = self._read(process, process.rows[rows])
+        found |= {
+            "segment": np.repeat(own, counts),
+            "process": np.full(len(rows), place),
+            "row": np.full(len(rows), -1),
+            "share_ns": found["end"] - found["begin"],
+        }
+        return found
+
+    def _batches_of(self, place: int, process: Process, own: NDArray[np.intp]) -> _Columns:
+        numbers = self._segments["number"][own].tolist()
+        served = [
+            (segment, *batch)
+            for segment, number in zip(own.tolist(), numbers, strict=True)
+            for batch in process.batches_by_number.get(number, ())
+        ]
+        segments, rows, sizes, places = (
+            _integers(column) for column in (zip(*served, strict=True) if served else [()] * 4)
+        )
+        found = self._read(process, process.batches[rows])
+        share_ns, rest_ns = np.divmod(found["end"] - found["begin"], np.maximum(sizes, 1))
+        return found | {
+            "segment": segments,
+            "process": np.full(len(rows), place),
+            "row": rows,
+            "share_ns": share_ns + (places < rest_ns),
+        }
+
+    def _read(self, process: Process, rows: NDArray[np.void]) -> _Columns:
+        """Return the columns of spans, with times of the process's clock as `spans.made` has."""
+        names = _integers([self._name(name) for name in process.recording.stage_names()])
+        begin = rows["begin_ns"] - process.offset_ns
+        end = np.where(
+            rows["end_ns"] == OPEN_NS,
+            np.maximum(begin, process.last_ns),
+            rows["end_ns"] - process.offset_ns,
+        )
+        is_queue = kinds_of(rows) == KINDS.index("queue")
+        return {
+            "name": names[rows["stage"]] if len(names) else _integers(()),
+            "kind": np.where(is_queue, _QUEUE, _EXECUTION),
+            "level": rows["depth"].astype(np.int64),
+            "begin": begin,
+            "end": end,
+        }
+
+    # --- where the time went ----------------------------------------------------------------------
+
+    @cached_property
+    def _divided(self) -> tuple[dict[tuple[str, str], int], NDArray[np.int64]]:
+        """The time of each kind and name, and the rows that `_core.divide_requests` fills."""
+        owners: dict[tuple[str, str], int] = {}
+        parts = self._columns_of_parts(owners)
+        requests = np.empty((2, len(self.timelines)), np.int64)
+        roots = [one.segments[0] for one in self.timelines]
+        offsets_ns = _integers([root.process.offset_ns for root in roots])
+        requests[0] = _integers([one.begin_ns for one in self.timelines]) - offsets_ns
+        requests[1] = _integers([root.end_ns for root in roots])
+        owned = np.zeros(len(owners), np.int64)
+        outside = np.zeros((3, len(self.timelines)), np.int64)
+        _core.divide_requests(parts, requests, owned, outside)
+        where = {key: int(owned[owner]) for key, owner in owners.items() if owned[owner]}
+        return where, outside
+
+    def _columns_of_parts(self, owners: dict[tuple[str, str], int]) -> NDArray[np.int64]:
+        """Return what `_core.divide_requests` takes, and add the owners of the parts."""
+        hops = []
+        place = 0
+        for at, timeline in enumerate(self.timelines):
+            for stretch in timeline.segments:
+                for part in _parts_of_hops(stretch, timeline.segments[0]):
+                    owner = owners.setdefault((part.kind, part.name), len(owners))
+                    kind = ORDER.index(part.kind)
+                    hops.append((place, at, kind, *part.reach, owner, part.begin_ns, part.end_ns))
+                place += 1
+        columns = zip(*hops, strict=True) if hops else iter([()] * 9)
+        of_hops = [_integers(column) for column in columns]
+        spans, segments = self._spans, self._segments
+        of = spans["segment"]
+        chosen = (segments["is_placed"][of] != 0) & (segments["is_discarded"][of] == 0)
+        of, spans = of[chosen], {name: column[chosen] for name, column in spans.items()}
+        pairs, pair_of = np.unique(
+            spans["kind"] * len(self._names) + spans["name"], return_inverse=True
+        )
+        names = list(self._names)
+        codes = _integers(
+            [
+                owners.setdefault(
+                    (ORDER[pair // len(names)], names[pair % len(names)]), len(owners)
+                )
+                for pair in pairs.tolist()
+            ]
+        )
+        offset_ns = segments["offset_ns"][of]
+        of_spans = [
+            *(of, segments["request"][of], spans["kind"], segments["depth"][of], spans["level"]),
+            *(spans["begin"], codes[pair_of], spans["begin"] + offset_ns, spans["end"] + offset_ns),
+        ]
+        both = np.stack([np.concatenate(pair) for pair in zip(of_hops, of_spans, strict=True)])
+        # The hops of a segment come before its spans, as in `Timeline.parts`.
+        return np.ascontiguousarray(both[1:, both[0].argsort(kind="stable")])
+
+    @property
+    def where(self) -> dict[tuple[str, str], int]:
+        """Where the time went, by kind and name, as `Timeline.where` of each."""
+        where, (unattributed, _, _) = self._divided
+        total_ns = int(unattributed.sum())
+        return where | ({(UNATTRIBUTED, ""): total_ns} if total_ns else {})
+
+    @property
+    def outside_ns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The time of each request in which nothing was open: before, between, and after parts."""
+        _, (unattributed, before, after) = self._divided
+        return before, unattributed - before - after, after
+
+    # --- what was spent ---------------------------------------------------------------------------
+
+    def spent(self) -> tuple[Counter[str], Counter[str]]:
+        """Return the sums of executions and of waits by stage, as `Timeline.spent` of each."""
+        sums = []
+        for kind in (_EXECUTION, _QUEUE):
+            chosen = self._spans["kind"] == kind
+            names = self._spans["name"][chosen]
+            of_names = np.zeros(len(self._names), np.int64)
+            np.add.at(of_names, names, self._spans["share_ns"][chosen])
+            present = np.unique(names).tolist()
+            all_names = list(self._names)
+            sums.append(Counter({all_names[code]: int(of_names[code]) for code in present}))
+        return sums[0], sums[1]
+
+    def durations(self) -> dict[str, Durations]:
+        """Return the durations of executions by stage; a batch counts once."""
+        spans = self._spans
+        paths: dict[str, int] = {}
+        of_paths = _integers(
+            [paths.setdefault(one.recording.path, len(paths)) for one in self._processes]
+        )
+        chosen = spans["kind"] == _EXECUTION
+        batches = np.flatnonzero(spans["row"] >= 0)
+        if len(batches):
+            ids = np.array(
+                [
+                    self._processes[process].batches["id"][row]
+                    for process, row in zip(
+                        spans["process"][batches].tolist(),
+                        spans["row"][batches].tolist(),
+                        strict=True,
+                    )
+                ],
+                np.uint64,
+            )
+            keys = np.stack((of_paths[spans["process"][batches]].astype(np.uint64), ids))
+            _, firsts = np.unique(keys, axis=1, return_index=True)
+            chosen[batches] = False
+            chosen[batches[firsts]] = True
+        names = spans["name"][chosen]
+        times_ns = (spans["end"] - spans["begin"])[chosen]
+        order = np.lexsort((times_ns, names))
+        names, times_ns = names[order], times_ns[order]
+        present, firsts, counts = np.unique(names, return_index=True, return_counts=True)
+        all_names = list(self._names)
+        return {
+            all_names[code]: Durations(
+                count,
+                int(times_ns[first + rank(0.5, count) - 1]),
+                int(times_ns[first + rank(0.95, count) - 1]),
+                int(times_ns[first + count - 1]),
+            )
+            for code, first, count in zip(
+                present.tolist(), firsts.tolist(), counts.tolist(), strict=True
+            )
+        }
+
+    def at_once(self) -> dict[str, float]:
+        """Return by stage how many executions of a request ran at once, while at least one did."""
+        spans, names = self._spans, list(self._names)
+        chosen = np.flatnonzero((spans["kind"] == _EXECUTION) & (spans["begin"] < spans["end"]))
+        request = self._segments["request"][spans["segment"][chosen]]
+        group = request * len(names) + spans["name"][chosen]
+        order = group.argsort(kind="stable")
+        chosen = chosen[order]
+        name, begin, end = (spans[column][chosen] for column in ("name", "begin", "end"))
+        _, firsts, of_group = np.unique(group[order], return_index=True, return_inverse=True)
+        running_ns, any_ns = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
+        if len(chosen):
+            np.add.at(running_ns, name, end - begin)
+            # Each stage of a request is divided by itself, so it gets the time in which it ran.
+            times = np.minimum.reduceat(begin, firsts), np.maximum.reduceat(end, firsts)
+            none = np.zeros(len(name), np.int64)
+            parts = np.stack((of_group, none, none, none, none, name, begin, end))
+            outside = np.zeros((3, len(firsts)), np.int64)
+            _core.divide_requests(parts, np.stack(times), any_ns, outside)
+        found = zip(names, running_ns.tolist(), any_ns.tolist(), strict=True)
+        return {name: running / any_ for name, running, any_ in found if any_}
+
+
+def _parts_of_hops(stretch: Stretch, root: Stretch) -> Iterable[Part]:
+    around = part_of_nested(stretch, root)
+    return stretch.hop_parts if around is None else (*stretch.hop_parts, around)
+
+
+def _ranges(firsts: NDArray[np.intp], counts: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the indices of consecutive rows, of each range after the one before."""
+    before = np.cumsum(counts) - counts
+    indices: NDArray[np.intp] = np.arange(counts.sum()) + np.repeat(firsts - before, counts)
+    return indices
+
+
+def _integers(values: Sequence[int]) -> NDArray[np.int64]:
+    """Return a column; numbers that it cannot have, as of damaged files, become the nearest."""
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        return np.array([min(max(one, -_LARGEST), _LARGEST) for one in values], np.int64)

@@ -1,0 +1,222 @@
+"""Tests that the spans that are sent are those that OpenTelemetry's own encoder would send."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from exporting import large_request
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stagespan
+from stagespan import _core
+from stagespan.export.requests import Batch, Part, Resource, Taker
+from stagespan.export.totals import resource_of
+from stagespan.live.span_kinds import KINDS
+from stagespan.recording.finding import open_recording
+from stagespan.recording.spans import ReadSpans, Span
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
+oracle = pytest.importorskip("otlp_oracle")
+otlp_spans = pytest.importorskip("stagespan.export.otlp_spans")
+
+texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+words = st.text("abcxyz", min_size=1, max_size=8)
+times_ns = st.integers(1, 2**62)
+ids = st.integers(1, 2**63 - 1)
+span_ids = st.integers(1, 40)
+hex_ids = st.integers(1, 2**64 - 1).map("{:016x}".format)
+trace_ids = st.integers(1, 2**128 - 1).map("{:032x}".format)
+amounts = st.dictionaries(words, st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False))
+NAMES = ["decode", "", "a stage with ümläuts", "x" * 300]
+
+
+@st.composite
+def read_spans(draw: st.DrawFn) -> ReadSpans:
+    """Rows of a recording, with parents inside and outside of them."""
+    numbers = draw(st.lists(span_ids, unique=True, max_size=12))
+    rows = np.zeros(len(numbers), _core.spans().dtype)
+    for row, number in zip(rows, numbers, strict=True):
+        row["id"], row["parent"] = number, draw(st.integers(0, 40))
+        row["stage"], row["thread"] = draw(st.integers(0, 3)), draw(st.integers(0, 2**32 - 1))
+        row["begin_ns"], row["end_ns"] = draw(times_ns), draw(times_ns)
+        kind = draw(st.sampled_from(KINDS[:8]))
+        flags = draw(st.sampled_from([0, _core.FLAG_ERROR, _core.FLAG_ASYNC]))
+        row["flags"] = KINDS.index(kind) << _core.KIND_SHIFT | flags
+        row["suspended_ns"] = draw(st.sampled_from([0, 1, 123_456_789]))
+        row["device_elapsed_ns"] = draw(st.sampled_from([math.nan, 0.0, 1.5e9]))
+        row["cpu_ns"] = draw(st.sampled_from([math.nan, 0.0, 1.5e6]))
+    work = draw(st.dictionaries(st.sampled_from(numbers), amounts)) if numbers else {}
+    failed = [int(row["id"]) for row in rows if row["flags"] & _core.FLAG_ERROR]
+    pairs = st.tuples(words, st.none() | texts)
+    errors = {id_: draw(pairs) for id_ in failed if draw(st.booleans())}
+    since_ns = draw(st.sampled_from([0, 0, 2**61]))
+    known = {int(row["id"]) for row in rows if row["begin_ns"] > since_ns}
+    work = {id_: of for id_, of in work.items() if id_ in known}
+    return ReadSpans(rows, NAMES, work, errors, since_ns)
+
+
+@st.composite
+def segments(draw: st.DrawFn, origins: list[str]) -> Any:
+    """A segment of a recording, or a hop that has come back."""
+    segment: dict[str, Any] = dict(large_request(1)[0].segment)
+    maybe_ns = st.none() | times_ns
+    segment |= {
+        "id": draw(texts),
+        "trace_id": draw(trace_ids),
+        "segment": draw(hex_ids),
+        "parent_hop": draw(st.none() | hex_ids),
+        "origin": draw(st.sampled_from(origins)),
+        "status": draw(st.sampled_from(["ok", "unused", "error", "cancelled"])),
+        "attempt": draw(st.integers(1, 3)),
+        "is_http": draw(st.booleans()),
+        "fields": draw(st.dictionaries(words, texts | st.floats(allow_nan=False) | ids)),
+        "link": draw(st.none() | st.tuples(trace_ids, hex_ids)),
+        "chunks": draw(st.sampled_from([0, 7])),
+        "chunk_amount": draw(ids),
+    }
+    segment["parent_segment"] = None if segment["parent_hop"] is None else draw(hex_ids)
+    for name in ("route", "queue", "branch", "exception"):
+        segment[name] = draw(st.none() | words)
+    for name in ("sent_ns", "sent_unix_ns", "received_ns", "first_chunk_ns", "request_ns"):
+        segment[name] = draw(maybe_ns)
+    for name in ("begin_ns", "end_ns", "work_ns"):
+        segment[name] = draw(maybe_ns)
+    return segment
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    """A batch with spans in it, and links to requests."""
+    read = draw(read_spans().filter(lambda one: len(one.rows) > 0))
+    span, *inner = read.spans()
+    links = draw(st.lists(st.tuples(trace_ids, hex_ids), max_size=5))
+    return Batch(span, inner, links, draw(st.integers(1, 9)))
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> Part:
+    """A part of a request."""
+    resource = Resource(
+        *(draw(texts), draw(texts), draw(st.sampled_from(["", "3"])), draw(st.integers(1, 2**31))),
+        *(draw(texts), draw(texts), draw(words)),
+    )
+    return Part(
+        resource,
+        draw(segments(["root", "remote", "repeated", "nested"])),
+        draw(st.none() | read_spans()),
+        draw(st.lists(segments(["return"]), max_size=2)),
+        draw(st.lists(batches(), max_size=2)),
+        draw(st.booleans()),
+    )
+
+
+@given(st.lists(parts(), max_size=3))
+def test_the_spans_are_those_of_the_official_encoder(found: list[Part]) -> None:
+    # WHEN parts are encoded THEN the official classes read what the official encoder writes
+    sent, official = oracle.messages_of(found)
+    assert oracle.spans_in(sent) == oracle.spans_in(official)
+    expected = {of.resource.SerializeToString(True) for of in official.resource_spans}
+    assert {of.resource.SerializeToString(True) for of in sent.resource_spans} == expected
+    scopes = [scope.scope for of in sent.resource_spans for scope in of.scope_spans]
+    assert all(scope == official.resource_spans[0].scope_spans[0].scope for scope in scopes)
+
+
+def test_what_a_process_has_recorded_is_sent_as_the_official_encoder_would() -> None:
+    with stagespan.request("r"), stagespan.span("outer") as outer:
+        outer.add(tokens=3, seconds=0.5)
+        with pytest.raises(ValueError, match="no"), stagespan.span("inner"):
+            raise ValueError("no")
+    copy = open_recording(os.getpid())
+    taker = Taker()
+    found = taker.parts(copy, resource_of(copy), taker.ended(copy, at_end=True))
+    assert found
+    sent, official = oracle.messages_of(found)
+    assert oracle.spans_in(sent) == oracle.spans_in(official)
+
+
+def test_what_otlp_cannot_express_is_left_out_and_counted() -> None:
+    # GIVEN a row with a time before 1970, one of a stage without a name, and texts that are none
+    part = large_request(1)[0]
+    part.segment["fields"] = {"bad": "\ud800", "huge": 2**63, "good": 2**63 - 1}
+    rows = np.zeros(3, _core.spans().dtype)
+    rows["id"], rows["begin_ns"], rows["end_ns"] = [1, 2, 3], [5, -1, 5], [6, 6, 6]
+    rows["stage"] = [0, 0, 9]
+    part.read_spans = ReadSpans(rows, ["decode"], {}, {}, 0)
+    # WHEN it is encoded THEN the others are there
+    encoded = otlp_spans.encoded(part)
+    assert encoded.left_out == 2
+    assert sum(message.spans for message in encoded.messages) == 2
+    (segment,) = [span for span in oracle.spans_in(_decoded(encoded)) if span.name == "default"]
+    attributes = {one.key: one.value for one in segment.attributes}
+    assert attributes["stagespan.field.good"].int_value == 2**63 - 1
+    assert not {"stagespan.field.bad", "stagespan.field.huge"} & attributes.keys()
+
+
+def test_many_spans_of_a_part_are_several_messages() -> None:
+    part = large_request(1)[0]
+    rows = np.zeros(2000, _core.spans().dtype)
+    rows["id"], rows["begin_ns"], rows["end_ns"] = np.arange(1, 2001), 5, 6
+    rows["parent"][1:] = 1
+    part.read_spans = ReadSpans(rows, ["decode"], {}, {}, 0)
+    encoded = otlp_spans.encoded(part)
+    assert [message.spans for message in encoded.messages] == [512, 512, 512, 465]
+    spans = oracle.spans_in(_decoded(encoded))
+    # THEN each span knows its parent, also one of an earlier message
+    parents = {span.parent_span_id for span in spans if span.name == "decode"}
+    (segment,) = [span for span in spans if span.name == "default"]
+    first = otlp_spans.span_id_in(1, 1).to_bytes(8, "big")
+    assert parents == {segment.span_id, first}
+
+
+def _decoded(encoded: Any) -> Any:
+    message = otlp_spans.Call(encoded.messages).SerializePartialToString()
+    return oracle.trace_service_pb2.ExportTraceServiceRequest.FromString(message)
+
+
+@given(read_spans())
+def test_kept_spans_are_those_that_their_objects_encode_to(read: ReadSpans) -> None:
+    encode = msgspec.json.encode
+    work = {id_: encode(of) for id_, of in read.work.items()}
+    failures = {id_: encode(of)[1:-1] for id_, of in read.errors.items()}
+    more = KINDS, read.amounts_since_ns, work, failures
+    found = json.loads(_core.encode_kept_spans(read.rows, read.names, *more))
+    kept = Span._fields.index("cpu_ns") + 1
+    assert found == json.loads(encode([span[:kept] for span in read.spans()]))
+
+
+def test_names_of_kept_spans_are_escaped_and_wrong_ones_refused() -> None:
+    rows = np.zeros(1, _core.spans().dtype)
+    name = 'a "b"\\\n\x01\x7f\u2028é'
+    ((_, _, found, *_),) = json.loads(_core.encode_kept_spans(rows, [name], KINDS, 0, {}, {}))
+    assert found == name
+    for names in ([], ["\ud800"], [b"a"]):
+        with pytest.raises(ValueError, match="no name"):
+            _core.encode_kept_spans(rows, names, KINDS, 0, {}, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"rows": np.zeros(3)},
+        {"rows": np.zeros(6, _core.spans().dtype)[::2]},
+        {"segments": [("name",)]},
+        {"segments": [None]},
+        {"names": None},
+        {"segment": -1},
+        {"trace_id": "00"},
+    ],
+)
+def test_other_values_are_refused(arguments: dict[str, Any]) -> None:
+    rows = np.zeros(1, _core.spans().dtype)
+    usual = {"segments": [], "names": ["x"], "kinds": KINDS, "trace_id": bytes(16), "segment": 1}
+    usual |= {"rows": rows, "route": None, "work": {}, "failures": {}}
+    assert _core.encode_spans(**usual)[0][1] == 1
+    with pytest.raises((TypeError, ValueError)):
+        _core.encode_spans(**{**usual, **arguments})

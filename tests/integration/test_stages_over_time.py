@@ -1,0 +1,120 @@
+"""The page of a process: percentiles of its stages over time, and its requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from recorded_process import RING, command_here, end, started
+
+from page_data import data_of
+
+SLOWER = """
+    import stagespan, time
+    begin = time.time_ns() - 20_000_000_000
+    for at in range(100):  # the second half of the time: each run takes 4 ms instead of 1
+        run_ns = 1_000_000 if at < 50 else 4_000_000
+        stagespan.record("decode", begin + at * 100_000_000, begin + at * 100_000_000 + run_ns)
+    stagespan.record("load", begin, begin + 3_000_000)
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+NESTED = """
+    import stagespan, time
+    for at in range(3):
+        with stagespan.request(f"r{at}"), stagespan.span("outer"):
+            with stagespan.span("inner"):
+                time.sleep(0.01)
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def rows(markdown: str, title: str) -> dict[str, list[str]]:
+    """Return the rows of a table of the page by their first cells."""
+    lines = markdown.partition(f"### {title}\n\n")[2].partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: row[1:] for row in cells}
+
+
+def test_the_page_shows_percentiles_over_time(folder: Path, tmp_path: Path) -> None:
+    process = started(SLOWER)
+    text = command_here("show", str(process.pid), "--markdown").stdout
+    page = tmp_path / "page.html"
+    command_here("show", str(process.pid), "--html", str(page))
+    end(process)
+    halves = rows(text, "First and second half of the time")
+    assert halves["decode"] == ["100 of 100", "1.000", "4.000", "1.000", "4.000"]
+    assert halves["load"] == ["1 of 1", "3.000", "unknown", "3.000", "unknown"]
+    (chart,) = data_of(page.read_text())["pictures"]
+    decode, load = chart["stages"]
+    assert (decode["name"], load["name"]) == ("decode", "load")
+    assert sum(decode["runs"]) == 100
+    # The core keeps times in ticks of its own clock, so a time can be 1 ns off.
+    assert decode["p50_ns"][0] == pytest.approx(1_000_000, abs=1)
+    assert decode["p95_ns"][-1] == pytest.approx(4_000_000, abs=1)
+    assert load["p50_ns"] == [pytest.approx(3_000_000, abs=1)]
+
+
+def test_the_page_says_how_many_runs_it_has(folder: Path) -> None:
+    process = started(f"""
+        import stagespan, time
+        for at in range({RING} + 72):
+            with stagespan.span("work"):
+                pass
+        print("ready", flush=True)
+        time.sleep(60)
+    """)
+    text = command_here("show", str(process.pid), "--markdown").stdout
+    end(process)
+    here, _, of_all = rows(text, "First and second half of the time")["work"][0].partition(" of ")
+    assert int(here) <= RING
+    assert int(of_all) == RING + 72
+
+
+def test_the_page_shows_requests(folder: Path) -> None:
+    process = started(NESTED)
+    text = command_here("show", str(process.pid), "--markdown").stdout
+    screen = command_here("show", str(process.pid)).stdout
+    end(process)
+    assert set(rows(text, "Requests")) == {"r0", "r1", "r2"}
+    assert rows(text, "Stages")["inner"][0] == "3"
+    assert "r0" not in screen
+
+
+def test_a_process_without_spans_has_a_page(folder: Path, tmp_path: Path) -> None:
+    process = started("""
+        import stagespan, time
+        with stagespan.span("first"):
+            print("ready", flush=True)
+            time.sleep(60)
+    """)
+    page = tmp_path / "page.html"
+    command_here("show", str(process.pid), "--html", str(page))
+    end(process)
+    assert data_of(page.read_text())["pictures"] == []
+
+
+def test_a_stage_around_others_runs_once_at_once(folder: Path) -> None:
+    process = started(NESTED)
+    stages = json.loads(command_here("requests", str(process.pid), "--json").stdout)["stages"]
+    end(process)
+    assert {stage["stage"]: stage["parallel"] for stage in stages} == {"outer": 1.0, "inner": 1.0}
+
+
+def test_spans_of_a_request_that_run_at_once_are_counted(folder: Path) -> None:
+    process = started("""
+        import stagespan, time
+        begin = time.time_ns()
+        with stagespan.request("r") as request:
+            time.sleep(0.05)
+            for first in (0, 5_000_000, 20_000_000):  # 10, 10 and 10 ms in 15 + 10 ms
+                stagespan.record("part", begin + first, begin + first + 10_000_000)
+        print("ready", flush=True)
+        time.sleep(60)
+    """)
+    stages = json.loads(command_here("requests", str(process.pid), "--json").stdout)["stages"]
+    end(process)
+    (part,) = [stage for stage in stages if stage["stage"] == "part"]
+    assert part["parallel"] == pytest.approx(30 / 25)
