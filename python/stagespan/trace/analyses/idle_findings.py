@@ -460,9 +460,16 @@ class IdleFindings:
         named += sorted(times.items(), key=lambda item: -item[1])
         said = [f"{in_words(time, 'ns')} because {causes.CAUSES[cause]}" for cause, time in named]
         numbers |= {f"{cause}_ns": time for cause, time in named}
+        inside = ""
         if start is not None:
-            name = f"{'the first ' if start.first_call else ''}{shortened(start.where)}"
-            said[0] = f"in {name}, {said[0]}"
+            most, *others = start.places
+            numbers["in_place_ns"] = most.idle_ns
+            inside = f", {in_words(most.idle_ns, 'ns')} of it in {most.label}"
+            if others:
+                rest = sum(each.idle_ns for each in others)
+                numbers["in_others_ns"] = rest
+                which = others[0].label if len(others) == 1 else f"{len(others)} others"
+                inside += f" and {in_words(rest, 'ns')} in {which}"
             if first > start.idle_ns:
                 numbers["before_ns"] = first - start.idle_ns
                 said.append(
@@ -474,7 +481,7 @@ class IdleFindings:
         severity = at_most(severity, "medium")
         return Finding(
             severity,
-            f"{self._idle_for(total, int(numbers['gaps']))} for what a program does once:"
+            f"{self._idle_for(total, int(numbers['gaps']))} for what a program does once{inside}:"
             f" {', and '.join(said)}.",
             seen,
             "idle.start_up",

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from stagespan.pages.figures import Count, Figures, Internal, Ns
-from stagespan.pages.result import Evidence
+from stagespan.pages.result import Evidence, shortened
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.call_site import CallSites
 from stagespan.trace.derived.gaps import AFTER, BEFORE, DURING, NAMES, UNKNOWN, Gaps, IdleParts
@@ -81,19 +81,33 @@ class Pattern(Figures, frozen=True):
         return self.launched_later > 0 and self.launched_before == 0
 
 
+class Started(Figures, frozen=True):
+    """What a program, or a library in it, started in."""
+
+    name: str
+    """The annotation of a warm-up, or an operator."""
+    idle_ns: Ns
+    """The idle time inside of it."""
+    first_call: Internal[bool]
+    """Whether it is the first call of an operator."""
+
+    @property
+    def label(self) -> str:
+        """Its name in a sentence."""
+        return f"{'the first ' if self.first_call else ''}{shortened(self.name)}"
+
+
 class StartUp(Figures, frozen=True):
     """Idle time for causes on the host while a program, or a library in it, started."""
 
-    where: str = msgspec.field(name="in")
-    """The annotation of a warm-up, or the operator whose first call it was."""
+    places: list[Started] = msgspec.field(name="in")
+    """The longest first."""
     idle_ns: Ns
     gaps: Count
     by_cause: dict[Cause, Ns] = msgspec.field(name="by_cause_us")
     """The longest first."""
     rows: Internal[Rows]
     """The gaps, as indices."""
-    first_call: Internal[bool]
-    """Whether it is the operator."""
     evidence: Internal[tuple[Evidence, ...]]
     """The call in which the host spent most of each of the largest gaps, or all calls of its name
     if there are several, and the event that started."""
@@ -268,14 +282,29 @@ def start_up(where: CallSites, gaps: Gaps, parts: IdleParts, span_ns: int) -> St
             items.append(Evidence(name, time_ns - begin, spent, "ns"))
         items.append(evidence(trace, of[rows.index(at)]))
     return StartUp(
-        where=trace.names[int(events.name[of[0]])],
+        places=_places(trace, gaps, rows, of, time),
         idle_ns=sum(by_cause.values()),
         gaps=len(rows),
         by_cause=dict(sorted(by_cause.items(), key=lambda item: -item[1])),
         rows=np.array(rows, dtype=np.intp),
-        first_call=not _WARM_UP.search(trace.names[int(events.name[of[0]])]),
         evidence=tuple(dict.fromkeys(items)),
     )
+
+
+def _places(
+    trace: Trace, gaps: Gaps, rows: list[int], of: list[int], time_ns: Numbers
+) -> list[Started]:
+    """Return the events `of` the gaps in `rows`, each with the part of `time_ns` inside of it."""
+    events, times = trace.events, dict[str, int]()
+    for at, event in zip(rows, of, strict=True):
+        limits = int(gaps.begin_ns[at]), int(gaps.end_ns[at])
+        inside = np.clip((events.begin_ns[event], events.end_ns[event]), *limits)
+        name = trace.names[int(events.name[event])]
+        times[name] = times.get(name, 0) + min(int(np.diff(inside)[0]), int(time_ns[at]))
+    return [
+        Started(name, spent, not _WARM_UP.search(name))
+        for name, spent in sorted(times.items(), key=lambda item: -item[1])
+    ]
 
 
 def started_in(where: CallSites, origin: int, limits: tuple[int, int], least_ns: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import checked
+from commands import checked, unstated
 from msgspec import structs
 from planted import CALL, LATENCY, Program
 
@@ -192,11 +192,36 @@ def test_a_first_call_is_reported_as_the_start_not_as_allocation(tmp_path: Path)
     assert codes(found)[0] == "idle.start_up"
     assert "idle.memory_allocation" not in codes(found)
     assert found.start is not None
-    assert (found.start.where, found.start.first_call) == ("aten::conv2d", True)
+    assert [each.label for each in found.start.places] == ["the first aten::conv2d"]
     free = found.findings()[0].evidence[0]
     # The first kernel ran for that long at the same time.
     hidden = 20 + LATENCY - 2
     assert (free.event, free.figure) == ("calls of cudaFree", 50 * MS - hidden * US)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_a_program_starts_in_is_told_with_its_own_time(several: bool, tmp_path: Path) -> None:
+    # GIVEN operators that take long in their first call: one 30 ms, then 20 ms and perhaps 10 ms
+    names = {"aten::conv2d": 30_000, "aten::gelu": 20_000} | (
+        {"aten::mm": 10_000} if several else {}
+    )
+    program = Program()
+    program.operator("aten::relu", us=20)
+    for call in range(10):
+        for name, us in names.items():
+            with program.within(name):
+                program.call("cudaMemGetInfo", 2 if call else us)
+                program.launch(name, 20)
+    finding = idle_of(program.trace(tmp_path)).findings()[0]
+    assert finding.code == "idle.start_up"
+    # THEN the time with a name is that of the operator that has it
+    where, numbers = finding.sentence, finding.numbers
+    assert numbers["in_place_ns"] == pytest.approx(30 * MS, rel=0.01)
+    assert numbers["in_others_ns"] == pytest.approx((30 if several else 20) * MS, rel=0.01)
+    assert f"{in_words(numbers['in_place_ns'], 'ns')} of it in the first aten::conv2d and" in where
+    rest = in_words(numbers["in_others_ns"], "ns")
+    assert f"{rest} in {'2 others' if several else 'the first aten::gelu'}:" in where
+    assert unstated([finding]) == []
 
 
 @pytest.mark.parametrize("mark", ["warmup", "[model|0|warmup|forward]", "Warm-up of the engine"])
@@ -208,7 +233,7 @@ def test_an_annotated_warm_up_is_recognised(mark: str, tmp_path: Path) -> None:
     found = idle_of(program.trace(tmp_path))
     assert codes(found)[0] == "idle.start_up"
     assert found.start is not None
-    assert (found.start.where, found.start.first_call) == (mark, False)
+    assert [each.label for each in found.start.places] == [mark]
 
 
 def test_an_allocator_that_frees_everything(tmp_path: Path) -> None:

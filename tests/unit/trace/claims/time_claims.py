@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from checks import RIGHT, WRONG, Claim, Page, check, equals, lies_between
@@ -69,6 +70,12 @@ def once(page: Page) -> Iterator[Claim]:
         if finding["code"] in ("idle.start_up", "compiled.in_window"):
             state = RIGHT if finding["gain"] is None else WRONG
             yield Claim("once", f"{finding['code']} has no gain", str(finding["gain"]), state)
+    start = page.told["idle"].get("start_up")
+    for place in start["in"] if start else ():
+        same = sorted(raw.named(f"^{re.escape(place['name'])}$"), key=lambda e: e.begin)
+        is_mark = re.search(r"warm[-_ ]?up", place["name"], re.IGNORECASE)
+        most = length([(e.begin, e.end) for e in (same if is_mark else same[:1])]) / 1000
+        yield lies_between("once", place["name"], place["idle_us"], 0.0, most, 0.01)
 
 
 _HOST = ("overhead", "cuda_runtime", "cuda_driver", "hip_runtime")
