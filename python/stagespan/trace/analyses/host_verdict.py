@@ -87,6 +87,7 @@ def _of_operators(trace: Trace, host_times: host.Host) -> HostVerdict:
     time = f"for {in_words(times[word], 'ns')} of {host_times.base.whose}"
     time += f" ({share(times[word], host_times.span_ns):.1f} %)"
     sentence = _SENTENCES[word](trace, host_times, time)
+    sentence = " ".join(filter(None, (sentence, host_times.base.split)))
     device = unrecorded_device(trace)
     if device is not None:
         sentence = (

@@ -352,6 +352,7 @@ def _sentence(verdict: Verdict) -> str:
         sentences.append(
             f"For {in_words(once, 'ns')} ({percent:.1f} %) the program did what it does once."
         )
+    sentences.append(verdict.base.split)
     if verdict.base.unrecorded_ns:
         sentences.append(
             f"Before that, the device was busy for {in_words(verdict.base.unrecorded_ns, 'ns')}"
@@ -367,7 +368,7 @@ def _sentence(verdict: Verdict) -> str:
         sentences.append(f"This does not apply to {verdict.differs[0]}.")
     if more := len(verdict.differs[1:]):
         sentences.append(f"It also does not apply to {counted(more, 'other device')}.")
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
 
 
 def _with_its_figure(verdict: Verdict) -> str:

@@ -20,6 +20,8 @@ from stagespan.trace.read.view import once
 
 # Steps with less of the device's busy time are not representative of the program.
 _LEAST_SHARE = 0.5
+# Percent of the time from the first step to the last: less time between steps is not told.
+_LEAST_BETWEEN = 1.0
 
 
 class BaseWindow(Figures, frozen=True):
@@ -32,6 +34,8 @@ class BaseWindow(Figures, frozen=True):
     """When it begins, from the start of the trace's window."""
     whole_ns: Ns
     """Its length."""
+    between_ns: Ns = msgspec.field(name="between_steps_us")
+    """The part of it that is between steps; 0 for the whole trace."""
     unrecorded_ns: Ns = msgspec.field(name="unrecorded_work_us")
     """How long before it begins, since the first step or the trace began, the device was busy
     with work that was launched before the trace began and that is not in the trace."""
@@ -41,14 +45,24 @@ class BaseWindow(Figures, frozen=True):
 
     @classmethod
     def between(
-        cls, begin_ns: int, end_ns: int, origin_ns: int, steps: int = 0, unrecorded_ns: int = 0
+        cls,
+        begin_ns: int,
+        end_ns: int,
+        origin_ns: int,
+        steps: int = 0,
+        unrecorded_ns: int = 0,
+        inside_ns: int | None = None,
     ) -> BaseWindow:
-        """Return the range between two times of a trace whose window begins at `origin_ns`."""
+        """Return the range between two times of a trace whose window begins at `origin_ns`.
+
+        `inside_ns` is the part of it that is inside steps; None for all of it.
+        """
         return cls(
             of="steps" if steps else "trace",
             steps=steps,
             time_ns=begin_ns - origin_ns,
             whole_ns=end_ns - begin_ns,
+            between_ns=0 if inside_ns is None else end_ns - begin_ns - inside_ns,
             unrecorded_ns=unrecorded_ns,
             begin_ns=begin_ns,
             end_ns=end_ns,
@@ -73,6 +87,17 @@ class BaseWindow(Figures, frozen=True):
         ending = "'" if self.steps > 1 else "'s"
         return f"{self.label}{ending} {in_words(self.whole_ns, 'ns')}"
 
+    @property
+    def split(self) -> str:
+        """A sentence about its parts inside steps and between them; "" if nearly all is inside."""
+        if 100 * self.between_ns < _LEAST_BETWEEN * self.whole_ns:
+            return ""
+        inside, between = self.whole_ns - self.between_ns, self.between_ns
+        return (
+            f"Of {self.whose}, {in_words(inside, 'ns')} are inside the steps and"
+            f" {in_words(between, 'ns')} between them."
+        )
+
 
 @once
 def base_window(trace: Trace) -> BaseWindow | None:
@@ -90,7 +115,8 @@ def base_window(trace: Trace) -> BaseWindow | None:
         begin, end = int(extents.begin_ns[0]), int(extents.end_ns[-1])
         if begin < end and _holds_the_work(trace, begin, end, extents.earlier):
             unrecorded = _unrecorded(extents.earlier, int(ranges.begin_ns[0]), begin)
-            return BaseWindow.between(begin, end, window[0], len(ranges), unrecorded)
+            inside = int((extents.end_ns - extents.begin_ns).sum())
+            return BaseWindow.between(begin, end, window[0], len(ranges), unrecorded, inside)
     earlier = earlier_work(trace)
     begin = window[0]
     if not earlier.recorded and earlier.end_ns is not None:

@@ -9,6 +9,7 @@ import pytest
 from planted import CALL, LATENCY, Program
 from real_traces import read_real
 
+from stagespan.pages.amounts import in_words
 from stagespan.trace import Trace
 from stagespan.trace.analyses import device_use, steps, verdict
 from stagespan.trace.analyses.device_use import Use
@@ -318,3 +319,35 @@ def test_sums_of_all_real_verdicts_are_correct(every_trace: list[Path]) -> None:
             assert isinstance(use, Use)
             computing = found.times_ns.get("device-busy", 0)
             assert sum(each.compute_ns for each in use.within.values()) == computing, path.name
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+@pytest.mark.parametrize("between_us", [0, 20_000])
+def test_time_between_steps_is_told_beside_the_verdict(
+    on_device: bool, between_us: int, tmp_path: Path
+) -> None:
+    # GIVEN four steps of 10 ms, and perhaps 20 ms between each two of them
+    found = Program()
+    for step in range(4):
+        begin = found.now
+        for _ in range(20):
+            with found.within("aten::mm"):
+                found.work(500)
+                if on_device:
+                    found.launch("kernel_mm", 400)
+        found.event(f"ProfilerStep#{step}", "user_annotation", begin, found.now)
+        found.work(between_us)
+    verdict = analyze(found.trace(tmp_path)).results["verdict"].to_dict()
+    # THEN the base has it, and the sentence tells its parts if there are two
+    base, sentence = verdict["base"], verdict["sentence"]
+    after_us = 403 if on_device else 0  # the last work of a step ends after its mark
+    assert base["between_steps_us"] == (3 * (between_us - after_us) if between_us else 0)
+    inside, between = (
+        in_words(time, "ns")
+        for time in (
+            (base["whole_us"] - base["between_steps_us"]) * 1_000,
+            base["between_steps_us"] * 1_000,
+        )
+    )
+    told = f"{inside} are inside the steps and {between} between them."
+    assert (told in sentence) is (between_us > 0)
