@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from stagespan.live.quantiles import quantile
 from stagespan.recording.partition import Part, pieces, time_by_owner
 from stagespan.recording.request_sums import RequestSums
+from stagespan.recording.spans import SYSTEM_COUNTS
 from stagespan.recording.timelines import Timeline
 
 
@@ -52,3 +53,30 @@ def check_columns(found: Sequence[Timeline]) -> None:
         for stage, ns in durations_ns.items()
     }
     assert sums.at_once() == {stage: running_ns[stage] / ns for stage, ns in any_ns.items() if ns}
+    work = {key: sorted(numbers) for key, numbers in sums.work().items()}
+    assert work == {key: sorted(numbers) for key, numbers in _work(found).items()}
+
+
+def _work(found: Sequence[Timeline]) -> dict[tuple[str, str], list[int | float]]:
+    """Return the work of each request and the size of each batch, from the spans of each."""
+    work: defaultdict[tuple[str, str], list[int | float]] = defaultdict(list)
+    sizes: dict[tuple[str, int], tuple[str, int]] = {}
+    for one in found:
+        of_request: Counter[str] = Counter()
+        spans = [
+            (stretch.recording.path, span) for stretch in one.segments for span in stretch.spans
+        ]
+        for path, span in spans:
+            if span.kind == "batch":
+                sizes.setdefault((path, span.id), (span.stage, span.size))
+            else:
+                counted = (span.work or {}).items()
+                of_request.update({unit: n for unit, n in counted if unit not in SYSTEM_COUNTS})
+        if one.chunks:
+            of_request.setdefault("tokens", one.tokens)
+        if not any(span.kind != "batch" and span.work is None for _, span in spans):
+            for unit, number in of_request.items():
+                work[one.pipeline, unit].append(number)
+    for stage, size in sizes.values():
+        work[stage, "requests"].append(size)
+    return dict(work)

@@ -57,12 +57,13 @@ MANY = """
     import stagespan
     remotes = []
     for i in range(8):
-        with stagespan.request(f"id-{i}"), stagespan.span("a"):
+        with stagespan.request(f"id-{i}"), stagespan.span("a") as a:
+            a.add(items=i)
             here, there = stagespan.inject(queue="q"), stagespan.inject(queue="p")
             with stagespan.queued("w"):
                 pass
-            with stagespan.extract(here), stagespan.span("b"):
-                pass
+            with stagespan.extract(here), stagespan.span("b") as b:
+                b.add(items=0.1, bytes=i)
         remotes.append(stagespan.extract(there))
     with stagespan.batch("f", remotes):
         pass

@@ -12,7 +12,7 @@ from stagespan.live.span_kinds import TITLES
 from stagespan.pages.figures import Count, RecordedFigures
 from stagespan.recording.reading import began_here
 from stagespan.recording.slow_causes import SlowFigures, slow_figures
-from stagespan.recording.spans import SYSTEM_COUNTS, Span
+from stagespan.recording.spans import Span
 from stagespan.recording.timelines import Hop, Stretch, Timeline
 
 if TYPE_CHECKING:
@@ -398,38 +398,11 @@ def distribution(
     return quantile(ordered, 0.5), quantile(ordered, 0.95), ordered[-1]
 
 
-def work(requests: Sequence[Timeline]) -> list[WorkFigures]:
-    """Return the work of single requests, by pipeline and unit, and the sizes of their batches.
-
-    Requests with spans whose work is not known are left out. The tokens of chunks are the work of a
-    request whose spans have not counted tokens.
-    """
-    amounts: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    sizes: dict[tuple[str, Span], int] = {}
-    for timeline in requests:
-        of_request: Counter[str] = Counter()
-        is_known = True
-        for stretch in timeline.segments:
-            for span in stretch.spans:
-                if span.kind == "batch":
-                    batch = stretch.recording.path, span._replace(place=0, work=None)
-                    sizes[batch] = span.size
-                elif span.work is None:
-                    is_known = False
-                else:
-                    # Nested spans would count twice what the kernel has done.
-                    of_request.update(
-                        {u: n for u, n in span.work.items() if u not in SYSTEM_COUNTS}
-                    )
-        if timeline.chunks and "tokens" not in of_request:
-            of_request["tokens"] = timeline.tokens
-        for unit, number in of_request.items() if is_known else ():
-            amounts[timeline.pipeline, unit].append(number)
-    for (_, span), size in sizes.items():
-        amounts[span.stage, "requests"].append(size)
+def work(sums: RequestSums) -> list[WorkFigures]:
+    """Return the work of single requests, by pipeline and unit, and the sizes of their batches."""
     return [
         WorkFigures(name, unit, len(of), *distribution(of))
-        for (name, unit), of in sorted(amounts.items())
+        for (name, unit), of in sorted(sums.work().items())
     ]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +14,19 @@ from stagespan import _core
 from stagespan.live.quantiles import rank
 from stagespan.live.span_kinds import KINDS
 from stagespan.recording.partition import ORDER, UNATTRIBUTED, Part
-from stagespan.recording.spans import OPEN_NS, kinds_of
+from stagespan.recording.spans import OPEN_NS, SYSTEM_COUNTS, kinds_of
 from stagespan.recording.timelines import Process, Stretch, Timeline, part_of_nested
+
+if TYPE_CHECKING:
+    from stagespan.recording.reading import Work
 
 _EXECUTION, _QUEUE = ORDER.index("execution"), ORDER.index("queue")
 _LARGEST = 1 << 62
 _Columns = dict[str, NDArray[np.int64]]
+_NO_BATCH = -1
 _OF_SPANS = (
     *("name", "kind", "level", "begin", "end"),
-    *("segment", "process", "row", "share_ns"),
+    *("segment", "process", "row", "size", "share_ns"),
 )
 
 
@@ -52,7 +56,7 @@ class RequestSums:
     def _columns_of_segments(self) -> _Columns:
         """Return a row for each segment of each request, in the order of the requests."""
         places: dict[int, int] = {}
-        rows: list[tuple[int, int, int, int, int, bool, bool]] = []
+        rows: list[tuple[int, int, int, int, int, bool, bool, int]] = []
         for at, timeline in enumerate(self.timelines):
             for one in timeline.segments:
                 place = places.get(id(one.process))
@@ -63,17 +67,21 @@ class RequestSums:
                 rows.append(
                     (
                         *(at, place, one.segment["number"], one.depth, offset_ns or 0),
-                        *(offset_ns is not None, one.is_discarded),
+                        *(offset_ns is not None, one.is_discarded, one.segment["chunks"]),
                     )
                 )
-        names = ("request", "process", "number", "depth", "offset_ns", "is_placed", "is_discarded")
+        names = (
+            *("request", "process", "number", "depth", "offset_ns"),
+            *("is_placed", "is_discarded", "chunks"),
+        )
         columns = zip(*rows, strict=True) if rows else iter([()] * len(names))
         return {name: _integers(column) for name, column in zip(names, columns, strict=True)}
 
     def _columns_of_spans(self) -> _Columns:
         """Return a row for each span of each segment: the batches of a process after the others.
 
-        ``segment`` is the row of the segment; times are those of its process.
+        ``segment`` is the row of the segment; times are those of its process. ``row`` is that of
+        the process, among its batches if ``size`` is not `_NO_BATCH`.
         """
         parts = []
         for place, process in enumerate(self._processes):
@@ -96,7 +104,8 @@ class RequestSums:
         found |= {
             "segment": np.repeat(own, counts),
             "process": np.full(len(rows), place),
-            "row": np.full(len(rows), -1),
+            "row": rows,
+            "size": np.full(len(rows), _NO_BATCH),
             "share_ns": found["end"] - found["begin"],
         }
         return found
@@ -117,6 +126,7 @@ class RequestSums:
             "segment": segments,
             "process": np.full(len(rows), place),
             "row": rows,
+            "size": np.maximum(sizes, 0),
             "share_ns": share_ns + (places < rest_ns),
         }
 
@@ -225,28 +235,8 @@ class RequestSums:
     def durations(self) -> dict[str, Durations]:
         """Return the durations of executions by stage; a batch counts once."""
         spans = self._spans
-        paths: dict[str, int] = {}
-        of_paths = _integers(
-            [paths.setdefault(one.recording.path, len(paths)) for one in self._processes]
-        )
-        chosen = spans["kind"] == _EXECUTION
-        batches = np.flatnonzero(spans["row"] >= 0)
-        if len(batches):
-            ids = np.array(
-                [
-                    self._processes[process].batches["id"][row]
-                    for process, row in zip(
-                        spans["process"][batches].tolist(),
-                        spans["row"][batches].tolist(),
-                        strict=True,
-                    )
-                ],
-                np.uint64,
-            )
-            keys = np.stack((of_paths[spans["process"][batches]].astype(np.uint64), ids))
-            _, firsts = np.unique(keys, axis=1, return_index=True)
-            chosen[batches] = False
-            chosen[batches[firsts]] = True
+        chosen = (spans["kind"] == _EXECUTION) & (spans["size"] == _NO_BATCH)
+        chosen[self._batches()] = True
         names = spans["name"][chosen]
         times_ns = (spans["end"] - spans["begin"])[chosen]
         order = np.lexsort((times_ns, names))
@@ -264,6 +254,69 @@ class RequestSums:
                 present.tolist(), firsts.tolist(), counts.tolist(), strict=True
             )
         }
+
+    def _batches(self) -> NDArray[np.intp]:
+        """Return a row of each batch: it is that of several requests, also of several copies."""
+        spans = self._spans
+        paths: dict[str, int] = {}
+        of_paths = _integers(
+            [paths.setdefault(one.recording.path, len(paths)) for one in self._processes]
+        )
+        batches = np.flatnonzero(spans["size"] != _NO_BATCH)
+        if not len(batches):
+            return batches
+        ids = np.zeros(len(batches), np.uint64)
+        for place, process in enumerate(self._processes):
+            own = np.flatnonzero(spans["process"][batches] == place)
+            ids[own] = process.batches["id"][spans["row"][batches[own]]]
+        keys = np.stack((of_paths[spans["process"][batches]].astype(np.uint64), ids))
+        return batches[np.unique(keys, axis=1, return_index=True)[1]]
+
+    # --- work -------------------------------------------------------------------------------------
+
+    def work(self) -> dict[tuple[str, str], list[int | float]]:
+        """Return the work of each request, and the sizes of their batches, by name and unit.
+
+        The name is that of the pipeline, or of the stage of the batches, whose unit is "requests".
+        Requests with spans whose work is not known are left out. The tokens of chunks are the work
+        of a request whose spans have not counted tokens.
+        """
+        amounts: defaultdict[tuple[str, str], list[int | float]] = defaultdict(list)
+        of_requests: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        is_known = np.ones(len(self.timelines), bool)
+        counted = list(self._counted_work(is_known))
+        counted.sort(key=lambda one: one[0])  # each sum is in the order of the request's segments
+        for segment, of_span in counted:
+            # Nested spans would count twice what the kernel has done.
+            of_requests[int(self._segments["request"][segment])].update(
+                {unit: number for unit, number in of_span.items() if unit not in SYSTEM_COUNTS}
+            )
+        for at in np.unique(self._segments["request"][self._segments["chunks"] != 0]).tolist():
+            of_requests[at].setdefault("tokens", self.timelines[at].tokens)
+        for at, of_request in of_requests.items():
+            pipeline = self.timelines[at].pipeline
+            for unit, number in of_request.items() if is_known[at] else ():
+                amounts[pipeline, unit].append(number)
+        names, batches = list(self._names), self._batches()
+        stages, sizes = (self._spans[name][batches].tolist() for name in ("name", "size"))
+        for stage, size in zip(stages, sizes, strict=True):
+            amounts[names[stage], "requests"].append(size)
+        return dict(amounts)
+
+    def _counted_work(self, is_known: NDArray[np.bool_]) -> Iterator[tuple[int, Work]]:
+        """Yield the segment of each span with work, and that; clear what is not known of all."""
+        spans = self._spans
+        single = np.flatnonzero(spans["size"] == _NO_BATCH)
+        for place, process in enumerate(self._processes):
+            own = single[spans["process"][single] == place]
+            rows, segments = spans["row"][own], spans["segment"][own]
+            is_lost = process.rows["begin_ns"][rows] <= process.recording.amounts_since_ns
+            is_known[self._segments["request"][segments[is_lost]]] = False
+            ids = process.rows["id"][rows]
+            with_work = np.fromiter(process.amounts, np.uint64, len(process.amounts))
+            found = np.flatnonzero(np.isin(ids, with_work) & ~is_lost)
+            for segment, span in zip(segments[found].tolist(), ids[found].tolist(), strict=True):
+                yield segment, process.amounts[span]
 
     def at_once(self) -> dict[str, float]:
         """Return by stage how many executions of a request ran at once, while at least one did."""

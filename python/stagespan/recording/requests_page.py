@@ -93,7 +93,7 @@ class Requests(Result):
             [RequestFigures.of(timeline) for timeline in self.shown],
             request_figures.stages(self.sums),
             request_figures.hand_offs(self.requests),
-            request_figures.work(self.requests),
+            request_figures.work(self.sums),
             dict(self.lost),
         )
 
@@ -156,7 +156,7 @@ class Requests(Result):
         """Return the requests, where the time of each went, their stages and hand-offs."""
         all_tables = (
             *(self._requests(), _where(self.shown), self._stages()),
-            *(_hand_offs(self.requests), _chunks(self.requests), _work(self.requests)),
+            *(_hand_offs(self.requests), _chunks(self.requests), _work(self.sums)),
         )
         return [table.filled() for table in all_tables if table.rows]
 
@@ -186,7 +186,7 @@ class Requests(Result):
             return [*head, *(block for timeline in self.shown for block in _details(timeline))]
         tables = (
             *(self._requests(), self._stages()),
-            *(_hand_offs(self.requests), _chunks(self.requests), _work(self.requests)),
+            *(_hand_offs(self.requests), _chunks(self.requests), _work(self.sums)),
         )
         return [*head, *(table.filled() for table in tables if table.rows)]
 
@@ -267,10 +267,10 @@ def _hand_offs(requests: Sequence[Timeline]) -> Table:
     )
 
 
-def _work(requests: Sequence[Timeline]) -> Table:
+def _work(sums: RequestSums) -> Table:
     return Table.of(
         "Work of a request",
-        request_figures.work(requests),
+        request_figures.work(sums),
         *(("name", "pipeline or batch", ""), ("unit", "unit", ""), ("count", "count", "")),
         *((name, name, "") for name in ("p50", "p95", "max")),
         note="What the stages of single requests have counted, and the sizes of their batches.",

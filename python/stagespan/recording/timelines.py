@@ -528,12 +528,13 @@ class Process:
         return self._made(self.batches)
 
     @cached_property
-    def _amounts(self) -> Amounts:
+    def amounts(self) -> Amounts:
+        """The work of its spans by span id."""
         return self.recording.amounts()
 
     def _made(self, rows: NDArray[np.void]) -> list[Span]:
         times = {"offset_ns": self.offset_ns, "until_ns": self.last_ns}
-        return made(self.recording, rows, self._amounts, **times)
+        return made(self.recording, rows, self.amounts, **times)
 
     @cached_property
     def _links_since(self) -> float:

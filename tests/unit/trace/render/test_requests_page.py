@@ -28,8 +28,8 @@ def found_requests(names: tuple[str, ...]) -> list[Timeline]:
     known = {one["segment"] for one in recording.open(os.getpid()).segments()}
     for name in names:
         with request(name):
-            with span("parse"), queued("replica"):
-                pass
+            with span("parse") as parse, queued("replica"):
+                parse.add(items=3)
             with extract(inject(queue="tasks")) as back, batch("forward", [back]):
                 pass
     with request("lonely"):
