@@ -39,7 +39,7 @@ from stagespan.trace.derived.call_site import CallSites
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.device_time import device_rows
 from stagespan.trace.derived.gap_patterns import Pattern, StartUp
-from stagespan.trace.derived.gaps import NAMES, Gaps, IdleParts
+from stagespan.trace.derived.gaps import NAMES, Gaps, IdleParts, early_waits
 from stagespan.trace.derived.windows import BaseWindow
 from stagespan.trace.evidence import evidence
 from stagespan.trace.read.model import Trace
@@ -69,6 +69,7 @@ _AT_EDGES = (
     *causes.causes_of("once"),
     causes.COMPILATION,
     causes.DATA_LOADING,
+    causes.EARLIER_WORK,
 )
 _NOT_KNOWN = "it depends on what the device waited for"
 _HOW_IDLE = "the device does not wait there"
@@ -141,6 +142,9 @@ def _stage_in(trace: Trace, base_idle: BaseIdle, blamed: Sequence[str]) -> IdleS
 
 def _of_start(trace: Trace, base_idle: BaseIdle, cause: str) -> tuple[Evidence, ...]:
     """Return the longest call before the device's first work, and the operator around it."""
+    if cause == causes.EARLIER_WORK:
+        waits = early_waits(trace)
+        return (evidence(trace, int(waits[np.argmax(trace.events.dur_ns[waits])])),)
     if cause != causes.START_UP:
         return ()
     events, base = trace.events, base_idle.base
@@ -342,6 +346,8 @@ class IdleFindings:
         if (stage := self._stage(cause)) is not None:
             numbers |= stage.numbers
         is_explained = causes.ROWS[cause].is_explained
+        if cause == causes.EARLIER_WORK:
+            severity = at_most(severity, "medium")
         return Finding(
             severity,
             self._why(cause, time),
@@ -357,6 +363,12 @@ class IdleFindings:
 
     def _why(self, cause: str, time: int) -> str:
         """Return the sentence about the time of a cause."""
+        if cause == causes.EARLIER_WORK:
+            return (
+                f"For {in_words(time, 'ns')} of {self.base.whose}"
+                f" ({share(time, self.base.whole_ns):.1f} %), before the device's first work in the"
+                f" trace, {causes.CAUSES[cause]}, in {self.evidence[cause][0].event}."
+            )
         idle = self._idle_for(time, self.gaps_by_cause.get(cause, 0))
         if cause in _NOT_SEEN:
             return f"{idle}{_NOT_SEEN[cause]}"

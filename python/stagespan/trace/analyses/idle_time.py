@@ -18,6 +18,7 @@ from stagespan.trace.derived.gaps import (
     QUIET_NS,
     Gaps,
     IdleParts,
+    early_waiting,
     gaps,
     host_classes,
     profiler_time,
@@ -207,6 +208,8 @@ def _of_edge(trace: Trace, call: int, begin_ns: int, end_ns: int) -> dict[str, i
         named = _AT_EDGES.get(cause)
         if named is not None and (first or named != causes.START_UP):
             times[named] = times.get(named, 0) + time
+    if waited := early_waiting(trace).time_in(begin_ns, end_ns) if first else 0:
+        times[causes.EARLIER_WORK] = waited
     compiled = times.get(causes.FIRST_COMPILATION, 0)
     if compiled:
         again = compiled_again(trace).time_in(begin_ns, end_ns)

@@ -32,7 +32,7 @@ from stagespan.trace.derived.device import (
     launch_of,
     launches,
 )
-from stagespan.trace.derived.gaps import profiler_time
+from stagespan.trace.derived.gaps import early_waiting, profiler_time
 from stagespan.trace.derived.phases import PHASES, phase_of
 from stagespan.trace.derived.recording_cost import StackCost, stack_cost
 from stagespan.trace.derived.step_ranges import PROFILER_STEP, Source, StepRanges, step_ranges
@@ -441,10 +441,11 @@ def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
         (False, last, np.clip(end, times.begin_ns, times.end_ns), times.end_ns),
     )
     edges = []
-    stacks, overhead = stack_cost(trace), profiler_time(trace)
+    stacks, overhead, waits = stack_cost(trace), profiler_time(trace), early_waiting(trace)
     for is_first, row, starts, ends in sides:
-        # The profiler's own time is not the program's.
+        # The profiler's own time is not the program's, and a wait does not prepare work.
         dur = int((ends - starts - overhead.within(starts, ends)).sum())
+        dur -= int(waits.within(starts, ends).sum()) if is_first else 0
         if dur:
             length = int((ends - starts).sum())
             start = begin - length if is_first else end

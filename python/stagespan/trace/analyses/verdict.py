@@ -57,7 +57,7 @@ HOST_BOUND = "host-bound"
 WAIT_BOUND = "wait-bound"
 CANNOT_TELL = "cannot tell"
 # Only parts of the time, never the verdict.
-PROFILER, ONCE = "profiler", "once"
+PROFILER, ONCE, EARLIER_WORK = "profiler", "once", "earlier work"
 VERDICTS = (
     LAUNCH_BOUND,
     DEVICE_BUSY,
@@ -68,9 +68,11 @@ VERDICTS = (
     CANNOT_TELL,
     PROFILER,
     ONCE,
+    EARLIER_WORK,
     *(name for name in HOST_VERDICTS if name != COMMUNICATION),
 )
 
+_NEVER = (PROFILER, ONCE, EARLIER_WORK)
 OTHER_DEVICE_BUSY = "other_device_busy"
 BUSY_PARTS = {
     "computing": DEVICE_BUSY,
@@ -92,6 +94,12 @@ _HOST_BUSY = {
 """The parts that are not drawn as idle, each with its name and the key of its colour."""
 
 _EDGES = (PREPARATION, FINISHING)
+_DRAWN = (
+    (PREPARATION, "preparing"),
+    (FINISHING, "finishing"),
+    (causes.EARLIER_WORK, "waiting for earlier work"),
+)
+"""The parts of idle time that the bar has if they are long, and what it calls them."""
 _ON_HOST = (*_EDGES, *causes.causes_of("host"))
 _WAITING = (*causes.causes_of("device"), OTHER_DEVICE_BUSY)
 _PART_WORDS = {
@@ -172,11 +180,12 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
         CANNOT_TELL: {cause: parts[cause] for cause in (causes.NOT_TRACED,) if cause in parts},
         PROFILER: {cause: parts[cause] for cause in (causes.PROFILER,) if cause in parts},
         ONCE: {cause: parts[cause] for cause in causes.causes_of("once") if cause in parts},
+        EARLIER_WORK: {each: parts[each] for each in (causes.EARLIER_WORK,) if each in parts},
     }
     times = _busy(whole) | {name: sum(of.values()) for name, of in families.items()}
     several, total = len(devices) > 1, base.whole_ns * len(devices)
     edges = 0 if base.steps else sum(on_host.get(cause, 0) for cause in _EDGES)
-    counted_ns = total - times[PROFILER] - times[ONCE]
+    counted_ns = total - sum(times[part] for part in _NEVER)
     verdict = _decided(times, counted_ns, several, {host_word: edges})
     without, steps = _without_events(trace)
     if 2 * without > steps:
@@ -265,7 +274,7 @@ class Verdict(StructResult, frozen=True):
         parts_busy = [BarPart(name, self.parts_ns.get(name, 0), name) for name in BUSY_PARTS]
         edges = [
             BarPart(word, self.parts_ns.get(name, 0), "idle")
-            for name, word in ((PREPARATION, "preparing"), (FINISHING, "finishing"))
+            for name, word in _DRAWN
             if share(self.parts_ns.get(name, 0), self.whole_ns) >= _LEAST_EDGE
         ]
         idle_ns = self.whole_ns - sum(part.time_ns for part in (*parts_busy, *edges))
@@ -306,6 +315,8 @@ class Verdict(StructResult, frozen=True):
             return WAIT_BOUND
         if part in causes.causes_of("once"):
             return ONCE
+        if part == causes.EARLIER_WORK:
+            return EARLIER_WORK
         return PROFILER if part == causes.PROFILER else CANNOT_TELL
 
 
@@ -413,7 +424,7 @@ def _decided(times: dict[str, int], whole_ns: int, several: bool, at_edges: dict
     `at_edges` is the part of a loss before the device's first and after its last work, if that may
     only be the begin or the end of the trace. Such time alone does not count as much.
     """
-    causes = {n: time for n, time in times.items() if n not in (CANNOT_TELL, PROFILER, ONCE)}
+    causes = {n: time for n, time in times.items() if n not in (CANNOT_TELL, *_NEVER)}
     computing = causes.pop(DEVICE_BUSY)
     most = max(causes, key=lambda name: causes[name])
     # The sums over devices that communicate and others that compute say nothing about each of them.

@@ -312,6 +312,15 @@ _OF: dict[str, tuple[tuple[Advice, ...], ...]] = {
         ),
         (_HOST_STACKS,),
     ),
+    causes.EARLIER_WORK: (
+        (
+            Advice(
+                "earlier_work.synchronise",
+                "Synchronise the device before the trace begins: then the program waits before it.",
+                _always,
+            ),
+        ),
+    ),
     causes.PROFILER: (
         (
             Advice(

@@ -461,6 +461,27 @@ def waiting_calls(trace: Trace, rows: Rows, calls: Rows) -> Mask:
     return waits
 
 
+@once
+def early_waits(trace: Trace) -> Rows:
+    """Return the calls that waited before the launch of the device's first work in the trace.
+
+    They waited for work that the trace does not contain. Empty if that launch is unknown.
+    """
+    found, events = gaps(trace), trace.events
+    if len(found.rows) == 0 or found.calls[0] < 0:
+        return np.empty(0, dtype=np.intp)
+    call, process = int(found.calls[0]), processes(trace)
+    waits = waiting_calls(trace, found.rows, found.calls) & (events.dur_ns > QUIET_NS)
+    waits &= (events.end_ns <= events.begin_ns[call]) & (events.tid == events.tid[call])
+    return np.flatnonzero(waits & (process == process[call]))
+
+
+def early_waiting(trace: Trace) -> Cover:
+    """Return the time in `early_waits`."""
+    rows = early_waits(trace)
+    return Cover(trace.events.begin_ns[rows], trace.events.end_ns[rows])
+
+
 def host_classes(trace: Trace, event: int, begin_ns: int, end_ns: int) -> dict[str, int]:
     """Return what the thread of an event did in an interval: the time by cause.
 

@@ -31,6 +31,7 @@ GRAPH = "graph"
 QUEUED = "queued"
 UNSEEN_WAIT = "unseen_wait"
 NOT_TRACED = "not_traced"
+EARLIER_WORK = "earlier_work"
 
 
 class CauseRow(NamedTuple):
@@ -40,9 +41,10 @@ class CauseRow(NamedTuple):
     """The end of a sentence."""
     colour: str
     """In charts: a colour, or the name of one of the page's colours."""
-    where: Literal["host", "device", "once", "profiler", "unknown"]
+    where: Literal["host", "device", "once", "profiler", "unknown", "outside"]
     """Who caused it: the host, where a change of the program can remove it; the device, because the
-    launch was in time; the host, but only once in a program; the profiler."""
+    launch was in time; the host, but only once in a program; the profiler; what was before the
+    trace."""
     is_pace: bool = False
     """Whether the host works, and launches too slowly. Only the length of the gaps and of the calls
     distinguishes these causes, so that one finding is about all of them."""
@@ -119,6 +121,13 @@ ROWS: dict[str, CauseRow] = {
         "unknown",
         is_explained=False,
         code="idle.unexplained",
+    ),
+    # Before the device's first work in the trace.
+    EARLIER_WORK: CauseRow(
+        "the host waited for work that the trace does not contain",
+        "#6b7a8f",
+        "outside",
+        is_explained=False,
     ),
 }
 """What is known about each cause. A new cause needs a row, and the code in `gaps` that finds it."""

@@ -298,3 +298,42 @@ def test_a_thread_that_only_waits_is_not_what_the_host_did(tmp_path: Path) -> No
     found.thread = 100
     (finding,) = edges(analyze(found.trace(tmp_path)).findings())
     assert "mostly in load_model" in finding.text
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_wait_before_the_first_work_is_for_work_outside_of_the_trace(
+    steps: int, tmp_path: Path
+) -> None:
+    # GIVEN a trace that begins in a wait of 80 ms, and 10 ms in which the host prepares work
+    found = Program()
+    found.call("hipDeviceSynchronize", 80_000)
+    with found.within("load_model", "user_annotation"):
+        found.work(10_000)
+    for _ in range(500):
+        found.operator(us=100)
+    found.wait()
+    for number in range(steps):
+        found.event(f"ProfilerStep#{number}", "user_annotation", 1_000, found.now)
+    analysis = analyze(found.trace(tmp_path))
+    # THEN the wait is not the host's preparation, and has a cause of its own
+    verdict = analysis.results["verdict"].to_dict()
+    assert verdict["parts_us"]["earlier_work"] == 80_000
+    assert verdict["parts_us"]["preparation"] == pytest.approx(10_000, abs=50)
+    assert verdict["verdict"] == "device-busy"
+    # AND its finding has no gain, and no other finding wins that time
+    (finding,) = [each for each in analysis.findings() if each.code == "idle.earlier_work"]
+    assert (finding.gain, finding.evidence[0].event) == (None, "hipDeviceSynchronize")
+    assert finding.no_gain
+    assert unstated([finding]) == []
+    assert analysis.won_together_ns() < 20_000 * US
+    assert all("hipDeviceSynchronize" not in each.text for each in analysis.findings()[1:])
+
+
+def test_a_short_wait_before_the_first_work_is_none(tmp_path: Path) -> None:
+    found = Program()
+    found.call("cudaDeviceSynchronize", 10)
+    found.work(5_000)
+    for _ in range(10):
+        found.operator(us=100)
+    parts = analyze(found.trace(tmp_path)).results["verdict"].to_dict()["parts_us"]
+    assert "earlier_work" not in parts

@@ -140,6 +140,9 @@ CHECKS: dict[str, Callable[[Raw, Finding], bool]] = {
     "operators.compile": lambda raw, _: not raw.compiled,
     "operators.larger": lambda raw, _: raw.compiled,
     "operators.stacks": lambda raw, _: raw.stacks,
+    "earlier_work.synchronise": lambda raw, _: (
+        raw.named("ynchroni", *RUNTIME)[0]["ts"] < raw.of(*DEVICE)[0]["ts"]
+    ),
     "profiler.cost": lambda raw, _: bool(raw.of("overhead")),
     "start_up.warm_up": started,
 }  # fmt: skip
