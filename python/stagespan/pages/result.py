@@ -189,9 +189,6 @@ class Finding(Figures, frozen=True):
     """The codes of less detailed findings about the same lost time."""
     seen_as: Internal[tuple[str, ...]] = ()
     """The beginnings of the codes of findings whose gain contains this one's, if they exist."""
-    wins_elsewhere: Internal[bool] = False
-    """Whether it can also be shorter if other processes are faster, which no gain contains, so that
-    the gain does not limit the severity."""
 
     @property
     def first_line(self) -> str:
@@ -268,12 +265,14 @@ def _is_stated(item: Evidence, sentence: str) -> bool:
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     """Sort findings, the most severe first; of one severity, those that win the most time.
 
-    Findings of one severity and without a known gain keep their order.
+    Findings of one severity and without a known gain come last, those about the most time first.
     """
 
-    def place(finding: Finding) -> tuple[int, float]:
-        gain = 0 if finding.gain is None else finding.gain.sure_ns
-        return SEVERITIES.index(finding.severity), -gain
+    def place(finding: Finding) -> tuple[int, float, float]:
+        severity, gain = SEVERITIES.index(finding.severity), finding.gain
+        if gain is None:
+            return severity, 0, -finding.numbers.get("time_ns", 0)
+        return severity, -gain.sure_ns, 0
 
     return sorted(findings, key=place)
 

@@ -6,6 +6,7 @@ To add an analysis of one trace, write a module in `analyses/` with a function
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,10 +24,10 @@ from stagespan.pages.result import (
     Finding,
     Gain,
     Result,
-    Severity,
+    Thresholds,
     Unavailable,
-    at_most,
     by_severity,
+    of_size,
     share,
     together_ns,
     without_repeats,
@@ -202,12 +203,12 @@ def _won_in_places(gains: Sequence[tuple[Finding, Gain]]) -> int:
     return sum(places.values())
 
 
-# Percent of the base: a finding that wins less is less severe.
-_LEAST_WON: tuple[tuple[float, Severity], ...] = ((1.0, "low"), (5.0, "medium"))
+# Percent of the base that a finding with a known gain wins now.
+_WON = Thresholds(25.0, 10.0, -math.inf)
 
 
 def _as_far_as_they_win(trace: Trace, findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings with what they win now, and no more severe than that allows."""
+    """Return findings with what they win now, and those with a gain as severe as it is large."""
     base = base_window(trace) if any(each.gain is not None for each in findings) else None
     if base is None:
         return list(findings)
@@ -225,10 +226,9 @@ def _as_far_as_they_win(trace: Trace, findings: Sequence[Finding]) -> list[Findi
             now = round(gain.time_ns * min(max(part, 0.0), 1.0))
             gain = structs.replace(gain, now_ns=now, other=other)
         severity = finding.severity
-        if gain is not None and not finding.wins_elsewhere:
-            percent = share(gain.sure_ns, base.whole_ns)
-            most = next((name for least, name in _LEAST_WON if percent < least), severity)
-            severity = at_most(severity, most)
+        if gain is not None:
+            won = _WON.severity(share(gain.sure_ns, base.whole_ns))
+            severity = of_size(won or severity, gain.sure_ns)
         bounded.append(structs.replace(finding, gain=gain, severity=severity))
     return bounded
 
@@ -329,9 +329,8 @@ class Analysis(Page, Results):
     @cached_property
     def _findings(self) -> list[Finding]:
         found = [finding for result in self.results.values() for finding in result.findings()]
-        joined = without_repeats(with_doubt(self.trace, found))
-        bounded = _as_far_as_they_win(self.trace, joined)
-        return by_severity(map(without_restatements, bounded))
+        judged = _as_far_as_they_win(self.trace, without_repeats(found))
+        return by_severity(map(without_restatements, with_doubt(self.trace, judged)))
 
     def together(self) -> str | None:
         """Return a sentence about what all findings win together; None for fewer than two gains."""

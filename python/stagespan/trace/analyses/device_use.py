@@ -196,7 +196,6 @@ class Use(DeviceUse, StructResult, frozen=True):
                     no_gain="" if gain else "nothing computes that could hide it",
                     action=action,
                     details=details,
-                    wins_elsewhere=kind == COMMUNICATION,
                 )
             )
         return findings

@@ -280,7 +280,6 @@ class Host(StructResult, frozen=True):
                     numbers,
                     self._gain(part),
                     action=advice_on(f"host.{part}", self.facts),
-                    wins_elsewhere=part == COMMUNICATING,
                 )
             )
         return findings

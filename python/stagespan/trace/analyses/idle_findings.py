@@ -11,7 +11,6 @@ from msgspec import structs
 
 from stagespan.pages.amounts import counted, in_words
 from stagespan.pages.result import (
-    SEVERITIES,
     Evidence,
     Finding,
     Gain,
@@ -250,7 +249,6 @@ class IdleFindings:
         for cause, time in times.items():
             if cause not in pace and (severity := self._severity(time)) is not None:
                 findings.append(self._of_cause(cause, time, severity))
-        findings = self._with_the_family(findings, times)
         before = "before the device's first work was launched"
         findings += self._of_edge(PREPARATION, _PREPARING_SHARES, before, "begin the trace later")
         after = "after the device's last work"
@@ -263,20 +261,6 @@ class IdleFindings:
         return [
             structs.replace(finding, about="idle", covers=covered.get(finding.code, ()))
             for finding in findings
-        ]
-
-    def _with_the_family(self, findings: list[Finding], times: dict[str, int]) -> list[Finding]:
-        """Return the findings; the largest about the host is as severe as all its causes."""
-        codes = {CODES[cause] for cause in causes.causes_of("host")}
-        of_family = [at for at, finding in enumerate(findings) if finding.code in codes]
-        severity = self._severity(sum(times.get(cause, 0) for cause in causes.causes_of("host")))
-        if not of_family or severity is None:
-            return findings
-        largest = max(of_family, key=lambda at: findings[at].numbers["time_ns"])
-        more = min((severity, findings[largest].severity), key=SEVERITIES.index)
-        return [
-            structs.replace(finding, severity=more) if at == largest else finding
-            for at, finding in enumerate(findings)
         ]
 
     def _together(self, times: dict[str, int]) -> dict[str, int]:

@@ -486,7 +486,6 @@ class AscendSteps(StructResult, frozen=True):
                 action=action,
                 details=" ".join(details),
                 covers=covers,
-                wins_elsewhere=True,
             )
         ]
 

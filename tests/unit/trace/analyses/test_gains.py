@@ -341,3 +341,36 @@ def test_a_finding_is_no_more_severe_than_what_it_wins(tmp_path: Path) -> None:
     found = analysed(program, tmp_path)
     (finding,) = (each for each in found.findings() if each.code == "rates.unaligned")
     assert finding.severity == "low"
+
+
+@pytest.mark.parametrize(
+    ("kernel_us", "severity"), [(100, "low"), (1_500, "medium"), (4_000, "high")]
+)
+def test_communication_is_as_severe_as_what_hiding_it_wins(
+    kernel_us: int, severity: str, tmp_path: Path
+) -> None:
+    # GIVEN steps of 11 ms, in each of which a collective begins after the kernel that could hide it
+    program = Program()
+    for step in range(4):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            program.launch("gemm", kernel_us)
+            rest = 9_900 - kernel_us
+            program.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", rest, 20, after=7)
+            program.wait()
+            program.work(1_000)
+    findings = analysed(program, tmp_path).findings()
+    (finding,) = (each for each in findings if each.code == "device_use.exposed_communication")
+    assert finding.gain is not None
+    assert finding.severity == severity
+    # THEN no finding wins less than one below it that has a known gain
+    won = [each.gain.sure_ns for each in findings if each.gain is not None]
+    assert won == sorted(won, reverse=True)
+
+
+def test_findings_without_a_gain_are_sorted_by_their_time() -> None:
+    found = [
+        Finding("medium", "", (), code, {"time_ns": time})
+        for code, time in (("a", 5), ("b", 9), ("c", 7))
+    ]
+    gained = Finding("medium", "", (), "d", gain=Gain(1, True, "so"))
+    assert [each.code for each in by_severity([*found, gained])] == ["d", "b", "c", "a"]

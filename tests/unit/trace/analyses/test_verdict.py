@@ -73,8 +73,7 @@ def test_the_causes_on_the_host_decide_together(tmp_path: Path) -> None:
     assert found.verdict == "host-bound"
     assert found.time_ns == found.whole_ns - found.parts_ns["computing"]
     idle = analyze(trace, ["idle"]).findings()
-    assert [each.severity for each in idle] == ["high", *(["medium"] * (len(idle) - 1))]
-    assert len(idle) == 3
+    assert [each.severity for each in idle] == ["medium"] * 3
 
 
 def test_time_before_and_after_all_work_of_a_trace_without_steps(tmp_path: Path) -> None:

@@ -49,10 +49,11 @@ def test_the_page_names_verdict_causes_and_evidence(planted: Path) -> None:
     analysis = analyze(read_trace(planted))
     assert analysis.to_dict()["verdict"]["sentence"] in out
     findings = analysis.findings()
-    assert {each.code for each in findings[:3]} == {
-        "idle.data_loader", "idle.synchronisation", "device_use.exposed_communication",
+    assert {each.code for each in findings[:4]} == {
+        "idle.data_loader", "idle.between_steps", "idle.synchronisation",
+        "device_use.exposed_communication",
     }  # fmt: skip
-    assert all(each.first_line in out for each in findings[:3])
+    assert all(each.first_line in out for each in findings[:4])
     assert "aten::item (cudaStreamSynchronize)" in out
 
 
