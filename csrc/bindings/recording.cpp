@@ -355,47 +355,78 @@ py::dict fields_of(const Recording& recording, std::uint64_t number) {
   return result;
 }
 
-py::dict segment_of(const Recording& recording, const SegmentCopy& copy) {
+// Makes dicts whose keys are the same, in the same order: each is a copy of the first one with other values.
+class AlikeDicts {
+ public:
+  void begin() {
+    current_ = first_ ? py::reinterpret_steal<py::dict>(PyDict_Copy(first_.ptr())) : py::dict();
+    if (!current_) throw py::error_already_set();
+    next_ = 0;
+  }
+
+  template <typename Value>
+  void set(const char* key, Value&& value) {
+    if (next_ == keys_.size()) {
+      keys_.push_back(py::reinterpret_steal<py::object>(PyUnicode_InternFromString(key)));
+      if (!keys_.back()) throw py::error_already_set();
+    }
+    const py::object object = py::detail::object_or_cast(std::forward<Value>(value));
+    if (PyDict_SetItem(current_.ptr(), keys_[next_++].ptr(), object.ptr()) != 0) throw py::error_already_set();
+  }
+
+  py::dict end() {
+    if (!first_) first_ = current_;
+    return std::move(current_);
+  }
+
+ private:
+  py::dict current_;
+  py::dict first_ = py::reinterpret_steal<py::dict>(nullptr);
+  std::vector<py::object> keys_;
+  std::size_t next_ = 0;
+};
+
+py::dict segment_of(const Recording& recording, const SegmentCopy& copy, AlikeDicts& segment) {
   const ClockFit& fit = recording.copy.fit;
   const auto time = [&](std::uint64_t ticks) {
     return ticks != 0 ? py::object(py::int_(fit.unix_ns(ticks))) : py::object(py::none());
   };
-  py::dict segment;
-  segment["number"] = copy.number;
-  segment["id"] = text_of(text_in(copy.id));
-  segment["trace_id"] = trace_text({copy.trace_high, copy.trace_low});
-  segment["begin_ns"] = time(copy.begin_ticks);
-  segment["end_ns"] = time(copy.end_ticks);
-  segment["first_chunk_ns"] = time(copy.first_chunk_ticks);
-  segment["last_chunk_ns"] = time(copy.last_chunk_ticks);
-  segment["request_ns"] = time(copy.request_ticks);
-  segment["linked"] = copy.linked;
-  segment["chunks"] = copy.chunks;
-  segment["chunk_amount"] = copy.chunk_amount;
-  segment["hops_sent"] = copy.hops_sent;
-  segment["status"] = static_cast<int>(copy.status);
-  segment["origin"] = static_cast<int>(copy.origin);
-  segment["attempt"] = copy.attempt;
-  segment["segment"] = id_text(copy.segment);
-  segment["parent_hop"] = id_text(copy.parent_hop);
-  segment["parent_segment"] = id_text(copy.parent_segment);
-  segment["received_ns"] = time(copy.received_ticks);
-  segment["sent_ns"] = time(copy.sent_ticks);
-  segment["work_ns"] = time(copy.work_ticks);
+  segment.begin();
+  segment.set("number", copy.number);
+  segment.set("id", text_of(text_in(copy.id)));
+  segment.set("trace_id", trace_text({copy.trace_high, copy.trace_low}));
+  segment.set("begin_ns", time(copy.begin_ticks));
+  segment.set("end_ns", time(copy.end_ticks));
+  segment.set("first_chunk_ns", time(copy.first_chunk_ticks));
+  segment.set("last_chunk_ns", time(copy.last_chunk_ticks));
+  segment.set("request_ns", time(copy.request_ticks));
+  segment.set("linked", copy.linked);
+  segment.set("chunks", copy.chunks);
+  segment.set("chunk_amount", copy.chunk_amount);
+  segment.set("hops_sent", copy.hops_sent);
+  segment.set("status", static_cast<int>(copy.status));
+  segment.set("origin", static_cast<int>(copy.origin));
+  segment.set("attempt", copy.attempt);
+  segment.set("segment", id_text(copy.segment));
+  segment.set("parent_hop", id_text(copy.parent_hop));
+  segment.set("parent_segment", id_text(copy.parent_segment));
+  segment.set("received_ns", time(copy.received_ticks));
+  segment.set("sent_ns", time(copy.sent_ticks));
+  segment.set("work_ns", time(copy.work_ticks));
   const bool is_known = copy.sent_clock != 0;
-  segment["sent_monotonic_ns"] = is_known ? py::object(py::int_(copy.sent_monotonic_ns)) : py::object(py::none());
-  segment["sent_unix_ns"] = is_known ? py::object(py::int_(copy.sent_unix_ns)) : py::object(py::none());
-  segment["sent_clock"] = copy.sent_clock;
-  segment["queue"] = copy.received_ticks != 0 ? recording.name_of(copy.queue_stage) : py::object(py::none());
-  segment["pipeline"] = recording.name_of(copy.pipeline);
-  segment["is_http"] = (copy.traits & kTraitHttp) != 0;
+  segment.set("sent_monotonic_ns", is_known ? py::object(py::int_(copy.sent_monotonic_ns)) : py::object(py::none()));
+  segment.set("sent_unix_ns", is_known ? py::object(py::int_(copy.sent_unix_ns)) : py::object(py::none()));
+  segment.set("sent_clock", copy.sent_clock);
+  segment.set("queue", copy.received_ticks != 0 ? recording.name_of(copy.queue_stage) : py::object(py::none()));
+  segment.set("pipeline", recording.name_of(copy.pipeline));
+  segment.set("is_http", (copy.traits & kTraitHttp) != 0);
   const bool has_route = (copy.traits & kTraitRoute) != 0;
-  segment["route"] = has_route ? recording.name_of(copy.pipeline) : py::object(py::none());
-  segment["fields"] = fields_of(recording, copy.number);
-  segment["trace_flags"] = copy.trace_flags;
+  segment.set("route", has_route ? recording.name_of(copy.pipeline) : py::object(py::none()));
+  segment.set("fields", fields_of(recording, copy.number));
+  segment.set("trace_flags", copy.trace_flags);
   const std::string_view branch = text_in(copy.branch);
-  segment["branch"] = branch.empty() ? py::object(py::none()) : text_of(branch);
-  return segment;
+  segment.set("branch", branch.empty() ? py::object(py::none()) : text_of(branch));
+  return segment.end();
 }
 
 // [(key, Unix time of the end or 0, trace)] of all entries. A hop that has come back ends when it is received.
@@ -415,9 +446,10 @@ py::list segment_ends(const Recording& recording) {
 py::list segments_of(const Recording& recording, const std::optional<std::unordered_set<std::int64_t>>& keys) {
   const NoCollection by_allocations;
   py::list result;
+  AlikeDicts dicts;
   for (const SegmentCopy& copy : recording.copy.segments)
     if (const std::int64_t key = key_of(copy); !keys || keys->contains(key))
-      result.append(py::make_tuple(key, segment_of(recording, copy)));
+      result.append(py::make_tuple(key, segment_of(recording, copy, dicts)));
   return result;
 }
 
