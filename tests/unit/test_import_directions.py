@@ -219,3 +219,17 @@ print([name for name in sys.modules if name.startswith("stagespan.trace")])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_requests_of_a_recording_import_neither_analyses_nor_kept_requests(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.stagespan"
+    program = f"""
+import sys
+from click.testing import CliRunner
+from stagespan.cli.requests import command
+CliRunner().invoke(command, [{str(missing)!r}])
+parts = "stagespan.trace.analyses", "stagespan.trace.derived", "stagespan.export.kept"
+print(parts[0].rpartition(".")[0] in sys.modules, [name for name in parts if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True []\n", "")

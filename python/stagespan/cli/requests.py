@@ -83,12 +83,13 @@ def command(
       stagespan requests --id req-17 --html page.html
     """
     from stagespan.recording import Recording, jobs
-    from stagespan.recording.requests_page import Requests, RequestsPage
-    from stagespan.recording.timelines import timelines
+    from stagespan.recording.timelines import timelines, without_collections
 
     if recordings and job is not None:
         raise click.UsageError("Name recordings, or a job with --job, but not both.")
 
+    # All of the requests are needed until the end.
+    click.get_current_context().with_resource(without_collections())
     wanted = _Wanted(pipeline, route, where)
     is_pattern = id_ is not None and "*" in id_
     pattern = None if id_ is None else ".*".join(map(re.escape, id_.split("*")))
@@ -124,6 +125,8 @@ def command(
 
         write_to(perfetto, dump.as_perfetto(*ran_in.values()))
         return
+    from stagespan.recording.requests_page import Requests, RequestsPage
+
     shown = sorted(requests, key=lambda one: -one.total_ns)[:slowest]
     in_detail = id_ is not None and not is_pattern
     total = len(requests) if count is None else count
@@ -196,11 +199,11 @@ def _read(
     from stagespan.recording import finding
 
     if named:
-        from stagespan.export import kept
+        from stagespan.export.stores import is_kept
         from stagespan.trace.read.remote import local_path
 
         paths = {one: local_path(one) for one in named}
-        places = {one: path for one, path in paths.items() if kept.is_kept(path)}
+        places = {one: path for one, path in paths.items() if is_kept(path)}
         opened = [
             finding.open_recording(os.fspath(path))
             for one, path in paths.items()
@@ -208,6 +211,8 @@ def _read(
         ]
         if not places:
             return opened, None
+        from stagespan.export import kept
+
         of_places = kept.read(places, slowest, pattern, status)
         if opened and of_places.total is not None:
             raise click.UsageError("Name either recordings or kept Parquet, but not both.")

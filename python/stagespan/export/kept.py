@@ -24,7 +24,13 @@ from stagespan.errors import StagespanError
 from stagespan.export import kept_parquet
 from stagespan.export.otlp_sending import LONGEST_END_S, Sender
 from stagespan.export.requests import AWAITED_KEEP, Part, Resource
-from stagespan.export.stores import ObjectStore, store_of
+from stagespan.export.stores import (
+    LINES_SUFFIX,
+    PREFIX,
+    TABLES_SUFFIX,
+    ObjectStore,
+    store_of,
+)
 from stagespan.live.quantiles import quantile
 from stagespan.live.span_kinds import KINDS, Kind, number_of
 from stagespan.live.statistics import Stats, from_rings
@@ -43,7 +49,6 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger("stagespan")
 _SCHEMA_VERSION = 1
-_PREFIX, _SUFFIX = "requests-", ".jsonl.gz"
 _KEPT_FIELDS = Span._fields.index("cpu_ns") + 1
 _UNKNOWN = Surroundings({}, None)
 _FILE_BYTES = 4 << 20
@@ -182,12 +187,12 @@ class Keeper:
         if parquet:
             kept_parquet.check_writer()
         self._place, self._most_bytes = place, most_bytes
-        self._suffix = kept_parquet.SUFFIX if parquet else _SUFFIX
+        self._suffix = TABLES_SUFFIX if parquet else LINES_SUFFIX
         self._requests: list[_PendingRequest] = []
         self._begun_at = time.monotonic()
-        self._prefix = f"{_PREFIX}{os.uname().nodename}-"
+        self._prefix = f"{PREFIX}{os.uname().nodename}-"
         # Another host's name may begin with the name of this one and a hyphen.
-        suffixes = "|".join(map(re.escape, (_SUFFIX, kept_parquet.SUFFIX)))
+        suffixes = "|".join(map(re.escape, (LINES_SUFFIX, TABLES_SUFFIX)))
         self._own = re.compile(rf"{re.escape(self._prefix)}\d+-\d+(?:{suffixes})")
         self._store = store_of(place)
         self._lost = 0
@@ -266,7 +271,7 @@ class Keeper:
 
         Those that cannot be in one are left out.
         """
-        if self._suffix == _SUFFIX:
+        if self._suffix == LINES_SUFFIX:
             return requests, gzip.compress(b"\n".join(one.line for one in requests) + b"\n", 3)
         try:
             whole = (
@@ -552,12 +557,6 @@ class KeptRequests(NamedTuple):
     """How many requests have the id and the status, if only the slowest of them were read."""
 
 
-def is_kept(path: Path) -> bool:
-    """Return whether a path is that of a folder, or of a file as exporters name them."""
-    is_named = path.name.startswith(_PREFIX) and path.name.endswith((_SUFFIX, kept_parquet.SUFFIX))
-    return path.is_dir() or (is_named and path.is_file())
-
-
 def read(
     places: Mapping[str, Path], slowest: int, id_: str | None = None, status: str | None = None
 ) -> KeptRequests:
@@ -575,8 +574,8 @@ def read(
     tables: list[tuple[str, Path]] = []
     for name, place in places.items():
         files = _files_in(name, place)
-        of_lines = [path for path in files if path.name.endswith(_SUFFIX)]
-        of_tables = [path for path in files if path.name.endswith(kept_parquet.SUFFIX)]
+        of_lines = [path for path in files if path.name.endswith(LINES_SUFFIX)]
+        of_tables = [path for path in files if path.name.endswith(TABLES_SUFFIX)]
         if not of_lines and not of_tables:
             raise StagespanError(
                 f"There are no kept requests in {name}: pass a folder that `stagespan export "
@@ -620,7 +619,7 @@ def _files_in(name: str, place: Path) -> list[Path]:
     try:
         # Path.glob would return nothing for a folder that cannot be read.
         files = [place] if place.is_file() else sorted(place.iterdir())
-        files = [path for path in files if path.name.startswith(_PREFIX)]
+        files = [path for path in files if path.name.startswith(PREFIX)]
         for path in files:
             if path.exists() and not os.access(path, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

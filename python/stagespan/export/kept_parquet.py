@@ -20,8 +20,6 @@ from stagespan.recording.spans import ReadSpans, joined, kinds_of
 if TYPE_CHECKING:
     from stagespan.recording.reading import Work
 
-SUFFIX = ".parquet"
-
 
 def check_writer() -> None:
     """Raise StagespanError if Parquet cannot be written."""

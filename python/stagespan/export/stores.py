@@ -14,6 +14,8 @@ from stagespan.process.messages import message_of
 from stagespan.process.urls import file_system, is_url
 
 _PROBE = ".stagespan-export"
+PREFIX, LINES_SUFFIX, TABLES_SUFFIX = "requests-", ".jsonl.gz", ".parquet"
+"""How the names of files with kept requests begin and end."""
 
 
 class StoredFile(NamedTuple):
@@ -139,3 +141,9 @@ class ObjectStore:
             self._system.rm_file(f"{self._path}/{name}")
         for named, files in self._files.items():
             self._files[named] = [one for one in files if one.name != name]
+
+
+def is_kept(path: Path) -> bool:
+    """Return whether a path is that of a folder, or of a file as exporters name them."""
+    is_named = path.name.startswith(PREFIX) and path.name.endswith((LINES_SUFFIX, TABLES_SUFFIX))
+    return path.is_dir() or (is_named and path.is_file())

@@ -88,8 +88,11 @@ class RequestSums:
             own = np.flatnonzero(self._segments["process"] == place)
             parts.append(self._spans_of(place, process, own))
             parts.append(self._batches_of(place, process, own))
+        parts = [part for part in parts if len(part["name"])]
         if not parts:
             return {name: _integers(()) for name in _OF_SPANS}
+        if len(parts) == 1:
+            return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _spans_of(self, place: int, process: Process, own: NDArray[np.intp]) -> _Columns:
@@ -181,26 +184,30 @@ class RequestSums:
         of_hops = [_integers(column) for column in columns]
         spans, segments = self._spans, self._segments
         of = spans["segment"]
-        chosen = (segments["is_placed"][of] != 0) & (segments["is_discarded"][of] == 0)
-        of, spans = of[chosen], {name: column[chosen] for name, column in spans.items()}
+        is_shown = (segments["is_placed"] != 0) & (segments["is_discarded"] == 0)
+        chosen = np.flatnonzero(is_shown[of])
+        of = of[chosen]
+        count = len(self._names)
         pairs, pair_of = np.unique(
-            spans["kind"] * len(self._names) + spans["name"], return_inverse=True
+            spans["kind"][chosen] * count + spans["name"][chosen], return_inverse=True
         )
         names = list(self._names)
         codes = _integers(
             [
-                owners.setdefault(
-                    (ORDER[pair // len(names)], names[pair % len(names)]), len(owners)
-                )
+                owners.setdefault((ORDER[pair // count], names[pair % count]), len(owners))
                 for pair in pairs.tolist()
             ]
         )
-        offset_ns = segments["offset_ns"][of]
-        of_spans = [
-            *(of, segments["request"][of], spans["kind"], segments["depth"][of], spans["level"]),
-            *(spans["begin"], codes[pair_of], spans["begin"] + offset_ns, spans["end"] + offset_ns),
-        ]
-        both = np.stack([np.concatenate(pair) for pair in zip(of_hops, of_spans, strict=True)])
+        offset_ns, begin = segments["offset_ns"][of], spans["begin"][chosen]
+        of_spans = (
+            *(of, segments["request"][of], spans["kind"][chosen], segments["depth"][of]),
+            *(spans["level"][chosen], begin, codes[pair_of], begin + offset_ns),
+            spans["end"][chosen] + offset_ns,
+        )
+        both = np.empty((len(of_spans), len(of_hops[0]) + len(of)), np.int64)
+        for row, *pair in zip(both, of_hops, of_spans, strict=True):
+            np.concatenate(pair, out=row)
+        del of_spans, begin
         # The hops of a segment come before its spans, as in `Timeline.parts`.
         return np.ascontiguousarray(both[1:, both[0].argsort(kind="stable")])
 

@@ -150,8 +150,11 @@ def of_requests(spans: NDArray[np.void], numbers: Iterable[int] | None = None) -
     is_one = (spans["request"] != 0) & numpy.isin(kinds_of(spans), _OF_REQUESTS)
     if numbers is not None:
         is_one &= numpy.isin(spans["request"], numpy.array(list(numbers), numpy.uint64))
-    chosen = spans[is_one]
-    ordered: NDArray[np.void] = chosen[chosen["request"].argsort(kind="stable")]
+    chosen = is_one.nonzero()[0]
+    of_chosen = spans["request"][chosen]
+    if len(chosen) == len(spans) and (of_chosen[1:] >= of_chosen[:-1]).all():
+        return spans
+    ordered: NDArray[np.void] = spans[chosen[of_chosen.argsort(kind="stable")]]
     return ordered
 
 

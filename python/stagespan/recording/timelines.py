@@ -284,13 +284,13 @@ def timelines(
     The recordings must have been opened with their spans. Of several copies of one recording, the
     latest counts. If they are not all that there are, the others may have what is missing.
     """
-    with _without_collections():
+    with without_collections():
         requests = _joined_requests(recordings, id_, are_all)
     return sorted(requests, key=lambda one: one.begin_ns)
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
+def without_collections() -> Iterator[None]:
     """Let the garbage collector not look at a growing number of new objects again and again."""
     is_on = gc.isenabled()
     gc.disable()
@@ -574,6 +574,8 @@ class _Segments(NamedTuple):
 
 
 def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
+    if _is_alone(root, all_segments):
+        return Timeline([root], [], _causes_of(root), [])
     # A nested request is a part of the outer one, too, where it has another depth.
     segments = _descendants(root, all_segments.by_parent, in_copies=_is_nested(root))
     root = segments[0]
@@ -589,6 +591,20 @@ def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
     missing, missing_causes = _missing_hops(root, segments, own_returns, all_segments)
     causes = _causes(root, segments, own_returns, all_segments) + missing_causes
     return Timeline(segments, hops + missing, causes, out_and_back_ns)
+
+
+def _is_alone(root: Stretch, all_segments: _Segments) -> bool:
+    """Whether a request has one segment, and no hop is known, so that there is nothing to join."""
+    segment, own_id = root.segment, root.segment["segment"] or ""
+    return (
+        segment["parent_segment"] is None
+        and segment["received_ns"] is None
+        and not segment["hops_sent"]
+        and not _is_nested(root)
+        and own_id not in all_segments.by_parent
+        and own_id not in all_segments.returns
+        and own_id not in all_segments.dropped
+    )
 
 
 def _divided(timeline: Timeline) -> _Division:
@@ -863,12 +879,15 @@ def _missing_hops(
     for stretch in segments:
         segment, pid = stretch.segment, stretch.recording.pid
         own_id = segment["segment"] or ""
+        dropped = all_segments.dropped.get(own_id, ())
+        if not (segment["hops_sent"] or dropped):
+            continue
         received = arrived[own_id] | {
             child.segment["parent_hop"]
-            for child in all_segments.by_parent[own_id]
+            for child in all_segments.by_parent.get(own_id, ())
             if child.segment["received_ns"] is not None
         }
-        for process, hop in all_segments.dropped[own_id]:
+        for process, hop in dropped:
             if hop["parent_hop"] not in received:
                 received.add(hop["parent_hop"])
                 causes[_MISSING["not_entered"]] += 1
@@ -931,15 +950,22 @@ def _causes(
     parents = {one["parent_segment"] for _, _, one in returns} - {None}
     causes[gone] += sum(parent not in all_segments.by_id for parent in parents)
     for stretch in segments:
-        segment, recording = stretch.segment, stretch.recording
-        if segment["status"] == "abandoned" and segment["end_ns"] is None:
-            causes["process ended"] += 1
-        elif segment["end_ns"] is None:
-            causes["not ended yet"] += 1
-        if stretch.offset_ns is None:
-            causes["unknown offset of clocks"] += 1
-        if recording.complete_ns > (segment["begin_ns"] or segment["received_ns"] or 0):
-            causes["spans overwritten"] += 1
-        if not stretch.has_all_links:
-            causes["links overwritten"] += 1
+        causes.update(_causes_of(stretch))
     return _counted(causes)
+
+
+def _causes_of(stretch: Stretch) -> list[str]:
+    """Return why a segment is not complete."""
+    causes = []
+    segment, recording = stretch.segment, stretch.recording
+    if segment["status"] == "abandoned" and segment["end_ns"] is None:
+        causes.append("process ended")
+    elif segment["end_ns"] is None:
+        causes.append("not ended yet")
+    if stretch.offset_ns is None:
+        causes.append("unknown offset of clocks")
+    if recording.complete_ns > (segment["begin_ns"] or segment["received_ns"] or 0):
+        causes.append("spans overwritten")
+    if not stretch.has_all_links:
+        causes.append("links overwritten")
+    return causes
