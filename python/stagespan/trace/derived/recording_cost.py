@@ -111,11 +111,17 @@ def _look_ups(
     # From the end of a call to the begin of the next one in the same function.
     follows = np.flatnonzero(begun[1:] & ~is_begin[:-1])
     function = _open_before(is_begin, follows + 1)
-    calls = np.bincount(function + 1, minlength=1)[1:]  # that are in no function: left out
+    calls = np.bincount(function + 1, minlength=1)
+    ends = np.cumsum(calls)
+    in_functions = follows[np.argsort(function, kind="stable")]
+    calls[0] = 0  # that are in no function: left out
     for one in np.flatnonzero(calls >= _FEWEST_CALLS):
-        parts = np.array_split(follows[function == one], _PARTS_OF_FUNCTION)
+        parts = np.array_split(in_functions[ends[one - 1] : ends[one]], _PARTS_OF_FUNCTION)
+        first_ns, last_ns = (np.quantile(times[parts[at]], _QUANTILE) for at in (0, -1))
+        if last_ns < _LEAST_GROWTH * max(first_ns, 1.0):
+            continue
         least = np.array([np.quantile(times[part], _QUANTILE) for part in parts])
-        if (np.diff(least) > 0).all() and least[-1] >= _LEAST_GROWTH * max(least[0], 1.0):
+        if (np.diff(least) > 0).all():
             for part, cost in zip(parts, least, strict=True):
                 costs[part + 1] = cost
     return costs
