@@ -72,7 +72,20 @@ VERDICTS = (
     *(name for name in HOST_VERDICTS if name != COMMUNICATION),
 )
 
-_NEVER = (PROFILER, ONCE, EARLIER_WORK)
+_NEVER = {
+    ONCE: ("once-only", "the program did what it does once", "Begin the trace after a warm-up."),
+    EARLIER_WORK: (
+        "earlier work",
+        "the host waited for work that the trace does not contain",
+        "Synchronise the device before the trace begins.",
+    ),
+    PROFILER: (
+        "profiler",
+        "the profiler itself took the time",
+        "This time is lost only under the profiler.",
+    ),
+}
+"""The parts of the time that are never the verdict: names, what happened, and what to do."""
 OTHER_DEVICE_BUSY = "other_device_busy"
 BUSY_PARTS = {
     "computing": DEVICE_BUSY,
@@ -94,12 +107,7 @@ _HOST_BUSY = {
 """The parts that are not drawn as idle, each with its name and the key of its colour."""
 
 _EDGES = (PREPARATION, FINISHING)
-_DRAWN = (
-    (PREPARATION, "preparing"),
-    (FINISHING, "finishing"),
-    (causes.EARLIER_WORK, "waiting for earlier work"),
-)
-"""The parts of idle time that the bar has if they are long, and what it calls them."""
+_DRAWN = ((PREPARATION, "preparing"), (FINISHING, "finishing"))
 _ON_HOST = (*_EDGES, *causes.causes_of("host"))
 _WAITING = (*causes.causes_of("device"), OTHER_DEVICE_BUSY)
 _PART_WORDS = {
@@ -250,8 +258,22 @@ class Verdict(StructResult, frozen=True):
 
     def title(self) -> tuple[str, str]:
         """The verdict, and the sentence with its figure."""
-        word = self.verdict if self.on_device else self.sentence.partition(": ")[0]
-        return word, self.sentence
+        if not self.on_device:
+            return self.sentence.partition(": ")[0], self.sentence
+        leading = self.leading()
+        return _NEVER[leading[0]][0] if leading else self.verdict, self.sentence
+
+    def leading(self) -> list[str]:
+        """The parts of `times_ns` that are never the verdict, if one of them is its largest part.
+
+        The verdict refers to the rest.
+        """
+        parts = [part for part in self.times_ns if part in _NEVER]
+        if not parts or self.times_ns[parts[0]] <= max(
+            time for part, time in self.times_ns.items() if part not in _NEVER
+        ):
+            return []
+        return [each for each in parts if share(self.times_ns[each], self.whole_ns) >= _LEAST_EDGE]
 
     def head(self) -> list[Block]:
         """The sentence, and the parts of the time as a bar."""
@@ -260,7 +282,8 @@ class Verdict(StructResult, frozen=True):
     def bar(self) -> Bar:
         """The parts of the time, which sum to `whole_ns`.
 
-        Preparation and the time after the last work count as idle time if they are short.
+        Preparation, the time after the last work, and what is never the verdict count as idle time
+        if they are short.
         """
         if not self.on_device:
             busy = [
@@ -272,10 +295,12 @@ class Verdict(StructResult, frozen=True):
             parts = [*busy, BarPart("other", idle_ns, "idle")]
             return Bar("Host", [part for part in parts if part.time_ns])
         parts_busy = [BarPart(name, self.parts_ns.get(name, 0), name) for name in BUSY_PARTS]
+        times = [(word, self.parts_ns.get(name, 0)) for name, word in _DRAWN]
+        times += [(words[0], self.times_ns.get(part, 0)) for part, words in _NEVER.items()]
         edges = [
-            BarPart(word, self.parts_ns.get(name, 0), "idle")
-            for name, word in _DRAWN
-            if share(self.parts_ns.get(name, 0), self.whole_ns) >= _LEAST_EDGE
+            BarPart(word, time, "idle")
+            for word, time in times
+            if share(time, self.whole_ns) >= _LEAST_EDGE
         ]
         idle_ns = self.whole_ns - sum(part.time_ns for part in (*parts_busy, *edges))
         parts = [*parts_busy, BarPart("idle", idle_ns, "idle"), *edges]
@@ -351,18 +376,19 @@ def _sentence(verdict: Verdict) -> str:
             f"Cannot tell: {without:,} of the {counted(steps, 'step')} have no device events,"
             " so what the device did in them is unknown."
         )
-    sentences = [_with_its_figure(verdict)]
+    leading = verdict.leading()
+    rest_ns = verdict.whole_ns - sum(verdict.times_ns[part] for part in leading)
+    sentences = [_of_part(verdict, part, at == 0) for at, part in enumerate(leading)]
+    sentences.append(_with_its_figure(verdict, rest_ns))
     computing = verdict.times_ns.get(DEVICE_BUSY, 0)
     if verdict.verdict != DEVICE_BUSY and computing:
         they = (_ONE if verdict.devices == 1 else _SEVERAL)["They"]
-        percent = share(computing, verdict.whole_ns)
+        percent = share(computing, rest_ns)
         sentences.append(f"{they} computed for {in_words(computing, 'ns')} ({percent:.1f} %).")
-    once = verdict.times_ns.get(ONCE, 0)
-    if share(once, verdict.whole_ns) >= _LEAST_EDGE:
-        percent = share(once, verdict.whole_ns)
-        sentences.append(
-            f"For {in_words(once, 'ns')} ({percent:.1f} %) the program did what it does once."
-        )
+    for part in () if leading else (ONCE, EARLIER_WORK):
+        time = verdict.times_ns.get(part, 0)
+        if (percent := share(time, verdict.whole_ns)) >= _LEAST_EDGE:
+            sentences.append(f"For {in_words(time, 'ns')} ({percent:.1f} %) {_NEVER[part][1]}.")
     sentences.append(verdict.base.split)
     if verdict.base.unrecorded_ns:
         sentences.append(
@@ -382,15 +408,34 @@ def _sentence(verdict: Verdict) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _with_its_figure(verdict: Verdict) -> str:
+def _of_part(verdict: Verdict, part: str, first: bool) -> str:
+    """Return a part that is larger than the verdict with its figure, and what to do."""
+    time, (word, did, action) = verdict.times_ns[part], _NEVER[part]
+    name = f"{word[0].upper()}{word[1:]}: for" if first else "For"
+    of = f" of {_whose(verdict)}" if first else ""
+    percent = share(time, verdict.whole_ns)
+    return f"{name} {in_words(time, 'ns')}{of} ({percent:.1f} %) {did}. {action}"
+
+
+def _whose(verdict: Verdict) -> str:
+    """Return what the shares refer to, with its length."""
+    if verdict.devices == 1:
+        return verdict.base.whose
+    whole = in_words(verdict.whole_ns, "ns")
+    return f"{whole}, {verdict.devices} devices times {verdict.base.whose}"
+
+
+def _with_its_figure(verdict: Verdict, rest_ns: int) -> str:
     name = verdict.verdict[0].upper() + verdict.verdict[1:]
     reason = _REASONS[verdict.verdict]
     if verdict.verdict == WAIT_BOUND and verdict.cause is None:
         reason = _WHILE_OTHER_BUSY
     words = _ONE if verdict.devices == 1 else _SEVERAL
     reason = reason.format(**words, cause=_cause_in_words(verdict))
-    of, percent = verdict.base.whose, f"{share(verdict.time_ns, verdict.whole_ns):.1f} %"
-    if verdict.devices > 1:
+    of, percent = verdict.base.whose, f"{share(verdict.time_ns, rest_ns):.1f} %"
+    if rest_ns < verdict.whole_ns:
+        of = f"the other {in_words(rest_ns, 'ns')}"
+    elif verdict.devices > 1:
         percent = f"{percent}; {verdict.devices} devices times {of}"
         of = in_words(verdict.whole_ns, "ns")
     return f"{name}: for {in_words(verdict.time_ns, 'ns')} of {of} ({percent}) {reason}."

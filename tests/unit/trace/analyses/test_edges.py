@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from commands import unstated
 from planted import Program
 
+from stagespan.pages.amounts import in_words
 from stagespan.pages.result import Finding
+from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import analyze
 
 US = 1_000
@@ -337,3 +340,58 @@ def test_a_short_wait_before_the_first_work_is_none(tmp_path: Path) -> None:
         found.operator(us=100)
     parts = analyze(found.trace(tmp_path)).results["verdict"].to_dict()["parts_us"]
     assert "earlier_work" not in parts
+
+
+def cold_and_short(first_us: int) -> Program:
+    return cold(first_us, busy=100)
+
+
+def wait_then_work(wait_us: int) -> Program:
+    found = Program()
+    found.call("cudaDeviceSynchronize", wait_us)
+    for _ in range(100):
+        found.operator(us=100)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "word", "did", "action"),
+    [
+        (cold_and_short, "once-only", "the program did what it does once", "warm-up"),
+        (
+            wait_then_work,
+            "earlier work",
+            "the host waited for work that the trace does not contain",
+            "Synchronise the device before the trace begins",
+        ),
+    ],
+)
+def test_the_headline_begins_with_the_largest_part(
+    make: Callable[[int], Program], word: str, did: str, action: str, tmp_path: Path
+) -> None:
+    # GIVEN 10 ms of a busy device after 200 ms that are never the verdict
+    found = analyze(make(200_000).trace(tmp_path))
+    verdict = found.verdict
+    assert isinstance(verdict, Verdict)
+    assert verdict.verdict == "device-busy"
+    # THEN the page begins with these, and what to do
+    first, _, rest = verdict.sentence.partition(" Device-busy: ")
+    assert verdict.title()[0] == word
+    assert first.startswith(f"{word[0].upper()}{word[1:]}: for ")
+    assert did in first
+    assert action in first
+    # AND the verdict has the other time as its base
+    lost = verdict.times_ns["once" if word == "once-only" else "earlier work"]
+    other = verdict.whole_ns - lost
+    computed = verdict.times_ns["device-busy"]
+    assert rest.startswith(
+        f"for {in_words(computed, 'ns')} of the other {in_words(other, 'ns')}"
+        f" ({100 * computed / other:.1f} %) the device computed."
+    )
+    assert [part.time_ns for part in verdict.bar().parts if part.name == word] == [lost]
+    # AND a shorter one comes after the verdict
+    later = analyze(make(3_000).trace(tmp_path)).verdict
+    assert isinstance(later, Verdict)
+    assert later.title()[0] == "device-busy"
+    assert later.sentence.startswith("Device-busy: for ")
+    assert did in later.sentence
