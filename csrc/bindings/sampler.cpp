@@ -73,8 +73,11 @@ pid_t native_id_of(PyThreadState* thread) noexcept {
                               : nullptr;
   const Ref native = attribute(found, "_native_id");
   const long number = native && PyLong_Check(native.get()) != 0 ? PyLong_AsLong(native.get()) : 0;
+  const Ref main = attribute(module.get(), "_main_thread");
   PyErr_Clear();
-  return static_cast<pid_t>(number);
+  // In a forked child, `threading` keeps the number that the thread had in the parent.
+  const bool is_of_parent = found != nullptr && found == main.get() && thread_cpu_ns(static_cast<pid_t>(number)) < 0;
+  return is_of_parent ? getpid() : static_cast<pid_t>(number);
 #endif
 }
 

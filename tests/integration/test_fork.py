@@ -204,6 +204,23 @@ def test_ids_of_a_child_are_its_own() -> None:
     assert not set(childs) & set(own)
 
 
+def test_a_childs_open_spans_name_its_thread(tmp_path: Path) -> None:
+    code = """
+    import os, threading
+    import stagespan
+
+    threading.current_thread().name = "decoder"
+    with stagespan.span("load"):
+        pass
+    if os.fork() == 0:
+        with stagespan.span("decode"):
+            print(stagespan.open_spans()[0]["thread_name"], flush=True)
+        os._exit(0)
+    os.wait()
+    """
+    assert python(code, tmp_path).stdout == "decoder\n"
+
+
 # --- multiprocessing ------------------------------------------------------------------------------
 
 WORKER = """

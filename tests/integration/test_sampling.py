@@ -686,6 +686,31 @@ def test_a_loader_and_its_workers_have_trees(tmp_path: Path) -> None:
     assert loader["cpu_ms"] < 0.5 * loader["wall_ms"]
 
 
+def test_the_wait_of_a_compiled_event_loop_is_no_time_of_the_function_that_runs_it(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("uvloop")
+    # GIVEN a program whose loop, which has no frames, mostly waits for the next event
+    script = write(
+        tmp_path,
+        "loops.py",
+        """
+        import asyncio, uvloop
+
+        async def poll():
+            for _ in range(20):
+                await asyncio.sleep(0.05)
+
+        loop = uvloop.new_event_loop()
+        loop.run_until_complete(poll())
+        """,
+    )
+    # WHEN it is sampled
+    done = run(script, cwd=tmp_path)
+    # THEN this is no time of the script
+    assert "Waiting, not in the table: event loop" in done.stderr
+
+
 def test_a_service_shows_its_endpoint_and_not_its_loop(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     pytest.importorskip("fastapi")

@@ -58,6 +58,27 @@ def test_the_line_shows_the_span_and_its_code(tmp_path: Path) -> None:
     assert stack is not None, line
 
 
+def test_forked_children_are_watched_too(tmp_path: Path) -> None:
+    # GIVEN a process that has recorded, and a child whose first stage does not return
+    code = """
+    def waits_for_its_parent():
+        until_logged()
+
+    with stagespan.span("load"):
+        pass
+    pid = os.fork()
+    if pid == 0:
+        with stagespan.span("serve"):
+            waits_for_its_parent()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    """
+    # WHEN the child is watched THEN the stack of its thread is known
+    (line,) = stderr_of(code, tmp_path)
+    assert line.startswith("[Profiler] 'serve' has been open for ")
+    assert re.search(r"script\.py:\d+ until_logged < \S+script\.py:\d+ waits_for_its_parent", line)
+
+
 def test_a_span_that_began_later_than_the_one_around_it(tmp_path: Path) -> None:
     # GIVEN a stage that has been open for longer than the one in it, which is stalled soon
     code = """

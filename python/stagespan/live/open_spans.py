@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TypedDict, cast
 
 from stagespan import _core
 from stagespan.live.span_kinds import KINDS, Kind
-
-
-def threads() -> list[threading.Thread]:
-    """Return the running threads of Python.
-
-    This is `threading.enumerate` without its lock. A signal handler would wait forever for that
-    lock if the interrupted code holds it.
-    """
-    active: dict[int, threading.Thread] | None = getattr(threading, "_active", None)
-    return threading.enumerate() if active is None else list(active.copy().values())
+from stagespan.process import threads
 
 
 class AnyOpenSpan(TypedDict):
@@ -59,10 +49,10 @@ def open_spans() -> list[OpenSpan]:
     spans = _core.open_spans()
     if spans:
         # Before Python 3.14, the system does not know these names; later it knows 15 characters.
-        names = {thread.native_id: thread.name for thread in threads()}
+        by_native_id = threads.by_native_id()
         for span in spans:
-            if span["thread_name"] is not None:
-                span["thread_name"] = names.get(span["thread"], span["thread_name"])
+            if span["thread_name"] is not None and span["thread"] in by_native_id:
+                span["thread_name"] = by_native_id[span["thread"]].name
             span["kind"] = KINDS[span["kind"]]
             number = span["request"]
             id_, span["trace_id"] = _core.request_known(number) if number else ("", None)

@@ -18,9 +18,9 @@ from typing import Any
 from stagespan import _core
 from stagespan.contexts import context, requests
 from stagespan.device import memory, times
-from stagespan.live import lines, open_spans
+from stagespan.live import lines
 from stagespan.live.history import SPACING_S, History
-from stagespan.process import forks, run, termination
+from stagespan.process import forks, run, termination, threads
 
 _LONGEST_SLEEP_S = 60.0  # `tick_every` can shorten it
 _GREENLET_SLEEP_S = 0.1
@@ -192,7 +192,7 @@ class _Service:
         # Names of threads that have ended are kept, up to a limit.
         if len(self._thread_names) > _MOST_THREAD_NAMES:
             self._thread_names.clear()
-        for thread in open_spans.threads():
+        for thread in threads.running():
             if thread.ident is not None:
                 self._thread_names[thread.ident] = thread.name
 

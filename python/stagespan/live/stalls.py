@@ -15,6 +15,7 @@ from types import FrameType
 
 from stagespan.contexts.requests import shown_id
 from stagespan.live import lines, open_spans, service
+from stagespan.process import forks, threads
 
 _MOST_FRAMES = 20
 _LEAST_BETWEEN_LINES_S = 60.0
@@ -69,8 +70,8 @@ def _line(span: open_spans.OpenSpan, spans: Iterable[open_spans.OpenSpan]) -> st
 
 def _stack_of(thread: int) -> str:
     """Return the Python stack of a thread, innermost first, on one line."""
-    ident = next((each.ident for each in open_spans.threads() if each.native_id == thread), None)
-    frame = None if ident is None else sys._current_frames().get(ident)
+    running = threads.by_native_id().get(thread)
+    frame = None if running is None else sys._current_frames().get(running.ident or 0)
     if frame is None:
         return "its Python stack is unknown"
     frames = list(itertools.islice(_frames(frame), _MOST_FRAMES + 1))
@@ -90,11 +91,8 @@ def _frames(frame: FrameType | None) -> Iterable[FrameType]:
 
 
 def watch(stall_s: float) -> None:
-    """Check from now on, in the service thread.
-
-    A forked child has no service thread at first: it checks from its first finished
-    `ProfilingContext` on, which starts one.
-    """
+    """Check from now on, in the service thread of this process and of each forked child."""
     service.on_tick(StallWatch(stall_s).check)
     service.tick_every(min(stall_s / 4, 5.0))
     service.ensure_running()
+    forks.once_ready_in_child(service.ensure_running)

@@ -23,6 +23,7 @@ class _Handlers(NamedTuple):
 
 _around: list[_Handlers] = []
 _in_child: list[Callable[[], object]] = []
+_ready_in_child: list[Callable[[], object]] = []
 _forking: list[int] = []
 """Threads that are forking now. One that forks inside its own fork handlers is listed twice."""
 
@@ -38,6 +39,11 @@ _entered = _Entered()
 def after_in_child(reset: Callable[[], object]) -> None:
     """Call `reset` in each forked child, before its own code continues."""
     _in_child.append(reset)
+
+
+def once_ready_in_child(start: Callable[[], object]) -> None:
+    """Call `start` in each forked child when all else of this package is ready there."""
+    _ready_in_child.append(start)
 
 
 def around(
@@ -160,6 +166,8 @@ def _after_in_child() -> None:
     for reset in _in_child.copy():
         _tried(reset)
     _forking.clear()
+    for start in _ready_in_child.copy():
+        _tried(start)
 
 
 def _left() -> list[_Handlers]:

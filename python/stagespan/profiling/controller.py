@@ -20,7 +20,7 @@ from pathlib import Path
 from stagespan import settings
 from stagespan.device.platforms import current_platform
 from stagespan.errors import StagespanError
-from stagespan.process import forks, run
+from stagespan.process import forks, run, threads
 from stagespan.process.files import stage_path, whole_file
 from stagespan.profiling import forked_export, pauses
 from stagespan.profiling.backends import Backend, Options, make_backend
@@ -169,7 +169,7 @@ class Window:
             self._backend.start()
             self._running.append(self._backend)
             self._native_id, self._pid = threading.get_native_id(), os.getpid()
-            if self._native_id != threading.main_thread().native_id:
+            if self._native_id != threads.native_id(threading.main_thread()):
                 _of_thread.end = _ThreadEnd(self)
             self._start_watch(self._backend)
         except ImportError as error:

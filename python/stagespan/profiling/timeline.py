@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stagespan import _core
-from stagespan.live import open_spans
+from stagespan.process import threads
 from stagespan.process.files import json_bytes
 
 PROCESS = "stagespan"
@@ -49,12 +49,12 @@ class TimelineSpan:
 def recorded_spans(begin_ns: int, end_ns: int) -> list[TimelineSpan]:
     """Return the spans that overlap the window, including those still open."""
     spans, names, still_open = _core.spans(), _core.stage_names(), _core.open_spans()
-    threads = {thread.native_id: thread.name for thread in open_spans.threads()}
+    names_of_threads = {id_: thread.name for id_, thread in threads.by_native_id().items()}
     in_window = spans[(spans["begin_ns"] < end_ns) & (spans["end_ns"] > begin_ns)]
 
     def on_timeline(span: Any, stage: str, end_ns: int, unfinished: bool) -> TimelineSpan:
         numbers = {name: int(span[name]) for name in _NUMBERS}
-        thread_name = threads.get(numbers["thread"])
+        thread_name = names_of_threads.get(numbers["thread"])
         return TimelineSpan(
             stage, end_ns=end_ns, **numbers, unfinished=unfinished, thread_name=thread_name
         )

@@ -7,6 +7,7 @@ the frame that stays above it.
 
 from __future__ import annotations
 
+import linecache
 import opcode
 import os
 from collections import defaultdict
@@ -271,8 +272,10 @@ class _Stacks:
         waiting_ns, active_ns = node.waiting_ns, node.wall_ns - node.waiting_ns
         if place.is_outside and (place.is_other_thread or not place.is_in_loop):
             return
-        if self._is_idle(code, place):
-            where = "event loop" if place.is_in_loop else "threads without work"
+        runs_loop = waiting_ns > 0 and _runs_event_loop(code, node.line)
+        if runs_loop or self._is_idle(code, place):
+            is_in_loop = runs_loop or place.is_in_loop
+            where = "event loop" if is_in_loop else "threads without work"
             self._role.idle_ns[where] += waiting_ns
             waiting_ns = 0
         if place.is_outside:
@@ -304,6 +307,12 @@ class _Stacks:
 
 
 _MAIN_MODULES = ("__main__", "__mp_main__")
+
+
+def _runs_event_loop(code: Code, line: int) -> bool:
+    """Whether a line calls an event loop, which has no frames if it is compiled, as uvloop's."""
+    text = linecache.getline(code.file, line)
+    return ".run_until_complete(" in text or ".run_forever(" in text
 
 
 def _module(name: str) -> str:
