@@ -99,6 +99,9 @@ class Layers(StructResult, frozen=True):
     repeated: list[LayerBlock] = msgspec.field(name="blocks")
     what: Annotated[str, one_of(("kernels", "operators"))] | None = msgspec.field(name="blocks_of")
     step: str | None = msgspec.field(name="blocks_in_step")
+    may_be_iterations: bool
+    """Whether the blocks can also be iterations of a loop, because the trace shows no step around
+    them."""
     median_layer: MedianLayer | None
     """The median repetition of the block with the most time."""
     modules: Internal[Modules | None] = msgspec.field(name="every_module")
@@ -119,6 +122,7 @@ class Layers(StructResult, frozen=True):
             repeated=blocks.blocks if blocks else [],
             what=blocks.what if blocks else None,
             step=blocks.step if blocks else None,
+            may_be_iterations=blocks is not None and blocks.step is None,
             median_layer=blocks.median_layer if blocks else None,
             modules=modules,
             blocks=blocks,
@@ -170,8 +174,9 @@ class Layers(StructResult, frozen=True):
         if percent < _LEAST_PERCENT_IN_LINE:
             return ""
         where = "the trace" if self.step is None else shortened(self.step)
+        what = " layers or iterations" if self.may_be_iterations else ""
         return (
-            f"{most.layers:,}, by {most.times:,} repetitions of"
+            f"{most.layers:,}{what}, by {most.times:,} repetitions of"
             f" {most.length:,} {self.blocks.what}, {in_words(most.block_ns.median, 'ns')} each in"
             f" the median: {percent:.1f} % of the {self.blocks.what}' time in {where}"
         )
@@ -203,8 +208,8 @@ class LayerBlock(Figures, frozen=True):
     """Events in each repetition."""
     times: Count
     layers: Count
-    """The number of layers, which exceeds `times` if the first or last layer differs slightly, or
-    if a block contains several layers."""
+    """The number of layers (or iterations), which exceeds `times` if the first or last layer
+    differs slightly, or if a block contains several layers."""
     begin_ns: Ns = msgspec.field(name="time_us")
     """From the start of the trace's window."""
     total_ns: Ns
@@ -703,7 +708,7 @@ def _blocks_table(blocks: Blocks) -> Table:
         blocks.blocks,
         (lambda b: f"{b.length:,} {what} from {shortened(b.first, 40)}", "block", ""),
         ("times", "times", ""),
-        ("layers", "layers", ""),
+        ("layers", "layers" if blocks.step else "layers or iterations", ""),
         ("total_ns", "time", "ns"),
         (lambda block: share(block.total_ns, blocks.total_ns), "of all", "%"),
         ("block_ns.median", "a block", "ns"),
@@ -718,13 +723,13 @@ def _layer_table(blocks: Blocks) -> Table:
     streams = {part.stream for part in layer.parts}
     of_stream: list[Column] = [("stream", "stream", "")] if len(streams) > 1 else []
     return Table.of(
-        "The median layer",
+        "The median layer" if blocks.step else "The median layer or iteration",
         layer.parts,
         ("name", blocks.what.removesuffix("s"), ""),
         *of_stream,
         ("count", "count", ""),
         ("time_ns", "time", "ns"),
-        ("percent", "of the layer's work", "%"),
+        ("percent", "of the layer's work" if blocks.step else "of its work", "%"),
         (lambda part: KINDS[part.kind], "kind", ""),
         note=f"Repetition {layer.number:,} of {layer.times:,}, in the order of time:"
         f" {in_words(layer.dur_ns, 'ns')} from its first event to the next repetition.",

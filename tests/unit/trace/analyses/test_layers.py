@@ -239,6 +239,28 @@ def test_layers_within_a_step(tmp_path: Path) -> None:
     assert [(b.length, b.times) for b in found.blocks.blocks] == [(3, 5)]
 
 
+@pytest.mark.parametrize("in_step", [False, True])
+def test_repetitions_without_a_step_around_them_can_be_iterations(
+    in_step: bool, tmp_path: Path
+) -> None:
+    # GIVEN ten rounds of three kernels, in a step or in a trace without steps
+    program = Program()
+    begin = program.now
+    for _ in range(10):
+        for name in ("randn", "mul", "add"):
+            program.launch(name, 20)
+    program.wait()
+    if in_step:
+        program.event("ProfilerStep#1", "user_annotation", begin, program.now)
+    found = layers_of(program.trace(tmp_path))
+    # THEN only those in a step are layers and nothing else
+    assert found.may_be_iterations is not in_step
+    assert found.line().startswith("10, by 10" if in_step else "10 layers or iterations, by 10")
+    words = [text for table in found.tables() for text, _ in table.columns]
+    words += [table.title for table in found.tables()]
+    assert all("iteration" in each for each in words if "layer" in each) is not in_step
+
+
 @settings(max_examples=examples(200))
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(2, 4), st.integers(1, 3))
 @example([1, 0, 0, 1, 1, 0, 0, 1], 2, 1)  # a block that holds all its elements twice
