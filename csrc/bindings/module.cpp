@@ -104,6 +104,12 @@ void define_hooks(py::module_& module) {
         if (PyErr_Occurred() != nullptr) throw py::error_already_set();
       },
       py::arg("names"));
+  module.def(
+      "calls_set_descriptions",
+      [](const py::object& describe, const py::object& keep_one) {
+        set_descriptions(or_null(describe), or_null(keep_one));
+      },
+      py::arg("describe"), py::arg("keep"));
   module.def("cpu_time_set", [](bool on) { set_cpu_time(on); }, py::arg("on"));
   module.def("system_counts_set", [](bool on) { set_system_counts(on); }, py::arg("on"));
   module.def("hooks_raise_later", [](const py::object& error) { raise_later(error.ptr()); }, py::arg("error"));

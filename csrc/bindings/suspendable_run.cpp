@@ -56,11 +56,15 @@ void SuspendableRun::start() noexcept {
     Recorder::get().lose(kLostMemory);
     on = false;
   }
+  Ref description;
   {
     const Ref args(std::exchange(args_, nullptr));
     const Ref kwargs(std::exchange(kwargs_, nullptr));
+    PyObject* const function = function_ != nullptr ? function_ : Py_None;
     if (on && context_->kind != Kind::kSpan && wants_hooks(*context_))
-      call_ = hooks_enter(*context_, function_ != nullptr ? function_ : Py_None, args.get(), kwargs.get());
+      call_ = hooks_enter(*context_, function, args.get(), kwargs.get());
+    if (on && args && describes_calls() && is_in_request())
+      description = describe_call(*context_, function, args.get(), kwargs.get());
   }
   if (!on) return;
   ThreadState& thread = current_thread();
@@ -75,6 +79,7 @@ void SuspendableRun::start() noexcept {
   span_.begin_ticks = suspended_at_ticks_ = now_ticks();
   open_on_device(thread, span_, device_);
   shown_at_ = Recorder::get().show_detached(span_, thread.thread);
+  if (description) keep_description(span_.id, description.get());
 }
 
 // The frame represents the whole run: under its id, from its start, with its children so far.

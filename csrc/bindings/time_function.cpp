@@ -182,7 +182,7 @@ PyObject* intercepted(PyObject* function, PyObject* const* args, std::size_t nar
   const HeldSpans spans(interception->spans);
   Ref positional, named;
   for (const SpanObject* span : *spans) {
-    if (span->kind == Kind::kSpan || positional) continue;
+    if ((span->kind == Kind::kSpan && !describes_calls()) || positional) continue;
     positional = positional_tuple(args, nargsf);
     named = keyword_dict(args, nargsf, kwnames);
     if (!positional || !named) return nullptr;

@@ -278,8 +278,8 @@ PyObject* timed_coroutine(PyObject*, PyObject* const* args, Py_ssize_t count, Py
   PyObject* const* const passed = args + kOwn;
   const auto passed_count = static_cast<std::size_t>(count - kOwn);
   const bool is_timed = mode_has(span->mask);
-  Ref positional, named;  // for the hooks, which a plain span does not have
-  if (is_timed && span->kind != Kind::kSpan) {
+  Ref positional, named;  // for the hooks, which a plain span does not have, and to describe them
+  if (is_timed && (span->kind != Kind::kSpan || describes_calls())) {
     positional = positional_tuple(passed, passed_count);
     named = keyword_dict(passed, passed_count, kwnames);
     if (!positional || !named) return nullptr;

@@ -9,6 +9,7 @@
 
 #include "stage_names.h"
 #include "stagespan/clock.h"
+#include "stagespan/cut_off.h"
 
 namespace stagespan::python {
 
@@ -20,6 +21,8 @@ bool g_memory_hook = false;
 namespace {
 
 PyObject* g_torch_callback = nullptr;
+PyObject* g_describe = nullptr;
+PyObject* g_keep_description = nullptr;
 
 // Stages by name, or all of them.
 class NamedStages {
@@ -181,6 +184,40 @@ bool wants_hooks(const SpanObject& span) noexcept {
   if (g_hooks.enter == nullptr || span.kind == Kind::kSpan) return false;
   if (span.kind == Kind::kExtended) return is_annotated(span.stage);
   return span.kind == Kind::kDebug || g_memory_hook || span.capture_memory || is_profiled(span.stage);
+}
+
+void set_descriptions(PyObject* describe, PyObject* keep_one) {
+  if (describe == nullptr) g_mode.fetch_or(kModePlainCalls, std::memory_order_relaxed);
+  keep(g_describe, describe);
+  keep(g_keep_description, keep_one);
+  if (describe != nullptr && !is_cut_off()) g_mode.fetch_and(~kModePlainCalls, std::memory_order_relaxed);
+}
+
+bool is_in_request() noexcept {
+  ThreadState& thread = current_thread();
+  if (thread.attention().load(std::memory_order_relaxed) != 0) attend(thread);
+  return thread.scope->request != 0;
+}
+
+Ref describe_call(const SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs) noexcept {
+  const ErrorAside pending;
+  const Ref describe(Py_XNewRef(g_describe));
+  if (!describe || args == nullptr || kwargs == nullptr || Py_IsInitialized() == 0) return Ref();
+  PyObject* const arguments[] = {span.name, function, args, kwargs};
+  Ref description(PyObject_Vectorcall(describe.get(), arguments, 4, nullptr));
+  if (!description) lose_hook_error();
+  raise_kept();
+  return description.get() == Py_None ? Ref() : std::move(description);
+}
+
+void keep_description(std::uint64_t span_id, PyObject* description) noexcept {
+  const ErrorAside pending;
+  const Ref keep_one(Py_XNewRef(g_keep_description)), id(PyLong_FromUnsignedLongLong(span_id));
+  if (!keep_one) return;
+  PyObject* const arguments[] = {id.get(), description};
+  const Ref done(id ? PyObject_Vectorcall(keep_one.get(), arguments, 2, nullptr) : nullptr);
+  if (!done) lose_hook_error();
+  raise_kept();
 }
 
 bool has_room() noexcept {
@@ -366,6 +403,14 @@ Ref keyword_dict(PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   for (Py_ssize_t i = 0; result && kwnames != nullptr && i < PyTuple_GET_SIZE(kwnames); ++i)
     if (PyDict_SetItem(result.get(), PyTuple_GET_ITEM(kwnames, i), values[i]) != 0) return Ref();
   return result;
+}
+
+Ref describe_call(const SpanObject& span, PyObject* function, PyObject* const* args, std::size_t nargsf,
+                  PyObject* kwnames) noexcept {
+  const Ref positional = positional_tuple(args, nargsf);
+  const Ref named = keyword_dict(args, nargsf, kwnames);
+  if (!positional || !named) lose_hook_error();
+  return describe_call(span, function, positional.get(), named.get());
 }
 
 Ref enter_call(SpanObject& span, PyObject* function, PyObject* const* args, std::size_t nargsf,

@@ -120,11 +120,26 @@ Ref keyword_dict(PyObject* const* args, std::size_t nargsf, PyObject* kwnames);
 Ref enter_call(SpanObject& span, PyObject* function, PyObject* const* args, std::size_t nargsf,
                PyObject* kwnames) noexcept;
 
-/// Runs `body`, a call of `function` with these arguments, as one run of a stage. Returns or raises the same as `body`.
+/// Sets the functions that describe the arguments of calls in requests; null to end it. `describe(stage, function,
+/// args, kwargs)` is called before the clock starts, and `keep(span_id, description)` once the id of the run is known,
+/// if the description is not None.
+void set_descriptions(PyObject* describe, PyObject* keep);
+/// Whether the arguments of calls in requests are described. Costs plain calls nothing: it is read with the mask.
+inline bool describes_calls() noexcept { return !mode_has(kModePlainCalls); }
+/// The description of a call, or null: it belongs to no request, or its arguments are not described.
+Ref describe_call(const SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs) noexcept;
+Ref describe_call(const SpanObject& span, PyObject* function, PyObject* const* args, std::size_t nargsf,
+                  PyObject* kwnames) noexcept;
+void keep_description(std::uint64_t span_id, PyObject* description) noexcept;
+
+/// Whether the calling thread is in a request at the moment.
+bool is_in_request() noexcept;
+
+/// Runs `body`, a call of `function` with these arguments, as one run of a stage whose kind is on. Returns or raises
+/// the same as `body`.
 template <class Body>
-STAGESPAN_HOT PyObject* call_timed(SpanObject& span, PyObject* function, PyObject* const* args, std::size_t nargsf,
-                                   PyObject* kwnames, Body&& body) noexcept {
-  if (!mode_has(span.mask)) return body();
+STAGESPAN_HOT PyObject* record_call(SpanObject& span, PyObject* function, PyObject* const* args, std::size_t nargsf,
+                                    PyObject* kwnames, Body&& body) noexcept {
   Ref call;
   if (span.kind != Kind::kSpan) [[unlikely]]
     call = enter_call(span, function, args, nargsf, kwnames);
@@ -150,6 +165,33 @@ STAGESPAN_HOT PyObject* call_timed(SpanObject& span, PyObject* function, PyObjec
   thread.scope = &scope_of(thread, thread.index_of(*frame));
   end_run(thread, span, *frame, result != nullptr ? 0 : kFlagError, result, nullptr);
   return result;
+}
+
+/// The same with a description of the arguments, if the call is in a request.
+template <class Body>
+[[gnu::noinline, gnu::cold]] PyObject* call_described(SpanObject& span, PyObject* function, PyObject* const* args,
+                                                      std::size_t nargsf, PyObject* kwnames, Body&& body) noexcept {
+  if (!is_in_request()) return record_call(span, function, args, nargsf, kwnames, body);
+  const Ref description = describe_call(span, function, args, nargsf, kwnames);
+  const std::uint64_t before = current_thread().next_id;
+  std::uint64_t id = before;
+  PyObject* const result = record_call(span, function, args, nargsf, kwnames, [&] {
+    id = current_thread().next_id;
+    return body();
+  });
+  if (description && id != before) keep_description(id, description.get());
+  return result;
+}
+
+/// Runs `body` as one run of a stage if its kind is on.
+template <class Body>
+STAGESPAN_HOT PyObject* call_timed(SpanObject& span, PyObject* function, PyObject* const* args, std::size_t nargsf,
+                                   PyObject* kwnames, Body&& body) noexcept {
+  if (!mode_has(span.mask | kModePlainCalls)) [[unlikely]] {
+    if (!mode_has(span.mask)) return body();
+    return call_described(span, function, args, nargsf, kwnames, body);
+  }
+  return record_call(span, function, args, nargsf, kwnames, body);
 }
 
 }  // namespace stagespan::python

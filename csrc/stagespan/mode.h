@@ -9,7 +9,8 @@ namespace stagespan {
 enum Mode : std::uint32_t {
   kModeEnabled = 1,
   kModeDebug = 2,
-  kModeDevice = 4,  // a device is attached: spans record events on it
+  kModeDevice = 4,      // a device is attached: spans record events on it
+  kModePlainCalls = 8,  // the arguments of calls in requests are not described; on at the start
 };
 
 /// The switches. Loads are relaxed: a switch takes effect soon, and each span keeps the value it read.

@@ -101,7 +101,7 @@ Recorder::Recorder() : clock_source_(choose_clock(choice(variable("STAGESPAN_CLO
                    get().after_fork();
                    get().cold_.unlock();
                  });
-  g_mode.store(kModeEnabled, relaxed);
+  g_mode.store(kModeEnabled | kModePlainCalls, relaxed);
 }
 
 void Recorder::prepare_arena() {

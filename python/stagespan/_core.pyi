@@ -604,6 +604,15 @@ def hooks_set_contexts(
     exit(call, result, error, span_id, begin_ns, end_ns) -> flags to set on the record.
     """
 
+def calls_set_descriptions(
+    describe: Callable[[str, Any, tuple[Any, ...], dict[str, Any]], object] | None,
+    keep: Callable[[int, Any], object] | None,
+) -> None:
+    """Set the functions that describe the arguments of calls in requests; None to end it:
+    describe(stage, function, args, kwargs) -> description, and keep(span_id, description) unless
+    it is None.
+    """
+
 def hooks_raise_later(error: BaseException) -> None:
     """Raise `error` as soon as the program's own code continues in this thread; in threads other
     than the main one, an exception of its type.

@@ -334,7 +334,7 @@ _ANSWERS: dict[str, Callable[[], Any]] = {
     "request_set_details request_set_context exceptions_keep_messages gauge_set "
     "segment_wait timed_by termination_unwatch termination_await termination_watch_stops "
     "termination_mark_stop termination_before_fork termination_after_fork "
-    "cpu_time_set system_counts_set": lambda: None,
+    "cpu_time_set system_counts_set calls_set_descriptions": lambda: None,
     "is_enabled is_debug recording_is_cut_off termination_watch": bool,
     "request_record_field": lambda: True,
     "segment_now recording_boot": int,
