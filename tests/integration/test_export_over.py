@@ -103,7 +103,7 @@ def test_an_exporter_keeps_what_was_too_slow(folder: Path, tmp_path: Path) -> No
     assert span["median_ns"] < 1e9
     words = " ".join(command_here("requests", str(place), "--id", "slow").stdout.split())
     assert f"slow: {why['ratio']:.1f} x its p90" in words
-    assert "not known: collections of garbage: The process" in words
+    assert "not known: collections of garbage, and signatures: The process" in words
 
 
 def test_a_slow_request_has_at_most_64_kb(tmp_path: Path) -> None:

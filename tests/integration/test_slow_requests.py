@@ -158,7 +158,8 @@ def test_planted_causes_are_named(page: dict[str, Any], planted: str) -> None:
         assert span["cpu_ns"] < 0.9 * span["duration_ns"]
     assert slow["ratio"] > 3
     assert slow["limit"]["compared"] >= 100
-    assert slow["missing"] == []
+    # A block has no signature.
+    assert all("the signature of" in text for text in slow["missing"]), slow["missing"]
     assert span["median_ns"] < span["duration_ns"]
 
 

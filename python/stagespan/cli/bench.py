@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path)
 _OF_NCU = ("count", "csv_file", "report_file", "script", "dry_run")
 """The options that need --ncu."""
+_OF_REQUEST = "id_", "slowest"
+"""The options that need --from-request."""
 
 
 def _schema() -> dict[str, Any]:
@@ -91,6 +93,14 @@ def _schema() -> dict[str, Any]:
     help="Function that returns inputs by name, which are used instead of mock inputs. It is "
     "called for each iteration that needs new inputs.",
 )
+@click.option(
+    "--from-request",
+    metavar="FILE",
+    help="Replay the slow stage of a request that `stagespan export --keep` has kept in a file or "
+    "folder, instead of a stage of a signature file.",
+)
+@click.option("--id", "id_", metavar="ID", help="With --from-request: the id of the request.")
+@click.option("--slowest", is_flag=True, help="With --from-request: the slowest of several.")
 @click.option("--any-callable", is_flag=True, help="Allow a callable other than the captured one.")
 @click.option(
     "--explain", is_flag=True, help="Show which adapters were tried, and why one was chosen."
@@ -123,7 +133,8 @@ def command(
 ) -> None:
     """Replay one iteration of a stage of FILE, time it and profile it.
 
-    FILE is the timing_io_signature.json of a run, or the folder of the run.
+    FILE is the timing_io_signature.json of a run, or the folder of the run. --from-request takes
+    the signature from a kept request instead.
 
     Writes the kernel trace, the kernel breakdown, a script that reproduces both, and the result,
     which `stagespan compare` compares with that of another replay.
@@ -136,15 +147,18 @@ def command(
       stagespan bench out/ --stage denoise --factory my_pipeline:get_stage
       stagespan bench out/denoise_breakdown.json --ncu --factory my_pipeline:get_stage
     """
-    for option in _OF_NCU:
-        if not ncu and ctx.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
-            (flag,) = (one.opts[0] for one in ctx.command.params if one.name == option)
-            raise click.UsageError(f"{flag} needs --ncu.")
+    from_request = options["from_request"]
+    _must_have(ctx, _OF_NCU, "--ncu", has=ncu)
+    _must_have(ctx, _OF_REQUEST, "--from-request", has=from_request is not None)
     of_ncu = {name: options.pop(name) for name in _OF_NCU}
-    is_replayed = not (ncu and _is_measured(source, of_ncu))
-    if is_replayed and source is None:
-        raise click.UsageError("Pass the timing_io_signature.json of a run, or its folder.")
-    replayed = _replayed(str(source), **options) if is_replayed else None
+    is_replayed = from_request is not None or not (ncu and _is_measured(source, of_ncu))
+    if from_request is not None and (source is not None or options["variant"] is not None):
+        raise click.UsageError("--from-request takes neither a FILE besides its own nor --variant.")
+    if is_replayed and source is None and from_request is None:
+        raise click.UsageError(
+            "Pass the timing_io_signature.json of a run, or its folder, or --from-request."
+        )
+    replayed = _replayed(source, **options) if is_replayed else None
     if ncu:
         from stagespan.cli.ncu import kernels_page
 
@@ -172,9 +186,20 @@ def _is_measured(file: str | None, of_ncu: dict[str, Any]) -> bool:
     return is_file or file is None or not (is_folder or kind_of(file) is Kind.SIGNATURES)
 
 
+def _must_have(ctx: click.Context, names: tuple[str, ...], needed: str, *, has: bool) -> None:
+    """Raise click.UsageError if an option was given without the one that it needs."""
+    for name in names:
+        if not has and ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            (flag,) = (one.opts[0] for one in ctx.command.params if one.name == name)
+            raise click.UsageError(f"{flag} needs {needed}.")
+
+
 def _replayed(
-    file: str,
+    file: str | None,
     *,
+    from_request: str | None,
+    id_: str | None,
+    slowest: bool,
     stage_name: str | None,
     factory: str | None,
     step: str | None,
@@ -183,9 +208,10 @@ def _replayed(
     any_callable: bool,
     **settings: Any,
 ) -> HarnessResult:
-    """Replay a stage of a signature file, and return the result."""
+    """Replay a stage of a signature file or of a kept request, and return the result."""
     from rich.console import Console
 
+    from stagespan.cli.kept_stage import kept_stage
     from stagespan.harness.bench import StageBenchHarness
     from stagespan.harness.config import HarnessConfig
     from stagespan.harness.standalone.fit import ReplayError
@@ -197,7 +223,10 @@ def _replayed(
             "Missing option '--factory': MODULE:CALLABLE, a function that returns the loaded stage."
         )
     # Before the stage is loaded, which can take long.
-    signature = _signature(file, stage_name, variant)
+    kept = None
+    if from_request is not None:
+        kept = kept_stage(from_request, id_, stage_name, slowest=slowest)
+    signature = _signature(str(file), stage_name, variant) if kept is None else kept.signature
     console = Console(stderr=True)
     with _log_lines(console), _progress(console) as progress:
         try:
@@ -215,9 +244,13 @@ def _replayed(
             progress=progress,
             **settings,  # the other options have the names of the settings
         )
-        harness = StageBenchHarness.from_signature_file(
-            file, signature.stage_name, stage, config, variant=variant
-        )
+        if kept is None:
+            harness = StageBenchHarness.from_signature_file(
+                str(file), signature.stage_name, stage, config, variant=variant
+            )
+        else:
+            harness = StageBenchHarness(signature, stage, config)
+            harness.live = {"p50_ms": kept.took_ms, "count": 1}
         harness.setup()
         return harness.profile()
 

@@ -12,8 +12,9 @@ from stagespan.errors import SettingsError
 from stagespan.export.kept import Keeper
 from stagespan.export.own import Own
 from stagespan.export.traces import Over, Rules
-from stagespan.export.watching import Watcher, ask_here
+from stagespan.export.watching import WATCH_S, Watcher, ask_here
 from stagespan.process import forks, termination
+from stagespan.signature import watch
 
 _LOGGER = logging.getLogger("stagespan")
 _INTERVAL_S = 1.0
@@ -27,6 +28,7 @@ class Keeping:
         self._own = Own(Rules(one_in=0, failed=False, over=over))
         self._keeper = Keeper(place, most_bytes)
         self._watcher = Watcher(self._own, ask_here)
+        watch.start(WATCH_S)  # a short program ends before the first step
         self._stop = threading.Event()
         self._stepping = threading.Lock()
         self._is_told = False

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stagespan.errors import StagespanError
+from stagespan.pages.amounts import quoted
+from stagespan.pages.escaping import one_line
 from stagespan.recording.asking import Asker
 from stagespan.recording.reading import began_here
-from stagespan.recording.slowness import Collection, Slowness, UsualRuns
-from stagespan.signature import watch
+from stagespan.recording.slowness import Collection, RunSignature, Slowness, UsualRuns
+from stagespan.signature import describe, watch
 
 if TYPE_CHECKING:
     from stagespan.export.requests import Part
     from stagespan.export.totals import Exported
     from stagespan.recording.reading import Recording
+    from stagespan.recording.spans import Span
 
 Answer = dict[str, Any]
 Ask = Callable[["Recording", Answer, bool], Answer]
 """Asks a process to watch, and waits for the answer if the last argument is True."""
-_WATCH_S = 60.0
+WATCH_S = 60.0
 _RENEW_S = 15.0
 _SILENT_S = 10.0
 """A process that did not answer is not asked again for this long."""
@@ -31,7 +34,11 @@ _LONGEST_ROUND_S = 4.0
 """How long one round of questions may take, so that the exporter goes on."""
 _FEWEST_RUNS = 100
 """Of a stage, before it is known what is usual."""
-_COLLECTIONS = "collections of garbage"
+_NOTED = "collections of garbage, and signatures"
+_MOST_SPANS = 16
+"""That a process is asked for: the slow one, and those around it."""
+_SAME_SHARE = 0.8
+"""Of the longest time beyond the usual. Then the inner span is the slow one."""
 
 
 class Watcher:
@@ -61,7 +68,7 @@ class Watcher:
             if is_due and recording.segment_keys:
                 self._asked_s[identity] = now_s
                 with contextlib.suppress(StagespanError):  # it has ended, or others are asking it
-                    self._ask_process(recording, {"seconds": _WATCH_S}, False)
+                    self._ask_process(recording, {"seconds": WATCH_S}, False)
 
     def note(
         self,
@@ -85,7 +92,7 @@ class Watcher:
     def _note_part(self, part: Part, recording: Recording | None, why: str) -> None:
         slowness = part.slowness or Slowness()
         if recording is None:
-            missing = [f"{_COLLECTIONS}, since the process {part.resource.pid} has ended"]
+            missing = [f"{_NOTED}, since the process {part.resource.pid} has ended"]
             part.slowness = msgspec.structs.replace(slowness, missing=missing)
             return
         slowness = msgspec.structs.replace(
@@ -94,24 +101,34 @@ class Watcher:
             neighbours=_neighbours(recording, part),
         )
         answer: Answer = {}
+        slow = _slow_spans(part.spans, slowness.usual)
         if not why:
-            answer, why = self._ask(recording, part)
+            answer, why = self._ask(recording, part, slow)
         if not why and answer["since_ns"] > part.begin_ns:
             why = "the process noted them only from a later time on"
-        missing = [f"{_COLLECTIONS}: {why}"] if why else []
-        known: dict[str, Any] = {}
+        missing = [f"{_NOTED}: {why}"] if why else []
+        known: dict[str, Any] = {"stage": slow[0].stage if slow else None}
         if not why:
             known["collections"] = msgspec.convert(answer["collections"], list[Collection])
             known["collected_ns"] = int(answer["collected_ns"])
+        if not why and (described := answer["described"]) is not None:
+            known["signature"] = _signature(slow, described)
+            if described["why"]:
+                missing.append(f"the signature of {quoted([slow[0].stage])}: {described['why']}")
         part.slowness = msgspec.structs.replace(slowness, **known, missing=missing)
 
-    def _ask(self, recording: Recording, part: Part) -> tuple[Answer, str]:
+    def _ask(self, recording: Recording, part: Part, slow: Sequence[Span]) -> tuple[Answer, str]:
         """Return what a process has noted, or else why it cannot say."""
         identity = recording.identity
         silent_s, why = self._silent.get(identity, (-_SILENT_S, ""))
         if time.monotonic() - silent_s < _SILENT_S:
             return {}, why
-        wish = {"seconds": _WATCH_S, "begin_ns": part.begin_ns, "end_ns": part.end_ns}
+        wish = {
+            "seconds": WATCH_S,
+            "begin_ns": part.begin_ns,
+            "end_ns": part.end_ns,
+            "spans": [span.id for span in slow[:_MOST_SPANS]],
+        }
         try:
             answer = self._ask_process(recording, wish, True)
         except StagespanError as error:
@@ -149,6 +166,39 @@ def _usual(recording: Recording, stages: set[str]) -> dict[str, UsualRuns]:
             work = {unit: total / stage.count for unit, total in stage.work.items()}
             found[name] = UsualRuns(stage.count, int(stage.quantile_ns(0.5)), cpu_ns, work)
     return found
+
+
+def _slow_spans(spans: Sequence[Span], usual: dict[str, UsualRuns]) -> list[Span]:
+    """Return the run that took longest beyond its usual time, and those around it, inside out."""
+    runs = [span for span in spans if span.kind == "execution"]
+    if not runs:
+        return []
+    beyond_ns = {
+        span.id: span.end_ns
+        - span.begin_ns
+        - (usual[span.stage].median_ns if span.stage in usual else 0)
+        for span in runs
+    }
+    most_ns = max(beyond_ns.values())
+    least_ns = min(_SAME_SHARE * most_ns, most_ns)  # it is negative if no run was slow
+    longest = (span for span in runs if beyond_ns[span.id] >= least_ns)
+    slow = [max(longest, key=lambda span: (span.depth, beyond_ns[span.id]))]
+    by_id = {span.id: span for span in runs}
+    while (above := by_id.pop(slow[-1].parent, None)) is not None:
+        slow.append(above)
+    return slow
+
+
+def _signature(slow: Sequence[Span], described: Answer) -> RunSignature | None:
+    """Return the signature that a process has answered with."""
+    if "signature" not in described:
+        return None
+    signature: dict[str, Any] = described["signature"]
+    (span,) = (one for one in slow if one.id == described["span"])
+    inputs = signature["input_signatures"]
+    words = ", ".join(f"{one_line(name)} {describe(node)}" for name, node in inputs.items())
+    took_ns = span.end_ns - span.begin_ns
+    return RunSignature(span.id, span.stage, took_ns, words or "no arguments", signature)
 
 
 def _neighbours(recording: Recording, part: Part) -> int:

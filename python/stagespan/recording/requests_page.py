@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stagespan.pages.amounts import amount, counted, in_words
+from stagespan.pages.amounts import amount, counted, in_words, quoted
 from stagespan.pages.escaping import one_line
 from stagespan.pages.figures import document_schema
 from stagespan.pages.page import Page, Words
@@ -362,7 +362,8 @@ def _notes(slow: SlowFigures) -> list[str]:
         f"kept because it took more than {limit.factor:g} x the {slow.percentile} ({percentile}) of"
         f" the latest {limit.compared:,} requests of its pipeline, whose median is {median}"
     )
-    return [of_others, *(f"not known: {text}" for text in slow.missing)]
+    signatures = (f"signature of {quoted([one.stage])}: {one.words}" for one in slow.signatures)
+    return [of_others, *signatures, *(f"not known: {text}" for text in slow.missing)]
 
 
 def _remarks(figures: RequestFigures) -> list[str]:

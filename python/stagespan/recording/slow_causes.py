@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stagespan.pages.amounts import amount, duration, quoted
 from stagespan.pages.figures import RecordedFigures
-from stagespan.recording.slowness import Limit, Slowness, UsualRuns
+from stagespan.recording.slowness import Limit, RunSignature, Slowness, UsualRuns
 from stagespan.recording.spans import SYSTEM_COUNTS, Span
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class SlowFigures(RecordedFigures, frozen=True):
     the median."""
     collected_ns: int | None
     """How long Python's garbage collector ran in its processes; None if it was not noted."""
+    stage: str | None
+    """The stage that took longest beyond its median."""
+    signatures: list[RunSignature]
+    """That of the run of this stage in each process, or of a run around it."""
     missing: list[str]
 
     @property
@@ -78,8 +82,22 @@ def slow_figures(timeline: Timeline) -> SlowFigures | None:
         timeline.total_ns / max(limit.percentile_ns, 1),
         _causes(timeline, limit, noted),
         sum(known) if known else None,
+        _slow_stage(noted),
+        [slowness.signature for _, slowness in noted if slowness.signature is not None],
         list(dict.fromkeys(text for _, slowness in noted for text in slowness.missing)),
     )
+
+
+def _slow_stage(noted: list[tuple[Stretch, Slowness]]) -> str | None:
+    """Return the stage of all processes that took longest beyond its median."""
+    longest: tuple[int, str | None] = 0, None
+    for stretch, slowness in noted:
+        usual = slowness.usual.get(slowness.stage or "")
+        for span in stretch.spans:
+            if span.stage == slowness.stage:
+                beyond_ns = span.end_ns - span.begin_ns - (0 if usual is None else usual.median_ns)
+                longest = max(longest, (beyond_ns, span.stage), key=lambda one: one[0])
+    return longest[1]
 
 
 def _noted(stretch: Stretch) -> Slowness:

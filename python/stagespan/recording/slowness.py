@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from stagespan.pages.figures import Count, RecordedFigures
@@ -39,6 +41,18 @@ class Collection(RecordedFigures, frozen=True):
     thread: int
 
 
+class RunSignature(RecordedFigures, frozen=True):
+    """The arguments of a call of a decorated function, without values."""
+
+    span: int
+    """The id of the run."""
+    stage: str
+    took_ns: int
+    words: str
+    signature: dict[str, Any]
+    """As the entry of a stage in a signature file."""
+
+
 class Slowness(RecordedFigures, frozen=True):
     """What an exporter has noted about the part of a slow request in one process."""
 
@@ -52,5 +66,10 @@ class Slowness(RecordedFigures, frozen=True):
     """The longest ones meanwhile; None if they were not noted."""
     collected_ns: int | None = None
     """The time of all of them in the request."""
+    stage: str | None = None
+    """The stage that took longest beyond its median; of those that contain each other, the inner
+    one."""
+    signature: RunSignature | None = None
+    """That of its run, or of the run around it that has one."""
     missing: list[str] = msgspec.field(default_factory=list)
     """What is not known, in sentences without a full stop."""

@@ -76,12 +76,17 @@ def receiver_of(function: Callable[..., Any] | None, args: tuple[Any, ...]) -> A
 
 
 def bind_arguments(
-    function: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    function: Callable[..., Any] | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    with_defaults: bool = True,
 ) -> dict[str, Any]:
     """Return arguments by name; ``*args`` is a list under ``"*args"`` (the star and its name).
 
-    Plain defaults are included, so that a replay knows, for example, the number of steps. Never
-    raises an exception: a call with wrong arguments fails by itself a moment later.
+    Plain defaults are included, so that a replay knows, for example, the number of steps; or else
+    arguments that are equal to them are left out, because wrappers pass them too. Never raises an
+    exception: a call with wrong arguments fails by itself a moment later.
     """
     function = undecorated(function)
     parameters = _parameters(function) if function is not None else None
@@ -98,5 +103,8 @@ def bind_arguments(
         bound[name] = value
     if parameters is not None:
         for name, value in parameters.defaults.items():
-            bound.setdefault(name, value)
+            if with_defaults:
+                bound.setdefault(name, value)
+            elif type(bound.get(name)) is type(value) and bound.get(name) == value:
+                bound.pop(name, None)
     return bound

@@ -8,6 +8,7 @@ installed. `stagespan.signature.value_kinds` contains the kinds of values.
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,10 +18,13 @@ from stagespan.pages.redaction import is_secret, names_secret
 from stagespan.signature.storages import SharedStorages
 from stagespan.signature.value_kinds import kind_for
 from stagespan.signature.value_kinds.base import Capture, float_node, integer_node, unreplayable
-from stagespan.signature.value_kinds.scalars import TEXT
+from stagespan.signature.value_kinds.scalars import NUMBERS, TEXT
 
 MAX_DEPTH = 16
 MAX_NODES = 4096
+_SHAPES_US, _TENSOR_US = 80, 7
+"""What the shapes of a call take at most, and a tensor, in µs on an idle core. They are counted by
+values, because the same call takes several times as long on a busy machine."""
 
 
 def capture(value: Any, *, read_values: bool = True, name: str = "") -> Any:
@@ -52,18 +56,40 @@ def capture_arguments(
     return nodes
 
 
+def capture_shapes(arguments: dict[str, Any], *, stage: Any = None) -> dict[str, Any] | None:
+    """Return the nodes of a call's arguments without values: strings become their lengths.
+
+    Of other values only None, True and False are kept, and the names of members of enumerations;
+    numbers become their types. Returns None if there are so many values that it takes more than
+    some 80 µs on an idle core.
+    """
+    walk = _Pass(False, {}, stage, shapes_only=True)
+    try:
+        return {name: walk.node(value, name) for name, value in arguments.items()}
+    except _TakesTooLongError:
+        return None
+
+
+class _TakesTooLongError(BaseException):
+    """No Exception, so that it also ends the pass inside of kinds of values."""
+
+
 class _Pass(Capture):
     def __init__(
         self,
         read_values: bool,
         tensors: dict[int, tuple[str, Any]] | None = None,
         stage: Any = None,
+        *,
+        shapes_only: bool = False,
     ) -> None:
         self.read_values = read_values
-        redaction = settings.get("STAGESPAN_REDACT")
+        redaction = "strings" if shapes_only else settings.get("STAGESPAN_REDACT")
         self.redact = redaction == "strings"
         self._hides_secrets = redaction == "secrets"
+        self.shapes_only = shapes_only
         self.nodes = 0
+        self._left_us = _SHAPES_US
         self._stage = stage
         self.storages = SharedStorages()
         self._above: set[int] = set()  # ids of the containers around the current value
@@ -76,6 +102,10 @@ class _Pass(Capture):
         kind = type(value)
         if value is None or kind is bool:
             return value
+        if self.shapes_only:
+            self._spend(1)
+            if isinstance(value, NUMBERS) and not isinstance(value, enum.Enum):
+                return unreplayable(value, "whose value is not kept")
         if kind is float:
             return float_node(value)
         if kind is int:
@@ -136,8 +166,15 @@ class _Pass(Capture):
         return None if first == path else first
 
     def keep_storage(self, tensor: Any, node: dict[str, Any]) -> None:
-        if self._tensors is not None:
+        if self.shapes_only:
+            self._spend(_TENSOR_US - 1)
+        elif self._tensors is not None:
             self.storages.add(tensor, node)
+
+    def _spend(self, microseconds: int) -> None:
+        self._left_us -= microseconds
+        if self._left_us < 0:
+            raise _TakesTooLongError
 
     @contextlib.contextmanager
     def inside_object(self) -> Iterator[Callable[[], None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from stagespan import _core
@@ -55,7 +56,7 @@ class SignatureHook(Hook):
 
 def _begin(stage: str, arguments: dict[str, Any], call: Call | None = None) -> tuple[str, bool]:
     """Store the signature of these arguments. Returns its key, and whether its shape is new."""
-    stage_object = _stage_of(call)
+    stage_object = None if call is None else stage_of(call.function, call.args)
     nodes = capture_arguments(arguments, read_values=False, stage=stage_object)
     form = key_of(nodes)
     key = STORE.key_for(stage, form, key_of(nodes, sizes=False))
@@ -77,12 +78,12 @@ def _begin(stage: str, arguments: dict[str, Any], call: Call | None = None) -> t
     return key, STORE.begin(signature, form)
 
 
-def _stage_of(call: Call | None) -> Any:
+def stage_of(function: Callable[..., Any] | None, args: tuple[Any, ...]) -> Any:
     """Return the object whose method was called, or the callable object; None for a block."""
-    if call is None or call.function is None:
+    if function is None:
         return None
-    receiver = receiver_of(call.function, call.args)
-    return owner_of(undecorated(call.function)) if receiver is None else receiver
+    receiver = receiver_of(function, args)
+    return owner_of(undecorated(function)) if receiver is None else receiver
 
 
 def _mode_inside(result: Any) -> dict[str, bool]:
@@ -102,7 +103,9 @@ def signature_key(call: Call) -> str:
         if call.function is not None
         else call.inputs or {}
     )
-    return key_of(capture_arguments(arguments, read_values=False, stage=_stage_of(call)))
+    return key_of(
+        capture_arguments(arguments, read_values=False, stage=stage_of(call.function, call.args))
+    )
 
 
 def torch_settings() -> dict[str, Any]:
@@ -115,7 +118,7 @@ def torch_settings() -> dict[str, Any]:
         "inference": bool(torch.is_inference_mode_enabled()),
     }
     autocast: dict[str, str] = {}
-    for device in ("cpu", *DEVICE_TYPES):
+    for device in ("cpu", *DEVICE_TYPES) if has_autocast(torch) else ():
         try:
             if torch.is_autocast_enabled(device):
                 dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
@@ -126,6 +129,12 @@ def torch_settings() -> dict[str, Any]:
         context["autocast"] = autocast
     context.update(_settings(torch))
     return context
+
+
+def has_autocast(torch: Any) -> bool:
+    """Whether autocast may be on for a kind of device on this thread."""
+    ask = getattr(getattr(torch, "_C", None), "_is_any_autocast_enabled", None)
+    return ask is None or bool(ask())
 
 
 def _settings(torch: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _LARGEST_SCANNED = 1 << 24
 def tensor_node(tensor: Any, torch: Any, read_values: bool) -> dict[str, Any]:
     """Return the node of a torch tensor of any layout and device; its class is left out."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    shape = tuple(int(size) for size in tensor.shape)
+    shape = tuple(map(int, tensor.shape))
     signature = TensorSignature(
         shape=shape,
         dtype=dtype,
@@ -30,17 +30,16 @@ def tensor_node(tensor: Any, torch: Any, read_values: bool) -> dict[str, Any]:
     )
     if tensor.layout is not torch.strided:
         return {**signature.to_json(), "layout": str(tensor.layout).removeprefix("torch.")}
-    strides = tuple(int(step) for step in tensor.stride())
     extra: dict[str, Any] = {}
     if not tensor.is_contiguous() and signature.numel:
-        extra["strides"] = strides
+        extra["strides"] = tuple(int(step) for step in tensor.stride())
     if read_values and tensor.numel() and _may_read(tensor, torch):
         try:
             with torch.no_grad():
                 extra.update(_content(tensor, dtype, torch))
         except Exception:  # no kernel for the type, a functorch wrapper, a graph capture, ...
             pass
-    return replace(signature, **extra).to_json()
+    return (replace(signature, **extra) if extra else signature).to_json()
 
 
 def _may_read(tensor: Any, torch: Any) -> bool:

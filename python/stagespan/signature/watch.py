@@ -1,4 +1,4 @@
-"""Watches this process for what makes requests slow: collections of garbage.
+"""Watches this process for what makes requests slow: collections of garbage, and arguments.
 
 Only while a program or an exporter asks for it.
 """
@@ -9,12 +9,14 @@ import gc
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.process import forks
 from stagespan.process.commands import Answer, Work
+from stagespan.signature import described
 
 _LONGEST_WATCH_S = 3600.0
 _KEPT_COLLECTIONS = 4096
@@ -65,6 +67,7 @@ def start(seconds: float) -> None:
     watch = _watch or _Watch()
     watch.until_s = time.monotonic() + seconds
     _watch = watch
+    described.start(seconds)
     if _note_collection not in gc.callbacks:
         gc.callbacks.append(_note_collection)
 
@@ -73,6 +76,7 @@ def stop() -> None:
     """Watch no longer, and forget what was noted."""
     global _watch
     _watch = None
+    described.stop()
     while _note_collection in gc.callbacks:
         gc.callbacks.remove(_note_collection)
 
@@ -89,8 +93,10 @@ def _note_collection(phase: str, info: dict[str, int]) -> None:
         gc.callbacks.pop()
 
 
-def noted(begin_ns: int, end_ns: int) -> Answer:
+def noted(begin_ns: int, end_ns: int, spans: Sequence[int] = ()) -> Answer:
     """Return what was noted between two Unix times.
+
+    It has the signature of the first of these spans that has one.
 
     Raises StagespanError if the process is not watched.
     """
@@ -106,14 +112,15 @@ def noted(begin_ns: int, end_ns: int) -> Answer:
         "since_ns": watch.since_ns,
         "collections": [one._asdict() for one in sorted(longest)],
         "collected_ns": sum(sums_ns),
+        "described": described.noted(list(spans), begin_ns) if spans else None,
     }
 
 
-def watched(seconds: float, begin_ns: int = 0, end_ns: int = 0) -> Work:
+def watched(seconds: float, begin_ns: int = 0, end_ns: int = 0, spans: Sequence[int] = ()) -> Work:
     """Watch for some seconds more, and return what was noted before (see `noted`)."""
     start(seconds)
     yield from ()  # it is done in one turn
-    return noted(begin_ns, end_ns)
+    return noted(begin_ns, end_ns, spans)
 
 
 forks.after_in_child(stop)

@@ -33,6 +33,8 @@ __all__ = ["KINDS", "Kind", "contains_text", "kind_for", "kind_of", "losses", "t
 
 def kind_for(value: Any) -> Kind | None:
     """Return the kind that captures a value; None if no kind can create the value again."""
+    if tensors.is_plain(value):  # at once, because most are
+        return tensors.TENSOR
     return next((kind for kind in KINDS if kind.matches(value)), None)
 
 

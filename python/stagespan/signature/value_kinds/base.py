@@ -35,6 +35,8 @@ class Capture(Protocol):
     """Whether the content of tensors may be read."""
     redact: bool
     """Whether strings, bytes and paths become their lengths."""
+    shapes_only: bool
+    """Whether values are left out, and no operator may run."""
 
     def node(self, value: Any, path: str) -> Any:
         """Return the node of a value of any kind."""

@@ -236,6 +236,8 @@ class _Image(Kind):
 
 
 TEXT = _Text()
+NUMBERS: tuple[type, ...] = (int, float, complex, range, *_Moment.KINDS)
+"""The types of values that are all value, and no structure."""
 KINDS: tuple[Kind, ...] = (
     *(TEXT, SCALAR, _Float(), _Complex(), _Path(), _Bytes(), _Moment(), _Range(), _Slice()),
     _Image(),

@@ -102,6 +102,8 @@ class _Sparse(Kind):
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         torch, layout = torch_module(), _layout(value)
+        if to.shapes_only:
+            return unreplayable(value, "whose form is in its values")
         with torch.no_grad():
             if layout == "sparse_coo":
                 indices, values = value._indices(), value._values()
@@ -167,6 +169,8 @@ class _Nested(Kind):
         return bool(getattr(value, "is_nested", False))
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
+        if to.shapes_only:
+            return unreplayable(value, "whose form is in its values")
         node: Node = {TYPE: self.name, "layout": _layout(value)}
         if node["layout"] == "jagged":
             for part in ("values", "offsets", "lengths"):
@@ -286,6 +290,14 @@ class _Array(Kind):
 
     def form(self, node: Any, sizes: bool) -> list[str]:
         return TENSOR.form(node, sizes)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a tensor of torch's own class in one piece of memory."""
+    torch = torch_module()
+    if torch is None or type(value) is not torch.Tensor:
+        return False
+    return value.layout is torch.strided and not getattr(value, "is_nested", False)
 
 
 TENSOR, SHARED = _Tensor(), _Shared()
