@@ -31,7 +31,6 @@ from stagespan.trace.analyses.idle_time import (
     sums_by_cause,
 )
 from stagespan.trace.analyses.stages import IdleStage, stage_of_idle
-from stagespan.trace.analyses.steps import mostly_filled_by
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.advice import START_UP, Facts, advice_on, steadily
 from stagespan.trace.derived.call_site import CallSites
@@ -39,6 +38,7 @@ from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.device_time import device_rows
 from stagespan.trace.derived.gap_patterns import Pattern, StartUp
 from stagespan.trace.derived.gaps import NAMES, Gaps, IdleParts, early_waits
+from stagespan.trace.derived.host_work import mostly_filled_by
 from stagespan.trace.derived.windows import BaseWindow
 from stagespan.trace.evidence import evidence
 from stagespan.trace.read.model import Trace

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stagespan.trace.analyses.steps import mostly_filled_by
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.call_site import call_sites
 from stagespan.trace.derived.compile_times import compiled_again
@@ -24,6 +23,7 @@ from stagespan.trace.derived.gaps import (
     profiler_time,
     split_idle,
 )
+from stagespan.trace.derived.host_work import mostly_filled_by
 from stagespan.trace.derived.step_ranges import step_begins
 from stagespan.trace.derived.task_queue import origins
 from stagespan.trace.derived.windows import BaseWindow, base_window

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Annotated
@@ -27,15 +26,16 @@ from stagespan.pages.result import (
     share,
     shortened,
 )
+from stagespan.trace.analyses.idle_time import FINISHING, PREPARATION, base_idle
 from stagespan.trace.derived.advice import START_UP
 from stagespan.trace.derived.device import (
     launch_of,
-    launches,
 )
 from stagespan.trace.derived.gaps import early_waiting, profiler_time
+from stagespan.trace.derived.host_work import filled_by, mostly_filled_by
 from stagespan.trace.derived.phases import PHASES, phase_of
 from stagespan.trace.derived.recording_cost import StackCost, stack_cost
-from stagespan.trace.derived.step_ranges import PROFILER_STEP, Source, StepRanges, step_ranges
+from stagespan.trace.derived.step_ranges import Source, StepRanges, step_ranges
 from stagespan.trace.derived.step_times import (
     COMMUNICATING,
     COMPUTATION,
@@ -50,19 +50,13 @@ from stagespan.trace.derived.step_times import (
     step_times,
     steps_without_work,
 )
-from stagespan.trace.derived.threads import TimeIndex, named
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence, window_of
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
-from stagespan.trace.read.view import once
 
 _GAPS_SHOWN = 5
 _GAP_SHARES = Thresholds(50.0, 25.0)
-_FILLS = (0.8, 0.5)
-_HOST = ("cpu_op", "user_annotation", "python_function")
-# Marks of steps cover all, and a frame without its file is of a thread's beginning.
-_NO_PLACE = re.compile(rf"{PROFILER_STEP.pattern}|^<function ")
 
 
 _Part = Annotated[str, one_of([*PARTS, *(part for part in HOST_PARTS if part not in PARTS)])]
@@ -425,9 +419,13 @@ class Edge:
 
 
 def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
-    """Return the time at both edges of the steps; empty without a device."""
-    events, rows = trace.events, times.device_rows
-    if len(rows) == 0:
+    """Return the time at both edges of the steps; empty without a device.
+
+    It is no more than the verdict has: what else the host did there, such as to capture a graph,
+    has causes of its own.
+    """
+    events, rows, of_base = trace.events, times.device_rows, base_idle(trace)
+    if len(rows) == 0 or of_base is None:
         return []
     first = int(rows[np.argmin(events.begin_ns[rows])])
     last = int(rows[np.argmax(events.end_ns[rows])])
@@ -446,53 +444,19 @@ def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
         # The profiler's own time is not the program's, and a wait does not prepare work.
         dur = int((ends - starts - overhead.within(starts, ends)).sum())
         dur -= int(waits.within(starts, ends).sum()) if is_first else 0
+        if of_base.base.steps:
+            dur = min(dur, of_base.by_cause.get(PREPARATION if is_first else FINISHING, 0))
         if dur:
             length = int((ends - starts).sum())
             start = begin - length if is_first else end
             host = filled_by(trace, start, length)
             seen = [evidence(trace, each) for each in (row, host) if each >= 0]
-            most = mostly_filled_by(trace, start, length)
+            # The event that fills most of the edge may not be what the rest of it went into.
+            most = mostly_filled_by(trace, start, length) if 2 * dur > length else -1
             recording = 0 if stacks is None else int(stacks.within(starts, ends).sum())
             name = _name(trace, most)
             edges.append(Edge(is_first, dur, tuple(seen), name, min(recording, dur)))
     return edges
-
-
-def filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
-    """Return the smallest host event that fills most of an interval, or the one that fills most."""
-    found = mostly_filled_by(trace, begin_ns, dur_ns)
-    rows, inside = _on_host_within(trace, begin_ns, dur_ns)
-    return found if found >= 0 or len(rows) == 0 else int(rows[np.argmax(inside)])
-
-
-def mostly_filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
-    """Return the smallest host event that fills at least half of an interval, or -1."""
-    rows, inside = _on_host_within(trace, begin_ns, dur_ns)
-    for least in _FILLS:
-        enough = rows[inside >= least * dur_ns]
-        if len(enough):
-            return int(enough[np.argmin(trace.events.dur_ns[enough])])
-    return -1
-
-
-def _on_host_within(trace: Trace, begin_ns: int, dur_ns: int) -> tuple[Rows, Numbers]:
-    """Return the host events in an interval, and the time of each that is in it."""
-    events = trace.events
-    rows = _host_events(trace).overlapping(begin_ns, begin_ns + dur_ns)
-    inside = np.minimum(events.end_ns[rows], begin_ns + dur_ns) - np.maximum(
-        events.begin_ns[rows], begin_ns
-    )
-    return rows[inside > 0], inside[inside > 0]
-
-
-@once
-def _host_events(trace: Trace) -> TimeIndex:
-    """Return the events of threads that work: others, such as one that reads a pipe, only wait."""
-    events, calls = trace.events, launches(trace)
-    host = (trace.rows_of(_HOST) & ~named(trace, _NO_PLACE)) | calls
-    rows = np.flatnonzero(host)
-    working = np.unique(events.tid[trace.rows_of(["cpu_op"]) | calls])
-    return TimeIndex(trace, rows[np.isin(events.tid[rows], working)] if len(working) else rows)
 
 
 # --- Outliers ---

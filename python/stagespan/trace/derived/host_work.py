@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stagespan.trace.derived.device import launches
 from stagespan.trace.derived.idle_causes import COMMUNICATES, COMPILES, MARKS, loads_data
-from stagespan.trace.derived.threads import ThreadIndex, named
+from stagespan.trace.derived.step_ranges import PROFILER_STEP
+from stagespan.trace.derived.threads import ThreadIndex, TimeIndex, named
 from stagespan.trace.read.intervals import Cover, Intervals, Mask, Numbers, Rows, merged, minus
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -91,3 +93,49 @@ def _inside(around: Cover, begin: Numbers, end: Numbers) -> Mask:
     first, last = around.begin[at], around.end[at]
     inside: Mask = (first <= begin) & (end <= last) & (end - begin < last - first)
     return inside
+
+
+# --- What filled a time ---
+
+
+_FILLS = (0.8, 0.5)
+_HOST = ("cpu_op", "user_annotation", "python_function")
+# Marks of steps cover all, and a frame without its file is of a thread's beginning.
+_NO_PLACE = re.compile(rf"{PROFILER_STEP.pattern}|^<function ")
+
+
+def filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
+    """Return the smallest host event that fills most of an interval, or the one that fills most."""
+    found = mostly_filled_by(trace, begin_ns, dur_ns)
+    rows, inside = _on_host_within(trace, begin_ns, dur_ns)
+    return found if found >= 0 or len(rows) == 0 else int(rows[np.argmax(inside)])
+
+
+def mostly_filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
+    """Return the smallest host event that fills at least half of an interval, or -1."""
+    rows, inside = _on_host_within(trace, begin_ns, dur_ns)
+    for least in _FILLS:
+        enough = rows[inside >= least * dur_ns]
+        if len(enough):
+            return int(enough[np.argmin(trace.events.dur_ns[enough])])
+    return -1
+
+
+def _on_host_within(trace: Trace, begin_ns: int, dur_ns: int) -> tuple[Rows, Numbers]:
+    """Return the host events in an interval, and the time of each that is in it."""
+    events = trace.events
+    rows = _host_events(trace).overlapping(begin_ns, begin_ns + dur_ns)
+    inside = np.minimum(events.end_ns[rows], begin_ns + dur_ns) - np.maximum(
+        events.begin_ns[rows], begin_ns
+    )
+    return rows[inside > 0], inside[inside > 0]
+
+
+@once
+def _host_events(trace: Trace) -> TimeIndex:
+    """Return the events of threads that work: others, such as one that reads a pipe, only wait."""
+    events, calls = trace.events, launches(trace)
+    host = (trace.rows_of(_HOST) & ~named(trace, _NO_PLACE)) | calls
+    rows = np.flatnonzero(host)
+    working = np.unique(events.tid[trace.rows_of(["cpu_op"]) | calls])
+    return TimeIndex(trace, rows[np.isin(events.tid[rows], working)] if len(working) else rows)

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import unstated
+from commands import checked, unstated
 from planted import Program
 
 from stagespan.pages.amounts import in_words
 from stagespan.pages.result import Finding
+from stagespan.trace.analyses.steps import Steps
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import analyze
 
@@ -179,6 +180,22 @@ def test_capturing_a_graph_is_told_as_such(again: bool, tmp_path: Path) -> None:
     assert found.results["verdict"].to_dict()["verdict"] == "device-busy"
     (finding,) = [each for each in found.findings() if each.code == "idle.start_up"]
     assert "the host captured a device graph" in finding.text
+
+
+def test_a_capture_at_the_end_of_a_step_is_not_its_end_as_well(tmp_path: Path) -> None:
+    # GIVEN a step of 5 ms of work, in which the host then captures a graph for 20 ms
+    program = cold(20, busy=40, capture=20_000)
+    program.event("ProfilerStep#1", "user_annotation", 1_000, program.now)
+    found = analyze(program.trace(tmp_path))
+    parts = found.results["verdict"].to_dict()["parts_us"]
+    assert parts["graph_capture"] == pytest.approx(20_555, abs=100)
+    # THEN the time after the last work has one finding, and is no gain
+    codes = [each.code for each in found.findings()]
+    assert "idle.start_up" in codes
+    assert "steps.after_device" not in codes
+    assert found.won_together_ns() < 5_000 * US
+    (edge,) = [each for each in checked(found.results["steps"], Steps).edges if not each.first]
+    assert edge.dur_ns == parts["finishing"] * US
 
 
 def test_compiling_before_the_first_work_is_told_once(tmp_path: Path) -> None:
