@@ -250,6 +250,29 @@ def test_a_request_that_never_ends(folder: Path) -> None:
     check_sums(list(ended.values()))
 
 
+# --- many -----------------------------------------------------------------------------------------
+
+MANY_ALIKE = """
+    import stagespan
+    for i in range(3000):
+        with stagespan.request(f"id-{i}"), stagespan.span(f"stage {i % 7}") as span:
+            span.add(items=i)
+            with stagespan.extract(stagespan.inject(queue="q")), stagespan.span("inner"):
+                pass
+    print("ready", flush=True)
+    input()
+"""
+
+
+def test_sums_of_more_requests_than_are_summed_at_once(folder: Path) -> None:
+    process = started(MANY_ALIKE, STAGESPAN_REQUESTS="8192", STAGESPAN_RING_SPANS="16384")
+    (path,) = (one.path for one in recordings_in(folder))
+    found = timelines([recording.open(path)])
+    end(process)
+    assert len(found) == 3000
+    check_columns(found)
+
+
 # --- more requests than entries -------------------------------------------------------------------
 
 WORKER_OF_MANY = """

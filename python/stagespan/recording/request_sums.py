@@ -24,6 +24,8 @@ _EXECUTION, _QUEUE = ORDER.index("execution"), ORDER.index("queue")
 _LARGEST = 1 << 62
 _Columns = dict[str, NDArray[np.int64]]
 _NO_BATCH = -1
+_AT_ONCE = 2048
+"""Requests, or stages of requests, whose time is divided at once."""
 _OF_SPANS = (
     *("name", "kind", "level", "begin", "end"),
     *("segment", "process", "row", "size", "share_ns"),
@@ -103,7 +105,7 @@ class RequestSums:
         own, at = own[has_spans], at[has_spans]
         counts = firsts[at + 1] - firsts[at]
         rows = _ranges(firsts[at], counts)
-        found = self._read(process, process.rows[rows])
+        found = self._read(process, process.rows, rows)
         found |= {
             "segment": np.repeat(own, counts),
             "process": np.full(len(rows), place),
@@ -123,7 +125,7 @@ class RequestSums:
         segments, rows, sizes, places = (
             _integers(column) for column in (zip(*served, strict=True) if served else [()] * 4)
         )
-        found = self._read(process, process.batches[rows])
+        found = self._read(process, process.batches, rows)
         share_ns, rest_ns = np.divmod(found["end"] - found["begin"], np.maximum(sizes, 1))
         return found | {
             "segment": segments,
@@ -133,20 +135,18 @@ class RequestSums:
             "share_ns": share_ns + (places < rest_ns),
         }
 
-    def _read(self, process: Process, rows: NDArray[np.void]) -> _Columns:
+    def _read(self, process: Process, spans: NDArray[np.void], rows: NDArray[np.intp]) -> _Columns:
         """Return the columns of spans, with times of the process's clock as `spans.made` has."""
         names = _integers([self._name(name) for name in process.recording.stage_names()])
-        begin = rows["begin_ns"] - process.offset_ns
-        end = np.where(
-            rows["end_ns"] == OPEN_NS,
-            np.maximum(begin, process.last_ns),
-            rows["end_ns"] - process.offset_ns,
-        )
-        is_queue = kinds_of(rows) == KINDS.index("queue")
+        begin, ends_ns = spans["begin_ns"][rows] - process.offset_ns, spans["end_ns"][rows]
+        is_open = ends_ns == OPEN_NS
+        end = ends_ns - process.offset_ns
+        end[is_open] = np.maximum(begin[is_open], process.last_ns)
+        is_queue = kinds_of(spans)[rows] == KINDS.index("queue")
         return {
-            "name": names[rows["stage"]] if len(names) else _integers(()),
+            "name": names[spans["stage"][rows]] if len(names) else _integers(()),
             "kind": np.where(is_queue, _QUEUE, _EXECUTION),
-            "level": rows["depth"].astype(np.int64),
+            "level": spans["depth"][rows].astype(np.int64),
             "begin": begin,
             "end": end,
         }
@@ -157,23 +157,42 @@ class RequestSums:
     def _divided(self) -> tuple[dict[tuple[str, str], int], NDArray[np.int64]]:
         """The time of each kind and name, and the rows that `_core.divide_requests` fills."""
         owners: dict[tuple[str, str], int] = {}
-        parts = self._columns_of_parts(owners)
-        requests = np.empty((2, len(self.timelines)), np.int64)
+        owned_ns: Counter[int] = Counter()
+        count = len(self.timelines)
+        requests = np.empty((2, count), np.int64)
         roots = [one.segments[0] for one in self.timelines]
         offsets_ns = _integers([root.process.offset_ns for root in roots])
         requests[0] = _integers([one.begin_ns for one in self.timelines]) - offsets_ns
         requests[1] = _integers([root.end_ns for root in roots])
-        owned = np.zeros(len(owners), np.int64)
-        outside = np.zeros((3, len(self.timelines)), np.int64)
-        _core.divide_requests(parts, requests, owned, outside)
-        where = {key: int(owned[owner]) for key, owner in owners.items() if owned[owner]}
-        return where, outside
+        outside = np.zeros((3, count), np.int64)
+        # The parts of all requests at once would take more memory than the spans.
+        for first in range(0, count, _AT_ONCE):
+            some = slice(first, min(first + _AT_ONCE, count))
+            parts = self._columns_of_parts(some, owners)
+            owned, own_outside = np.zeros(len(owners), np.int64), outside[:, some].copy()
+            _core.divide_requests(parts, requests[:, some].copy(), owned, own_outside)
+            outside[:, some] = own_outside
+            owned_ns.update(dict(enumerate(owned.tolist())))
+        return {key: owned_ns[owner] for key, owner in owners.items() if owned_ns[owner]}, outside
 
-    def _columns_of_parts(self, owners: dict[tuple[str, str], int]) -> NDArray[np.int64]:
-        """Return what `_core.divide_requests` takes, and add the owners of the parts."""
+    @cached_property
+    def _by_segment(self) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """The rows of spans that are in `where`, ordered by their segment, and that of each."""
+        segments, of = self._segments, self._spans["segment"]
+        is_shown = (segments["is_placed"] != 0) & (segments["is_discarded"] == 0)
+        rows = np.flatnonzero(is_shown[of])
+        rows = rows[of[rows].argsort(kind="stable")]
+        return rows, of[rows]
+
+    def _columns_of_parts(
+        self, some: slice, owners: dict[tuple[str, str], int]
+    ) -> NDArray[np.int64]:
+        """Return what `_core.divide_requests` takes of some requests, and add the owners."""
+        segments, spans = self._segments, self._spans
+        first, last = np.searchsorted(segments["request"], (some.start, some.stop)).tolist()
         hops = []
-        place = 0
-        for at, timeline in enumerate(self.timelines):
+        place = first
+        for at, timeline in enumerate(self.timelines[some]):
             for stretch in timeline.segments:
                 for part in _parts_of_hops(stretch, timeline.segments[0]):
                     owner = owners.setdefault((part.kind, part.name), len(owners))
@@ -182,32 +201,28 @@ class RequestSums:
                 place += 1
         columns = zip(*hops, strict=True) if hops else iter([()] * 9)
         of_hops = [_integers(column) for column in columns]
-        spans, segments = self._spans, self._segments
-        of = spans["segment"]
-        is_shown = (segments["is_placed"] != 0) & (segments["is_discarded"] == 0)
-        chosen = np.flatnonzero(is_shown[of])
-        of = of[chosen]
-        count = len(self._names)
-        pairs, pair_of = np.unique(
-            spans["kind"][chosen] * count + spans["name"][chosen], return_inverse=True
-        )
+        all_rows, all_segments = self._by_segment
+        inside = slice(*np.searchsorted(all_segments, (first, last)).tolist())
+        rows, of = all_rows[inside], all_segments[inside]
         names = list(self._names)
+        pairs, pair_of = np.unique(
+            spans["kind"][rows] * len(names) + spans["name"][rows], return_inverse=True
+        )
         codes = _integers(
             [
-                owners.setdefault((ORDER[pair // count], names[pair % count]), len(owners))
+                owners.setdefault(
+                    (ORDER[pair // len(names)], names[pair % len(names)]), len(owners)
+                )
                 for pair in pairs.tolist()
             ]
         )
-        offset_ns, begin = segments["offset_ns"][of], spans["begin"][chosen]
+        offset_ns, begin = segments["offset_ns"][of], spans["begin"][rows]
         of_spans = (
-            *(of, segments["request"][of], spans["kind"][chosen], segments["depth"][of]),
-            *(spans["level"][chosen], begin, codes[pair_of], begin + offset_ns),
-            spans["end"][chosen] + offset_ns,
+            *(of, segments["request"][of] - some.start, spans["kind"][rows], segments["depth"][of]),
+            *(spans["level"][rows], begin, codes[pair_of], begin + offset_ns),
+            spans["end"][rows] + offset_ns,
         )
-        both = np.empty((len(of_spans), len(of_hops[0]) + len(of)), np.int64)
-        for row, *pair in zip(both, of_hops, of_spans, strict=True):
-            np.concatenate(pair, out=row)
-        del of_spans, begin
+        both = np.stack([np.concatenate(pair) for pair in zip(of_hops, of_spans, strict=True)])
         # The hops of a segment come before its spans, as in `Timeline.parts`.
         return np.ascontiguousarray(both[1:, both[0].argsort(kind="stable")])
 
@@ -336,14 +351,17 @@ class RequestSums:
         name, begin, end = (spans[column][chosen] for column in ("name", "begin", "end"))
         _, firsts, of_group = np.unique(group[order], return_index=True, return_inverse=True)
         running_ns, any_ns = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
-        if len(chosen):
-            np.add.at(running_ns, name, end - begin)
+        np.add.at(running_ns, name, end - begin)
+        bounds = np.append(firsts, len(chosen))
+        for first in range(0, len(firsts), _AT_ONCE):
+            last = min(first + _AT_ONCE, len(firsts))
+            at, rows = firsts[first:last] - firsts[first], slice(bounds[first], bounds[last])
             # Each stage of a request is divided by itself, so it gets the time in which it ran.
-            times = np.minimum.reduceat(begin, firsts), np.maximum.reduceat(end, firsts)
-            none = np.zeros(len(name), np.int64)
-            parts = np.stack((of_group, none, none, none, none, name, begin, end))
-            outside = np.zeros((3, len(firsts)), np.int64)
-            _core.divide_requests(parts, np.stack(times), any_ns, outside)
+            times = np.minimum.reduceat(begin[rows], at), np.maximum.reduceat(end[rows], at)
+            none = np.zeros(rows.stop - rows.start, np.int64)
+            own = of_group[rows] - first, none, none, none, none, name[rows], begin[rows], end[rows]
+            outside = np.zeros((3, len(at)), np.int64)
+            _core.divide_requests(np.stack(own), np.stack(times), any_ns, outside)
         found = zip(names, running_ns.tolist(), any_ns.tolist(), strict=True)
         return {name: running / any_ for name, running, any_ in found if any_}
 

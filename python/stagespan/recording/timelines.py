@@ -458,9 +458,10 @@ class Process:
             if one["received_ns"] is not None and one["begin_ns"] is not None
         }
         numbers, ends_ns = rows["request"][waits].tolist(), rows["end_ns"][waits].tolist()
-        is_other = imports.load("numpy").ones(len(rows), bool)
-        is_other[waits] = [one not in entered for one in zip(numbers, ends_ns, strict=True)]
-        others: NDArray[np.void] = rows[is_other]
+        is_entry = [one in entered for one in zip(numbers, ends_ns, strict=True)]
+        if not any(is_entry):
+            return rows
+        others: NDArray[np.void] = imports.load("numpy").delete(rows, waits[is_entry])
         return others
 
     def _open_numbers(self) -> set[int]:
