@@ -62,7 +62,7 @@ def test_a_trace_for_perfetto_is_strictly_valid(folder: Path, tmp_path: Path) ->
     end(process)
     found = recording.open(process.pid)
     path = tmp_path / "trace.json"
-    path.write_text(dump.as_perfetto(found))
+    path.write_bytes(b"".join(dump.as_perfetto(found)))
     spans = found.spans()
     expected = Counter(found.stage_names()[stage] for stage in spans["stage"].tolist())
     expected.update(span["stage"] for span in found.open_spans())

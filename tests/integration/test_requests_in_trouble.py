@@ -127,7 +127,7 @@ def test_damaged_requests_are_read_with_totals_that_close(
             check_sums(requests)
             request_figures.stages(RequestSums(requests)), request_figures.hand_offs(requests)
             summary.load([found])
-            check(json.loads(dump.as_perfetto(found)))
+            check(json.loads(b"".join(dump.as_perfetto(found))))
 
 
 # --- copies ---------------------------------------------------------------------------------------

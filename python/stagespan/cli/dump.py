@@ -64,9 +64,10 @@ def command(
 
     target = output or "-"
     if job is not None:
-        write_to(target, dump.as_perfetto(*jobs.processes(job, spans=True)))
+        recordings = jobs.processes(job, spans=True)
     else:
-        write_to(target, dump.FORMATS[format_](finding.open_recording(str(recording))))
+        recordings = [finding.open_recording(str(recording))]
+    write_to(target, dump.FORMATS[format_](*recordings))
 
 
 def add_to(trace: Path, recording: str | None, output: Path | None) -> None:

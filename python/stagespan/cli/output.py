@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import click
 
 from stagespan.errors import StagespanError
-from stagespan.process.files import json_bytes, write_whole
+from stagespan.process.files import json_bytes, whole_file
 
 if TYPE_CHECKING:
     from stagespan.pages.page import Page
@@ -190,29 +191,40 @@ def _split(arg: str, option: str) -> list[str]:
     return [option, arg.removeprefix(f"{option}=")] if arg.startswith(f"{option}=") else [arg]
 
 
-def write_to(file: str, text: str | bytes) -> None:
-    """Write text or bytes to a file, completely or not at all; ``-`` is standard output.
+def write_to(file: str, content: str | bytes | Iterator[bytes]) -> None:
+    """Write text or bytes, also in parts, to a file completely or not at all.
 
-    The file is compressed if its name ends with ``.gz``.
+    ``-`` is standard output. The file is compressed if its name ends with ``.gz``.
 
-    Raises StagespanError if the file cannot be written, or if bytes would go to a terminal.
+    Raises StagespanError if the file cannot be written, or if bytes would go to a terminal; parts
+    are those of text.
     """
-    if file == "-" and isinstance(text, bytes) and sys.stdout.isatty():
+    if file == "-" and isinstance(content, bytes) and sys.stdout.isatty():
         raise StagespanError("A binary format cannot be shown on a terminal: pass a file with -o.")
 
     if file == "-":
-        click.echo(text, nl=False)
+        for part in [content] if isinstance(content, str | bytes) else content:
+            click.echo(part, nl=False)
         return
-    if file.endswith(".gz"):
-        import gzip
-
-        text = gzip.compress(text if isinstance(text, bytes) else text.encode(), mtime=0)
+    raw = content.encode() if isinstance(content, str) else content
+    parts = [raw] if isinstance(raw, bytes) else raw
     try:
-        write_whole(file, text)
+        with whole_file(file) as target, _writer(target, file) as writer:
+            for part in parts:
+                writer.write(part)
     except OSError as error:
         raise StagespanError(
             f"{file} cannot be written ({error.strerror or error}): choose another file."
         ) from error
+
+
+def _writer(target: BinaryIO, name: str) -> AbstractContextManager[Any]:
+    """Return what writes to an open file, compressed if its name says so."""
+    if not name.endswith(".gz"):
+        return nullcontext(target)
+    import gzip
+
+    return gzip.GzipFile("", "wb", fileobj=target, mtime=0)
 
 
 def print_json(page: dict[str, Any]) -> None:

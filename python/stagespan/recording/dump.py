@@ -130,8 +130,8 @@ def as_parquet(recording: Recording) -> bytes:
 # --- Perfetto -------------------------------------------------------------------------------------
 
 
-def as_perfetto(*recordings: RequestSource) -> str:
-    """Return a trace for https://ui.perfetto.dev of the spans of one or several processes.
+def as_perfetto(*recordings: RequestSource) -> Iterator[bytes]:
+    """Yield a trace for https://ui.perfetto.dev of the spans of one or several processes, in parts.
 
     It has the tracks of a `TimeLine`, with arrows along each request and its hops.
     """
@@ -142,12 +142,14 @@ def as_perfetto(*recordings: RequestSource) -> str:
         "otherData": {"stagespan": line.identity},
         "traceEvents": [],
     }
+    yield json_bytes(page).removesuffix(b"]}")
     events = _events(line)
+    separator = b""
     # Events become text in groups, because their objects are many times as large.
-    groups = iter(lambda: list(itertools.islice(events, _EVENTS_AT_ONCE)), [])
-    texts = [json_bytes(group)[1:-1].decode() for group in groups]
-    head = json_bytes(page).decode().removesuffix("]}")
-    return f"{head}{','.join(texts)}]}}\n"
+    while group := list(itertools.islice(events, _EVENTS_AT_ONCE)):
+        yield separator + json_bytes(group)[1:-1]
+        separator = b","
+    yield b"]}\n"
 
 
 _EVENTS_AT_ONCE = 4096
@@ -155,33 +157,38 @@ _EVENTS_AT_ONCE = 4096
 
 def _events(line: TimeLine) -> Iterator[dict[str, Any]]:
     """Yield the events of a trace: names, slices, and the arrows between them."""
-    base_ns, tids = line.base_ns, line.tids.tolist()
+    base_ns = line.base_ns
     for pid, label in line.process_names.items():
         yield _name("process_name", pid, 0, label)
     for (pid, tid), label in line.track_names.items():
         yield _name("thread_name", pid, tid, label)
-    slices = {name: line.slices[name].tolist() for name in line.slices.dtype.names or ()}
     arguments = list(map(_Arguments, line.processes))
-    for i in line.order.tolist():
-        process = bisect_right(line.first_slices, i) - 1
-        yield {
-            "ph": "X",
-            "cat": CATEGORIES[slices["category"][i]],
-            "name": line.names[slices["name"][i]],
-            "pid": slices["pid"][i],
-            "tid": tids[i],
-            "ts": (slices["begin_ns"][i] - base_ns) / 1e3,
-            "dur": (slices["end_ns"][i] - slices["begin_ns"][i]) / 1e3,
-            "args": arguments[process].of(i - line.first_slices[process]),
-        }
+    for first in range(0, len(line.order), _EVENTS_AT_ONCE):
+        rows = line.order[first : first + _EVENTS_AT_ONCE]
+        names = ("category", "name", "pid", "begin_ns", "end_ns")
+        columns = (line.slices[name][rows].tolist() for name in names)
+        found = zip(rows.tolist(), line.tids[rows].tolist(), *columns, strict=True)
+        for i, tid, category, name, pid, begin_ns, end_ns in found:
+            process = bisect_right(line.first_slices, i) - 1
+            yield {
+                "ph": "X",
+                "cat": CATEGORIES[category],
+                "name": line.names[name],
+                "pid": pid,
+                "tid": tid,
+                "ts": (begin_ns - base_ns) / 1e3,
+                "dur": (end_ns - begin_ns) / 1e3,
+                "args": arguments[process].of(i - line.first_slices[process]),
+            }
     del arguments
+    pids, tids = line.slices["pid"].tolist(), line.tids.tolist()
     ways = [
         _Way(process, first)
         for process, first in zip(line.processes, line.first_slices, strict=True)
     ]
     flows = (flow for way in ways for flow in way.flows())
     for number, flow in enumerate(itertools.chain(flows, _hop_flows(ways)), 1):
-        places = [(slices["pid"][i], tids[i], (at_ns - base_ns) / 1e3) for at_ns, i in flow]
+        places = [(pids[i], tids[i], (at_ns - base_ns) / 1e3) for at_ns, i in flow]
         yield from _arrows(number, places)
 
 
@@ -367,7 +374,7 @@ def _encoded(page: dict[str, Any]) -> str:
     return json_bytes(page).decode() + "\n"
 
 
-FORMATS: dict[str, Callable[[Recording], str | bytes]] = {
+FORMATS: dict[str, Callable[..., str | bytes | Iterator[bytes]]] = {
     "perfetto": as_perfetto,
     "csv": as_csv,
     "json": as_json,
