@@ -240,7 +240,8 @@ RECORDED = ROOT / "tests/programs/served_requests.py"
 def recording_sources() -> str:
     """Return what the look of the page of a recording depends on."""
     folder = ROOT / "python/stagespan/pages/html"
-    sources = [RECORDED, *(folder / name for name in ("page.css", "page.html"))]
+    result = ROOT / "python/stagespan/recording/process_page.py"
+    sources = [RECORDED, result, *(folder / name for name in ("page.css", "page.html"))]
     return "\n".join(path.read_text("utf-8") for path in sources)
 
 

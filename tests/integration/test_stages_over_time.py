@@ -57,6 +57,18 @@ def test_the_page_shows_percentiles_over_time(folder: Path, tmp_path: Path) -> N
     assert load["p50_ns"] == [pytest.approx(3_000_000, abs=1)]
 
 
+def test_the_page_has_the_latest_spans_in_a_table_and_not_above_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    process = started(NESTED)
+    text = command_here("show", str(process.pid), "--markdown").stdout
+    page = tmp_path / "page.html"
+    command_here("show", str(process.pid), "--html", str(page))
+    end(process)
+    assert len(rows(text, "Latest spans of each thread")) > 0
+    assert not [line for line in data_of(page.read_text())["lines"] if "inner" in line]
+
+
 def test_the_page_says_how_many_runs_it_has(folder: Path) -> None:
     process = started(f"""
         import stagespan, time

@@ -46,9 +46,9 @@ class ProcessState(Result):
         """Return what is known of the process."""
         return self._figures
 
-    def head(self) -> list[Block]:
-        """Return the facts, the open stages of each thread, the open requests and the stages."""
-        recording, figures = self.recording, self._figures
+    def facts(self) -> list[str]:
+        """Return lines about where the process ran, and when."""
+        recording = self.recording
         facts = [f"host {recording.host}", f"pipeline {recording.pipeline}"]
         if recording.rank is not None:
             of = f" of {recording.world_size}" if recording.world_size else ""
@@ -56,9 +56,13 @@ class ProcessState(Result):
         if recording.job:
             facts.append(f"job {recording.job}")
         times = f"first span {clock(recording.begin_ns)}, last event {clock(recording.last_ns)}"
+        return [", ".join(facts), times]
+
+    def head(self) -> list[Block]:
+        """Return the facts, the open stages of each thread, the open requests and the stages."""
+        figures = self._figures
         lines = [
-            f"  {', '.join(facts)}",
-            f"  {times}",
+            *(f"  {fact}" for fact in self.facts()),
             "",
             "Threads",
             *([] if figures.threads else ["  none"]),
@@ -240,6 +244,10 @@ class ProcessPage(Page):
     def headline(self) -> str:
         """Return the process and how it ended."""
         return f"{self.name()} {ending(self.recording)}."
+
+    def lines(self) -> list[str]:
+        """Return the facts; tables show the threads."""
+        return self._state.facts()
 
     def caveat(self) -> str | None:
         """Return the problems of the recording."""
