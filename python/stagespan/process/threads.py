@@ -20,7 +20,7 @@ def native_id(thread: threading.Thread) -> int | None:
     """Return the system's id of a thread; None if it has not started.
 
     Unlike `threading.Thread.native_id`, it is right in a forked child: Python, 3.13.0 included,
-    keeps the id there that the main thread had in the parent.
+    keeps the id there that the main thread had in the parent. Only multiprocessing sets it again.
     """
     kept = thread.native_id
     is_of_parent = thread is threading.main_thread() and not os.path.exists(
