@@ -46,11 +46,13 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 def cpu_s(command: list[str], folder: Path) -> float:
     """Return the CPU time of a command and its children. Ends this program if the command fails."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "STAGESPAN_RECORDING_DIR": ""}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages are compiled
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         command,
         cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "STAGESPAN_RECORDING_DIR": ""},
+        env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -76,6 +78,8 @@ def main() -> int:
         for peer in missing:
             del started[peer]
             print(f"skipped, because it is not installed: {peer}", file=sys.stderr)
+        for command in started.values():
+            cpu_s([*command, str(_SCRIPT), "1"], Path(name))  # compiles what it imports
         for _ in range(options.turns):
             for sampler, command in started.items():
                 call = [*command, str(_SCRIPT), str(options.epochs)]
