@@ -282,8 +282,8 @@ class Verdict(StructResult, frozen=True):
     def bar(self) -> Bar:
         """The parts of the time, which sum to `whole_ns`.
 
-        Preparation, the time after the last work, and what is never the verdict count as idle time
-        if they are short.
+        Preparation and the time after the last work count as idle time if they are short, and what
+        is never the verdict if the headline does not begin with it.
         """
         if not self.on_device:
             busy = [
@@ -296,7 +296,7 @@ class Verdict(StructResult, frozen=True):
             return Bar("Host", [part for part in parts if part.time_ns])
         parts_busy = [BarPart(name, self.parts_ns.get(name, 0), name) for name in BUSY_PARTS]
         times = [(word, self.parts_ns.get(name, 0)) for name, word in _DRAWN]
-        times += [(words[0], self.times_ns.get(part, 0)) for part, words in _NEVER.items()]
+        times += [(_NEVER[part][0], self.times_ns[part]) for part in self.leading()]
         edges = [
             BarPart(word, time, "idle")
             for word, time in times

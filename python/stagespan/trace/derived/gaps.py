@@ -242,7 +242,8 @@ class _HostActivity:
         """Yield the intervals of each of _CLASSES. One at a time, because they take much memory."""
         overhead = trace.rows_of(["overhead"])
         loads = named(trace, causes.LOADS_KERNELS)
-        marks = trace.rows_of(["user_annotation", "cpu_op"])
+        # The mark of a step is around all that happens in it, and shows nothing of it.
+        marks = trace.rows_of(["user_annotation", "cpu_op"]) & ~named(trace, causes.STEP_MARKS)
         frames = trace.rows_of(["python_function"])
         yield self._captures(trace, calls)
         yield self._cover(waits)

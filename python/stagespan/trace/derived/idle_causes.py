@@ -181,6 +181,8 @@ _LOADS_DATA = re.compile(
 _LOADS_DATA_FRAME = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$")
 MARKS = re.compile(r"#")
 """Annotations, which are operators in old traces: ProfilerStep#1, Optimizer.step#SGD.step."""
+STEP_MARKS = re.compile(r"^ProfilerStep[#*]")
+"""The profiler's annotations of whole steps."""
 COMPILES = re.compile(r" \(dynamo_timed\)$")
 _COMPILES_FRAME = re.compile(
     r"triton/compiler/compiler\.py\(\d+\): compile$"

@@ -18,7 +18,7 @@ from stagespan.pages.amounts import counted
 from stagespan.pages.result import shortened
 from stagespan.trace.derived.chains import passes_nothing_on
 from stagespan.trace.derived.device import COMPUTE, device_work, launch_of, launches, streams
-from stagespan.trace.derived.idle_causes import MARKS
+from stagespan.trace.derived.idle_causes import MARKS, STEP_MARKS
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.derived.threads import named, outermost, threads
 from stagespan.trace.derived.trees import tree_of
@@ -127,7 +127,7 @@ def _runs(same: NDArray[np.bool_], least: int) -> list[tuple[int, int]]:
 
 
 Source = Literal["profiler", "annotation", "optimizer", "operators", "kernels"]
-PROFILER_STEP = re.compile(r"^ProfilerStep[#*]")
+PROFILER_STEP = STEP_MARKS
 # The annotations of steps in vLLM and SGLang.
 _SERVER_STEP = re.compile(r"^execute_(?:\d+_)?(?:context|generation)_\d+|^step\[")
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")

@@ -569,3 +569,27 @@ def test_a_stage_and_the_whole_trace_have_one_common_finding(real: Callable[[str
     findings = analyze(real("cuda_b200_vllm_eager"), ["idle", "stages"]).findings()
     assert [f.code for f in findings if "launch" in f.code] == ["idle.launch"]
     assert any("execute_context" in each.event for each in findings[0].evidence)
+
+
+@pytest.mark.parametrize("mark", ["ProfilerStep#{}", "generate_batch_{}"])
+def test_the_mark_of_a_step_does_not_show_what_the_host_did(mark: str, tmp_path: Path) -> None:
+    # GIVEN steps in which the host does 5 ms of something without an event
+    program = Program()
+    for step in range(4):
+        with program.within(mark.format(step), "user_annotation"):
+            for _ in range(2):
+                program.operator(us=100)
+                program.wait()
+                program.work(5_000)
+            program.operator(us=100)
+    found = idle_of(program.trace(tmp_path))
+    # THEN the trace does not show it, unless an annotation of the program's own is around it
+    unseen, seen = (
+        found.by_cause.get(cause, 0) for cause in (causes.HOST_UNSEEN, causes.HOST_WORK)
+    )
+    if mark.startswith("Profiler"):
+        assert unseen == pytest.approx(40 * MS, rel=0.01)
+        assert seen == 0
+    else:
+        assert seen == pytest.approx(40 * MS, rel=0.01)
+        assert unseen == 0
