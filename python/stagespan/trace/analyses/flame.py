@@ -36,7 +36,7 @@ from stagespan.trace.derived.trees import (
     levels,
 )
 from stagespan.trace.read.groups import sums
-from stagespan.trace.read.intervals import Numbers, exclusive
+from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 
 _MOST_IN_JSON = 1_500
@@ -216,9 +216,10 @@ def _of_frames(trace: Trace) -> Flame | Unavailable:
     if forest is None:
         return DAMAGED_TIMES
     events = trace.events
-    parents = np.concatenate((np.full(len(with_frames), -1), _below(forest, with_frames)))
+    parents, own_ns = forest.parents_and_own_ns()
+    parents = np.concatenate((np.full(len(with_frames), -1), _below(forest, parents, with_frames)))
+    own_ns = np.concatenate((np.zeros(len(with_frames), dtype=np.int64), own_ns))
     word: Numbers = np.concatenate((len(trace.names) + with_frames, events.name[forest.rows]))
-    own_ns = np.concatenate((np.zeros(len(with_frames), dtype=np.int64), forest.own_ns()))
     is_work = ~trace.rows_of(["python_function"])[forest.rows]
     names_of_work = np.unique(events.name[forest.rows[is_work]])
     # The paths take much memory.
@@ -257,11 +258,12 @@ def _forest_of_frames(trace: Trace) -> tuple[Nesting | None, NDArray[np.int64], 
     return Nesting.of(trace, index.axis, rows, thread, rank, order), index.threads, with_frames
 
 
-def _below(forest: Nesting, threads: Numbers) -> Numbers:
+def _below(forest: Nesting, parents: Rows, threads: Numbers) -> Rows:
     """Return the parents after the threads have been added in front as roots."""
-    thread = forest.begin // forest.axis.stride
-    roots = np.searchsorted(threads, thread)
-    result: Numbers = np.where(forest.parent >= 0, forest.parent + len(threads), roots)
+    result: Rows = parents + len(threads)
+    outermost = np.flatnonzero(parents < 0)
+    thread = forest.begin[outermost] // forest.axis.stride
+    result[outermost] = np.searchsorted(threads, thread)
     return result
 
 

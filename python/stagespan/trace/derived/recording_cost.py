@@ -82,6 +82,7 @@ def stack_cost(trace: Trace) -> StackCost | None:
     at = np.concatenate((events.begin_ns[rows], events.end_ns[rows]))
     order = np.argsort(at, kind="stable")
     edges = at[order]
+    del at
     length = max(int(edges[-1] - edges[0]), 1)
     times = np.diff(edges)
     # What recording one of them takes is about the median time between two of them.
@@ -132,11 +133,13 @@ def _open_before(is_begin: NDArray[np.bool_], asked: Rows) -> Rows:
 
     It is the latest begin before them at the depth of which they are one deeper.
     """
-    depth = np.cumsum(np.where(is_begin, 1, -1))
-    begins = np.flatnonzero(is_begin)
+    step = np.where(is_begin, np.int8(1), np.int8(-1))
+    depth = np.cumsum(step, dtype=np.int32)
+    keys = np.flatnonzero(is_begin)
     # Sorted by depth, and by time within a depth.
-    keys = np.sort(depth[begins] * len(is_begin) + begins)
-    around = depth[asked] - 1
+    keys += depth[keys] * np.int64(len(is_begin))
+    keys.sort()
+    around = depth[asked].astype(np.int64) - 1
     latest = keys[np.searchsorted(keys, around * len(is_begin) + asked) - 1]
     result: Rows = np.where(around > 0, latest % len(is_begin), -1)
     return result

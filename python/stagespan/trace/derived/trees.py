@@ -121,10 +121,10 @@ class Nesting:
         self, axis: Axis, rows: Rows, begin: Numbers, end: Numbers, *ties: NDArray[Any]
     ) -> None:
         """If events begin and end together, the lowest by `ties` contains the others."""
-        longer = np.flatnonzero(end > begin)
-        order = longer[
-            outermost_first(begin[longer], end[longer], *(each[longer] for each in ties))
-        ]
+        order = outermost_first(begin, end, *ties)
+        is_longer = end > begin
+        if not is_longer.all():
+            order = order[is_longer[order]]
         self.axis = axis
         self.rows = rows[order]
         self.begin, self.end = begin[order], end[order]
@@ -164,6 +164,11 @@ class Nesting:
     def own_ns(self) -> Numbers:
         """Each row's time without its children; the sum is the length of the union."""
         return self._nested()[2]
+
+    def parents_and_own_ns(self) -> tuple[Rows, Numbers]:
+        """Return `parent` and `own_ns` from one pass, without keeping anything."""
+        parent, _, own_ns = self._nested()
+        return parent, own_ns
 
     def first_around(self, chosen: NDArray[np.bool_]) -> Rows:
         """Return the innermost chosen event around each row, or the row itself, or -1."""
@@ -266,16 +271,18 @@ class Paths:
 
 def levels(parent: Rows) -> NDArray[np.int64]:
     """Return the depth of each element of a tree."""
-    level = (parent >= 0).astype(np.int64)
-    above = parent.copy()
-    deeper = np.flatnonzero(above >= 0)
+    # One more element stands for what is above the roots.
+    count = len(parent)
+    above = np.append(parent, -1)
+    above[above < 0] = count
+    level = (above < count).astype(np.int64)
+    taken = np.empty_like(above)
     # Each iteration doubles the number of levels that are searched.
-    while len(deeper):
-        reached = above[deeper]
-        level[deeper] += level[reached]
-        above[deeper] = reached = above[reached]
-        deeper = deeper[reached >= 0]
-    return level
+    while above.min() < count:
+        level += np.take(level, above, out=taken, mode="clip")
+        np.take(above, above, out=taken, mode="clip")
+        above, taken = taken, above
+    return level[:count]
 
 
 def first_around(parent: Rows, chosen: NDArray[np.bool_]) -> Rows:
