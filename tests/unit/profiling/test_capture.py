@@ -27,7 +27,7 @@ from stagespan.device.platforms import loaded_platform
 from stagespan.errors import SettingsError, StagespanError
 from stagespan.profiling.capture_result import CaptureResult
 from stagespan.profiling.controller import open_window
-from stagespan.profiling.forked_export import save_in_child
+from stagespan.profiling.forked_export import save_in_child, why_in_place
 
 Work = Callable[[], None]
 _LINUX = pytest.mark.skipif(sys.platform != "linux", reason="forks are used on Linux only")
@@ -530,6 +530,28 @@ def test_the_process_itself_writes_the_trace_during_an_import(
     assert result.in_place == "another thread is importing a module"
     assert any(f"because {result.in_place}" in remark for remark in result.remarks)
     assert names_in(result.path)["aten::matmul"] == 10
+
+
+@_LINUX
+def test_no_child_is_forked_while_a_thread_is_inside_a_profiler() -> None:
+    torch = pytest.importorskip("torch")
+    began, may_end = threading.Event(), threading.Event()
+
+    def profile() -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            began.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=profile)
+    assert why_in_place() is None
+    thread.start()
+    began.wait()
+    try:
+        assert why_in_place() == "a profiler of the application is running"
+    finally:
+        may_end.set()
+        thread.join()
+    assert why_in_place() is None
 
 
 @_LINUX
