@@ -326,6 +326,8 @@ std::int64_t take_cpu_ns(ThreadState& thread, const OpenFrame& frame, std::optio
     system = SystemCounts{
         now.page_faults - begin.system.page_faults, now.voluntary_switches - begin.system.voluntary_switches,
         now.involuntary_switches - begin.system.involuntary_switches, now.system_us - begin.system.system_us};
+    if (now.run_delay_us >= 0 && begin.system.run_delay_us >= 0)
+      system->run_delay_us = now.run_delay_us - begin.system.run_delay_us;
   }
   return now_ns - begin.cpu_ns;
 }

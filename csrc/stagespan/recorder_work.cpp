@@ -99,11 +99,13 @@ void Recorder::add_system_counts(const FinishedSpan& span, const SystemCounts& c
   const std::pair<const char*, std::int64_t> named[] = {{"page_faults", counts.page_faults},
                                                         {"voluntary_switches", counts.voluntary_switches},
                                                         {"involuntary_switches", counts.involuntary_switches},
-                                                        {"system_us", counts.system_us}};
+                                                        {"system_us", counts.system_us},
+                                                        {"run_delay_us", counts.run_delay_us}};
   const std::lock_guard lock(cold_);
   SingleWriter::add(arena_.header().changes, std::uint64_t{1});
   try {
     for (const auto& [name, count] : named) {
+      if (count < 0) continue;
       const std::uint32_t key = work_key_locked(name);
       add_amount_locked({span.id, span.begin_ticks}, key, std::bit_cast<std::uint64_t>(count));
       add_counter_locked(span.stage, key, count, 0);

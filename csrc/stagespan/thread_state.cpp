@@ -1,11 +1,14 @@
 // thread_state.cpp: rare operations on a thread's open spans.
 #include "thread_state.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <utility>
 
@@ -80,6 +83,18 @@ std::uint32_t take_frame_in_scope(ThreadState& thread) noexcept {
 
 std::atomic<bool> g_system_counts{false};
 
+// Negative if the kernel does not tell it.
+std::int64_t run_delay_us() noexcept {
+  const int fd = ::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return -1;
+  char text[64] = {};
+  const ssize_t size = ::read(fd, text, sizeof text - 1);
+  ::close(fd);
+  unsigned long long ran_ns = 0, waited_ns = 0;
+  if (size <= 0 || std::sscanf(text, "%llu %llu", &ran_ns, &waited_ns) != 2) return -1;
+  return static_cast<std::int64_t>(waited_ns / 1000);
+}
+
 }  // namespace
 
 std::int64_t thread_cpu_ns() noexcept {
@@ -96,7 +111,7 @@ SystemCounts system_counts() noexcept {
   rusage usage{};
   getrusage(RUSAGE_THREAD, &usage);
   return {usage.ru_minflt + usage.ru_majflt, usage.ru_nvcsw, usage.ru_nivcsw,
-          std::int64_t{usage.ru_stime.tv_sec} * 1'000'000 + usage.ru_stime.tv_usec};
+          std::int64_t{usage.ru_stime.tv_sec} * 1'000'000 + usage.ru_stime.tv_usec, run_delay_us()};
 }
 
 void begin_cpu_time(ThreadState& thread, CpuBegin begin) noexcept {

@@ -104,12 +104,13 @@ extern std::atomic<const DeviceHooks*> g_device_hooks;
 /// Spans of a thread that measure CPU time and are open at once. If there are more, the oldest ones do not get it.
 inline constexpr std::uint32_t kMostCpuBegins = 256;
 
-/// What the kernel has counted of a thread (getrusage).
+/// What the kernel has counted of a thread (getrusage, and schedstat in /proc).
 struct SystemCounts {
   std::int64_t page_faults = 0;
   std::int64_t voluntary_switches = 0;    // context switches because the thread waited
   std::int64_t involuntary_switches = 0;  // because others got the processor
   std::int64_t system_us = 0;             // CPU time in the kernel
+  std::int64_t run_delay_us = -1;         // ready to run without a processor; negative if unknown
 };
 
 /// The CPU clock of a thread at the begin of one of its open spans.

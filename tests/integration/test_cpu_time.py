@@ -376,6 +376,8 @@ def test_the_counts_of_the_kernel_are_work_of_the_span_where_it_is_asked_for(fol
         input()
     """
     names = {"page_faults", "voluntary_switches", "involuntary_switches", "system_us"}
+    if Path("/proc/thread-self/schedstat").exists():
+        names.add("run_delay_us")
     process = started(program, STAGESPAN_SYSTEM="true")
     (path,) = folder.glob("*.stagespan")
     read = recording.open_recording(str(path))

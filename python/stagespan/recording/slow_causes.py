@@ -32,7 +32,8 @@ class Cause(RecordedFigures, frozen=True):
     """Something that explains a part of what a request took beyond the usual."""
 
     code: str
-    """``collection``, ``off_cpu``, ``page_faults`` or ``more_work``."""
+    """``collection``, ``waited``, ``switched_out``, ``off_cpu`` if it is not known which of these
+    two, ``page_faults`` or ``more_work``."""
     stage: str | None
     """Where it was; None if it was in all stages."""
     ns: int
@@ -124,10 +125,12 @@ def _causes(timeline: Timeline, limit: Limit, noted: list[tuple[Stretch, Slownes
             causes.append(Cause("collection", None, collected_ns, words))
         outermost = _outermost_measured(spans)
         ns = sum(off_ns[span.id] for span in outermost)
-        if ns >= least_ns:
-            stage = _place(spans, off_ns)
-            words = f"{_why_off(outermost, slowness)} for {100 * ns / total_ns:.0f} % of it"
-            causes.append(Cause("off_cpu", stage, ns, f"{words}, in {quoted([stage])}"))
+        for code, words, times_ns in _ways_off(spans, outermost, off_ns, slowness):
+            off_so_ns = sum(times_ns[span.id] for span in outermost)
+            if off_so_ns >= least_ns:
+                stage = _place(spans, times_ns)
+                where = f"for {100 * off_so_ns / total_ns:.0f} % of it, in {quoted([stage])}"
+                causes.append(Cause(code, stage, off_so_ns, f"{words} {where}"))
         # Without a processor, a small part of the time is enough work for all of it.
         computed_ns = _computed_ns(outermost, slowness)
         if computed_ns is None:
@@ -169,6 +172,32 @@ def _beyond_usual(span: Span, slowness: Slowness, count: str) -> float:
     usual = slowness.usual.get(span.stage)
     mean = 0.0 if usual is None else usual.work.get(count, 0.0)
     return max((span.work or {}).get(count, 0.0) - mean, 0.0)
+
+
+def _ways_off(
+    spans: list[Span], outermost: list[Span], off_ns: dict[int, int], slowness: Slowness
+) -> Iterable[tuple[str, str, dict[int, int]]]:
+    """Yield why the threads of spans did not run: a code, the words, and the times by span id."""
+    delays_ns = {span.id: _run_delay_ns(span, slowness) for span in spans}
+    if any(delays_ns[span.id] is None for span in outermost):
+        yield "off_cpu", _why_off(outermost, slowness), off_ns
+        return
+    switched_ns = {id_: min(delays_ns[id_] or 0, ns) for id_, ns in off_ns.items()}
+    yield "switched_out", "the thread was switched out", switched_ns
+    waited_ns = {id_: ns - switched_ns[id_] for id_, ns in off_ns.items()}
+    yield "waited", "the thread waited", waited_ns
+
+
+def _run_delay_ns(span: Span, slowness: Slowness) -> int | None:
+    """Return for how long a thread had no processor beyond what is usual; None if unknown."""
+    delay_us = (span.work or {}).get("run_delay_us")
+    if delay_us is None or span.cpu_ns is None:
+        return None
+    usual = slowness.usual.get(span.stage)
+    if usual is not None and usual.cpu_ns is not None:
+        longer = max(span.cpu_ns / max(usual.cpu_ns, 1), 1.0)
+        delay_us -= usual.work.get("run_delay_us", 0.0) * longer
+    return max(int(1000 * delay_us), 0)
 
 
 def _why_off(spans: list[Span], slowness: Slowness) -> str:

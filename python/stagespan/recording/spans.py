@@ -28,6 +28,7 @@ SYSTEM_COUNTS = {
     "voluntary_switches": "voluntary switches",
     "involuntary_switches": "involuntary switches",
     "system_us": "µs in the kernel",
+    "run_delay_us": "µs ready without a processor",
 }
 """What STAGESPAN_SYSTEM=true counts as the work of a span, in words. That of a span includes that
 of the spans in it."""
