@@ -61,7 +61,7 @@ ROWS: dict[str, CauseRow] = {
     LAUNCH: CauseRow("the host could not launch work fast enough", "#e2674a", "host", True, True),
     # It waited for the device, or had just waited.
     SYNCHRONISATION: CauseRow(
-        "the host waited for the device before it launched the next work",
+        "the next work was launched only after a wait for the device",
         "#d9a21b",
         "host",
         is_slowed_by_stacks=True,

@@ -593,3 +593,25 @@ def test_the_mark_of_a_step_does_not_show_what_the_host_did(mark: str, tmp_path:
     else:
         assert seen == pytest.approx(40 * MS, rel=0.01)
         assert unseen == 0
+
+
+def test_time_after_a_wait_is_not_told_as_time_of_waiting(tmp_path: Path) -> None:
+    # GIVEN a host that waits for a few us, and then takes 300 to the next launch
+    program = Program()
+    for _ in range(10):
+        program.operator(us=500)
+        with program.within("aten::item"):
+            program.wait(tail=4)
+        with program.within("aten::mm"):
+            program.work(150)
+            with program.within("aten::resize_"):
+                program.work(150)
+            program.launch("gemm", 500)
+    finding = next(
+        each
+        for each in idle_of(program.trace(tmp_path)).findings()
+        if each.code == "idle.synchronisation"
+    )
+    assert finding.numbers["in_call_ns"] < finding.numbers["time_ns"] / 10
+    assert "the next work was launched only after a wait for the device" in finding.sentence
+    assert "waited" not in finding.sentence
