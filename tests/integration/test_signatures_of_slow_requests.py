@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_process import command_here, start
+from recorded_process import command_here, ready, start, tell
 
 import stagespan
 from stagespan import _core
+from stagespan.recording.asking import Asker
 from stagespan.signature import watch
 
 torch = pytest.importorskip("torch")
@@ -339,3 +340,40 @@ def test_bench_wants_requests_for_the_options_of_requests(tmp_path: Path) -> Non
     done = command_here("bench", "--from-request", str(tmp_path / "none"), "--factory", "m:f")
     assert done.returncode == 2
     assert "is not a file or folder of kept requests" in " ".join(done.stderr.split())
+
+
+ASKED = """
+    import sys, stagespan
+
+    @stagespan.span("tokenize")
+    def tokenize(texts, *, longest=512):
+        return len(texts)
+
+    print("ready", flush=True)
+    sys.stdin.readline()
+    with stagespan.request("asked"):
+        tokenize(["a secret", "text"], longest=1024)
+    stagespan.flush()
+    print(int(stagespan.spans()["id"][-1]), flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_another_program_asks_for_signatures(folder: Path) -> None:
+    process = start(ASKED, STAGESPAN_LISTEN="true")
+    ready(process)
+    (path,) = folder.glob("*.stagespan")
+    # GIVEN a process that was asked to watch WHEN a function is called in a request
+    with Asker(str(path)) as asker:
+        asker.ask("watch", seconds=600)
+        asker.wait()
+        begin_ns = _core.now_ns()
+        span = int(tell(process))
+        # THEN it answers with the signature
+        wish = {"begin_ns": begin_ns, "end_ns": _core.now_ns(), "spans": [span]}
+        asker.ask("watch", seconds=600, **wish)
+        answer = asker.wait()["described"]
+    assert answer["span"] == span
+    texts, longest = answer["signature"]["input_signatures"].values()
+    assert texts == [{"$type": "str", "length": 8}, {"$type": "str", "length": 4}]
+    assert longest["unreplayable"] == "int"
