@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
@@ -173,6 +174,7 @@ def steps_of(*arguments: str) -> int:
         steps += event == "opcode"
         return count
 
+    gc.collect()  # or finalizers of what earlier tests have left would be counted
     before = sys.gettrace()
     sys.settrace(count)
     try:
