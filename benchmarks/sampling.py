@@ -2,20 +2,21 @@
 
     python -m benchmarks.sampling [--turns 7] [--epochs 30] [--json FILE]
 
-Each turn runs the same training script alone, under `stagespan run`, and under each sampler that is
-installed (requirements-bench.txt), one after another. A figure is the CPU time of the process and
-its children, imports and the report at the end included, over that of the run alone in the same
-turn; the median over the turns is printed. CPU time depends little on other load. The exit status
-is 1 if `stagespan run` exceeds its budget. Needs torch.
+Each turn runs the same training script under `stagespan run`, and under each sampler that is
+installed (requirements-bench.txt), one after another, and each time the script alone beside it. A
+figure is the CPU time of the process and its children, imports and the report at the end included,
+over that of the run alone at the same time; the median over the turns is printed. On a virtual
+machine, CPU time changes with what else its host does, but for both runs. The exit status is 1 if
+`stagespan run` exceeds its budget. Needs torch, and two cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -44,24 +45,29 @@ def commands(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def cpu_s(command: list[str], folder: Path) -> float:
-    """Return the CPU time of a command and its children. Ends this program if the command fails."""
+def cpu_s(*calls: list[str], folder: Path) -> list[float]:
+    """Return the CPU times of commands that run at the same time, with those of their children.
+
+    Ends this program if one of them fails.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "STAGESPAN_RECORDING_DIR": ""}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages are compiled
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0 or "loss" not in done.stdout:
-        sys.exit(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    taken_s = []
+    with contextlib.ExitStack() as outputs:
+        started = []
+        for call in calls:
+            output = outputs.enter_context(tempfile.TemporaryFile("w+"))
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            started.append((subprocess.Popen(call, cwd=folder, env=environment, **streams), output))
+        for process, output in started:
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            output.seek(0)
+            text = output.read()
+            if process.returncode != 0 or "loss" not in text:
+                sys.exit(f"{process.args} failed: {text[-2000:]}")
+            taken_s.append(used.ru_utime + used.ru_stime)
+    return taken_s
 
 
 def main() -> int:
@@ -72,6 +78,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw figures there")
     options = parser.parse_args()
     taken_s: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         started = commands(Path(name))
         missing = [peer for peer in list(started)[2:] if importlib.util.find_spec(peer) is None]
@@ -79,15 +86,15 @@ def main() -> int:
             del started[peer]
             print(f"skipped, because it is not installed: {peer}", file=sys.stderr)
         for command in started.values():
-            cpu_s([*command, str(_SCRIPT), "1"], Path(name))  # compiles what it imports
+            cpu_s([*command, str(_SCRIPT), "1"], folder=Path(name))  # compiles what it imports
         for _ in range(options.turns):
             for sampler, command in started.items():
-                call = [*command, str(_SCRIPT), str(options.epochs)]
-                taken_s.setdefault(sampler, []).append(cpu_s(call, Path(name)))
-    ratios = {
-        sampler: [time / alone for time, alone in zip(times, taken_s[ALONE], strict=True)]
-        for sampler, times in taken_s.items()
-    }
+                calls = [
+                    [*of, str(_SCRIPT), str(options.epochs)] for of in (command, started[ALONE])
+                ]
+                own_s, alone_s = cpu_s(*calls, folder=Path(name))
+                taken_s.setdefault(sampler, []).append(own_s)
+                ratios.setdefault(sampler, []).append(own_s / alone_s)
     medians = {sampler: statistics.median(of) for sampler, of in ratios.items()}
     columns = [
         Column("run", list(medians)),
