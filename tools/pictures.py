@@ -62,8 +62,8 @@ class Picture(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what the page shows. Scripts are left out."""
-        shown = re.sub(r"(?s)<script.*?</script>", "", self.page)
+        """A hash of what the page shows: its text and data, not its scripts."""
+        shown = re.sub(r"(?s)<script>.*?</script>", "", self.page)
         return hashlib.sha256(shown.encode()).hexdigest()
 
     @property
