@@ -64,7 +64,7 @@ JOBS = {
     "trace of a colleague": Job(
         "analyze.md",
         ["python make_trace.py", "stagespan analyze trace.json"],
-        r"\nhigh +Gain: at most [\s\S]* waited for the device [\s\S]* mostly at aten::item",
+        r"\nhigh +Gain: at most [\s\S]* after a wait for the device[\s\S]* mostly at aten::item",
     ),
 }
 

@@ -203,7 +203,7 @@ def write_to(file: str, content: str | bytes | Iterator[bytes]) -> None:
         raise StagespanError("A binary format cannot be shown on a terminal: pass a file with -o.")
 
     if file == "-":
-        for part in [content] if isinstance(content, str | bytes) else content:
+        for part in [content] if isinstance(content, str | bytes) else map(bytes.decode, content):
             click.echo(part, nl=False)
         return
     raw = content.encode() if isinstance(content, str) else content

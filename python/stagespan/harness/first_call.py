@@ -153,8 +153,8 @@ def write_first_call(call: FirstCall, path: Callable[[str], Path]) -> dict[str, 
 
 def _summary(trace_path: Path) -> dict[str, Any]:
     """Return the time of compilation by phase, graph breaks and recompilations of a trace."""
-    from stagespan.trace import read_trace
     from stagespan.trace.analyses.compiled import Compiled, analyze
+    from stagespan.trace.read.reader import read_trace
 
     compiled = analyze(read_trace(trace_path))
     if not isinstance(compiled, Compiled) or compiled.compiling is None:

@@ -91,8 +91,9 @@ def write_breakdown(
     profiled run in the trace, and ``all_profiled_ms`` are the times of all. Raises TraceError if
     the trace cannot be read, and OSError if the file cannot be written.
     """
-    from stagespan.trace import breakdown, read_trace
+    from stagespan.trace.analyses.breakdown import breakdown
     from stagespan.trace.analyses.rates import rates_of_iteration
+    from stagespan.trace.read.reader import read_trace
     from stagespan.trace.read.view import TraceView
 
     trace = TraceView.of(read_trace(trace_path))

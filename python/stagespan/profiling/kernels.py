@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from stagespan.device.table import Device
-from stagespan.trace import Trace
 from stagespan.trace.derived.device import device_work
+from stagespan.trace.read.model import Trace
 
 
 def missing_kernels(trace: Trace, device: Device) -> str | None:

@@ -25,7 +25,7 @@ from stagespan.profiling.controller import (
 from stagespan.profiling.names import is_profiled, note_context, times_named
 
 if TYPE_CHECKING:
-    from stagespan.trace import Trace
+    from stagespan.trace.read.model import Trace
 
 LOGGER = logging.getLogger("stagespan")
 
@@ -189,7 +189,7 @@ class ProfiledHook(Hook):
         self, window: Window, stage: str, finished: dict[int, int], runs: int | None = None
     ) -> None:
         from stagespan.profiling.kernels import missing_kernels
-        from stagespan.trace import read_trace
+        from stagespan.trace.read.reader import read_trace
 
         folder = run.output_dir()
         try:
@@ -222,7 +222,7 @@ class ProfiledHook(Hook):
 
     def breakdown(self, trace: Trace, stage: str) -> dict[str, Any]:
         """Return the content of a stage's ``breakdown.json``."""
-        from stagespan.trace import breakdown
+        from stagespan.trace.analyses.breakdown import breakdown
 
         return breakdown(trace, stage).to_dict()
 

@@ -11,11 +11,11 @@ from stagespan.errors import StagespanError
 from stagespan.profiling.timeline import PROCESS, TimelineSpan, compressed_with_spans
 from stagespan.recording.finding import ambiguous, of_pid, open_recording
 from stagespan.recording.spans import OPEN_NS, with_open
-from stagespan.trace import read_trace
+from stagespan.trace.read.reader import read_trace
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording
-    from stagespan.trace import Trace
+    from stagespan.trace.read.model import Trace
 
 
 class Merged(NamedTuple):

@@ -107,7 +107,8 @@ class LaunchesHook(Hook):
 
 
 def _launches(window: Any, call: Call) -> int | None:
-    from stagespan.trace import breakdown, read_trace
+    from stagespan.trace.analyses.breakdown import breakdown
+    from stagespan.trace.read.reader import read_trace
 
     with tempfile.TemporaryDirectory(prefix="stagespan-launches-") as folder:
         try:

@@ -18,7 +18,7 @@ from stagespan.profiling import names
 from stagespan.profiling.profiled import ProfiledHook
 from stagespan.report import timing
 from stagespan.signature.recorder import SignatureHook
-from stagespan.trace import Trace
+from stagespan.trace.read.model import Trace
 
 _KINDS = ("profiling", "debug")
 
