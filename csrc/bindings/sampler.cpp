@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstdio>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -22,6 +21,7 @@
 #include "after_fork.h"
 #include "object.h"
 #include "sampled_stacks.h"
+#include "stagespan/thread_state.h"
 #include "stagespan/without_signals.h"
 #include "worker_name.h"
 
@@ -79,19 +79,6 @@ pid_t native_id_of(PyThreadState* thread) noexcept {
   const bool is_of_parent = found != nullptr && found == main.get() && thread_cpu_ns(static_cast<pid_t>(number)) < 0;
   return is_of_parent ? getpid() : static_cast<pid_t>(number);
 #endif
-}
-
-// The time for which a thread was ready but had no processor; 0 if the kernel does not tell.
-std::int64_t thread_ready_ns(pid_t native_id) noexcept {
-  char text[96];
-  std::snprintf(text, sizeof text, "/proc/self/task/%d/schedstat", static_cast<int>(native_id));
-  const int file = open(text, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return 0;
-  const ssize_t size = read(file, text, sizeof text - 1);
-  close(file);
-  text[std::max<ssize_t>(size, 0)] = '\0';
-  long long computed_ns = 0, ready_ns = 0;
-  return std::sscanf(text, "%lld %lld", &computed_ns, &ready_ns) == 2 ? ready_ns : 0;
 }
 
 struct Thread {
@@ -172,7 +159,7 @@ void take(Sampler& s, bool is_first) noexcept {
     std::int64_t ready_ns = 0;
     const std::int64_t missing_ns = wall_ns - computed_ns;
     if (is_other || (computed_ns > 0 && missing_ns > wall_ns / 8)) {
-      const std::int64_t before_ns = std::exchange(thread.ready_ns, thread_ready_ns(thread.native_id));
+      const std::int64_t before_ns = std::exchange(thread.ready_ns, run_delay_ns(thread.native_id));
       // A thread that only waits is woken late when there are many: this is still waiting.
       if (!is_other)
         ready_ns =

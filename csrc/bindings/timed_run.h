@@ -171,8 +171,7 @@ STAGESPAN_HOT PyObject* record_call(SpanObject& span, PyObject* function, PyObje
 template <class Body>
 [[gnu::noinline, gnu::cold]] PyObject* call_described(SpanObject& span, PyObject* function, PyObject* const* args,
                                                       std::size_t nargsf, PyObject* kwnames, Body&& body) noexcept {
-  if (!is_in_request()) return record_call(span, function, args, nargsf, kwnames, body);
-  const Ref description = describe_call(span, function, args, nargsf, kwnames);
+  const Ref description = is_in_request() ? describe_call(span, function, args, nargsf, kwnames) : Ref();
   const std::uint64_t before = current_thread().next_id;
   std::uint64_t id = before;
   PyObject* const result = record_call(span, function, args, nargsf, kwnames, [&] {

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -83,19 +84,19 @@ std::uint32_t take_frame_in_scope(ThreadState& thread) noexcept {
 
 std::atomic<bool> g_system_counts{false};
 
-// Negative if the kernel does not tell it.
-std::int64_t run_delay_us() noexcept {
-  const int fd = ::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return -1;
-  char text[64] = {};
-  const ssize_t size = ::read(fd, text, sizeof text - 1);
-  ::close(fd);
-  unsigned long long ran_ns = 0, waited_ns = 0;
-  if (size <= 0 || std::sscanf(text, "%llu %llu", &ran_ns, &waited_ns) != 2) return -1;
-  return static_cast<std::int64_t>(waited_ns / 1000);
-}
-
 }  // namespace
+
+std::int64_t run_delay_ns(pid_t native_id) noexcept {
+  char text[96];
+  std::snprintf(text, sizeof text, "/proc/self/task/%d/schedstat", static_cast<int>(native_id));
+  const int file = ::open(text, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return -1;
+  const ssize_t size = ::read(file, text, sizeof text - 1);
+  ::close(file);
+  text[std::max<ssize_t>(size, 0)] = '\0';
+  long long ran_ns = 0, delay_ns = 0;
+  return std::sscanf(text, "%lld %lld", &ran_ns, &delay_ns) == 2 ? delay_ns : -1;
+}
 
 std::int64_t thread_cpu_ns() noexcept {
   timespec now{};
@@ -110,8 +111,10 @@ bool has_system_counts() noexcept { return g_system_counts.load(relaxed); }
 SystemCounts system_counts() noexcept {
   rusage usage{};
   getrusage(RUSAGE_THREAD, &usage);
+  const std::int64_t delay_ns = run_delay_ns(static_cast<pid_t>(::syscall(SYS_gettid)));
   return {usage.ru_minflt + usage.ru_majflt, usage.ru_nvcsw, usage.ru_nivcsw,
-          std::int64_t{usage.ru_stime.tv_sec} * 1'000'000 + usage.ru_stime.tv_usec, run_delay_us()};
+          std::int64_t{usage.ru_stime.tv_sec} * 1'000'000 + usage.ru_stime.tv_usec,
+          delay_ns < 0 ? delay_ns : delay_ns / 1000};
 }
 
 void begin_cpu_time(ThreadState& thread, CpuBegin begin) noexcept {

@@ -1,6 +1,8 @@
 // thread_state.h: the state that one thread uses to open and close spans. Other threads do not write it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -104,7 +106,11 @@ extern std::atomic<const DeviceHooks*> g_device_hooks;
 /// Spans of a thread that measure CPU time and are open at once. If there are more, the oldest ones do not get it.
 inline constexpr std::uint32_t kMostCpuBegins = 256;
 
-/// What the kernel has counted of a thread (getrusage, and schedstat in /proc).
+/// For how long a thread of this process was ready to run without a processor (schedstat in /proc); negative if the
+/// kernel does not tell it.
+std::int64_t run_delay_ns(pid_t native_id) noexcept;
+
+/// What the kernel has counted of a thread (getrusage, and `run_delay_ns`).
 struct SystemCounts {
   std::int64_t page_faults = 0;
   std::int64_t voluntary_switches = 0;    // context switches because the thread waited

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 from stagespan import _core
 from stagespan.contexts.dynamo import leave_alone
-from stagespan.harness.standalone.loaded import owner_of
 from stagespan.process import imports
 from stagespan.process.files import json_bytes
 from stagespan.signature.bind import bind_arguments, receiver_of, undecorated
 from stagespan.signature.capture import capture_shapes
 from stagespan.signature.model import StageSignature
-from stagespan.signature.recorder import has_autocast, torch_settings
+from stagespan.signature.recorder import has_autocast, stage_of, torch_settings
 from stagespan.signature.target import callable_of
 
 MOST_BYTES = 2048
@@ -44,20 +43,20 @@ class _Settings:
     """The settings of torch, which are read again after some seconds, because it takes long."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bool, bool], tuple[float, dict[str, Any]]] = {}
+        self._by_mode: dict[tuple[bool, bool], tuple[float, dict[str, Any]]] = {}
 
     def latest(self) -> dict[str, Any]:
         """Return those of this thread."""
         torch = imports.loaded("torch")
         if torch is None or has_autocast(torch):
             return torch_settings()
-        key = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        mode = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         now_s = time.monotonic()
-        until_s, known = self._known.get(key, (0.0, {}))
+        until_s, settings = self._by_mode.get(mode, (0.0, {}))
         if now_s > until_s:
-            known = torch_settings()
-            self._known[key] = now_s + _SETTINGS_S, known
-        return known
+            settings = torch_settings()
+            self._by_mode[mode] = now_s + _SETTINGS_S, settings
+        return settings
 
 
 class _Describer:
@@ -100,12 +99,11 @@ class _Describer:
         function = undecorated(function)
         # What is left out has the default of the function in a replay too.
         arguments = bind_arguments(function, args, kwargs, with_defaults=False)
-        receiver = receiver_of(function, args)
-        owner = owner_of(function) if receiver is None else receiver
-        inputs = capture_shapes(arguments, stage=owner)
+        inputs = capture_shapes(arguments, stage=stage_of(function, args))
         if inputs is None:
             return "it has too many arguments to be described in 100 µs"
-        context, target = self._settings.latest(), callable_of(function, receiver)
+        context = self._settings.latest()
+        target = callable_of(function, receiver_of(function, args))
         signature = StageSignature(stage, inputs, context=context, target=target)
         text = json_bytes(signature.to_json())
         if len(text) > MOST_BYTES:
@@ -118,15 +116,8 @@ class _Describer:
         """Note the description of a run."""
         if len(self.runs) == KEPT_RUNS:
             self.left_out_ns = max(self.left_out_ns, self.runs[0].noted_ns)
-        is_signature = isinstance(described, bytes)
-        self.runs.append(
-            _Run(
-                span,
-                _core.now_ns(),
-                described if isinstance(described, bytes) else b"",
-                "" if is_signature else str(described),
-            )
-        )
+        signature, why = (described, "") if isinstance(described, bytes) else (b"", described)
+        self.runs.append(_Run(span, _core.now_ns(), signature, why))
 
 
 _describer: _Describer | None = None
