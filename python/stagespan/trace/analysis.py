@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -150,6 +150,23 @@ def result_types() -> dict[str, type[Result]]:
     return {name: get_args(each)[0] for name, each in get_type_hints(Results).items()}
 
 
+class SettledTime(Figures, frozen=True):
+    """A time of a device that two sources of the trace state differently."""
+
+    what: str
+    """What the device did, as a verb."""
+    device: str
+    """The label of the device; "" if it has none."""
+    time_ns: Ns
+    source: str
+    """The source that is used."""
+    other_ns: Ns
+    other: str
+    """The source with less."""
+    beside_ns: Ns
+    """The time that only this other source shows, which is used as well."""
+
+
 class TraceFigures(Figures, frozen=True):
     """The facts about the file that was read."""
 
@@ -170,6 +187,8 @@ class TraceFigures(Figures, frozen=True):
     """The time that was not used because it cannot be true, by one of these causes."""
     doubtful_ns: Ns
     """The time in which a device's work is unknown, because an event's duration cannot be true."""
+    settled: list[SettledTime]
+    """What two sources state differently, and which of them is used."""
 
 
 def _won_together(findings: Sequence[Finding]) -> int:
@@ -363,6 +382,7 @@ class Analysis(Page, Results):
             adjusted=dict(trace.adjusted),
             ignored_ns=dict(trace.ignored_ns),
             doubtful_ns=covered(trace.doubtful[:, 0], trace.doubtful[:, 1]),
+            settled=[SettledTime(**asdict(each)) for each in trace.settled],
         )
         return {
             "schema_version": SCHEMA_VERSION,

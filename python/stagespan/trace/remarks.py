@@ -8,7 +8,7 @@ from stagespan.pages.amounts import counted, in_words
 from stagespan.trace.ascend.folder import TRACE
 from stagespan.trace.derived.device import shared_correlations
 from stagespan.trace.derived.launch_sources import stage_calls
-from stagespan.trace.read.model import Trace
+from stagespan.trace.read.model import Settled, Trace
 from stagespan.trace.read.plausibility import (
     ABSENT,
     CUT,
@@ -41,6 +41,7 @@ def ignored(trace: Trace) -> list[str]:
         remarks.append(
             "Findings that rest on the times of these device events are one grade less severe."
         )
+    remarks += map(_settled, trace.settled)
     changed = {cause: count for cause, count in trace.adjusted.items() if cause not in cut}
     if changed:
         listed = [f"{cause} ({count:,})" for cause, count in changed.items()]
@@ -61,6 +62,18 @@ def ignored(trace: Trace) -> list[str]:
             " of each rank on its own."
         )
     return remarks
+
+
+def _settled(each: Settled) -> str:
+    """Return what two sources state, and which is used."""
+    device = f"The device {each.device}" if each.device else "The device"
+    used = f"{each.source} is used, because it contains more"
+    if each.beside_ns:
+        used += f", and {in_words(each.beside_ns, 'ns')} of {each.other} beside it"
+    return (
+        f"{device} {each.what} for {in_words(each.time_ns, 'ns')} by {each.source}, and for"
+        f" {in_words(each.other_ns, 'ns')} by {each.other}: {used}."
+    )
 
 
 def _not_used(trace: Trace, cause: str, count: int) -> str:

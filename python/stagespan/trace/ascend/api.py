@@ -109,7 +109,8 @@ class Calls(StructResult, frozen=True):
                 )
             )
         files = f"{API_STATISTIC} and the trace"
-        return findings + disagreement("low", files, self.differences, "ascend.calls_differ")
+        code, used = "ascend.calls_differ", f"the one with more calls, or else of {API_STATISTIC}"
+        return findings + disagreement("low", files, self.differences, code, used)
 
     def tables(self) -> list[Table]:
         """Functions with the columns of api_statistic.csv."""
@@ -142,7 +143,9 @@ def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Unavailable:
     if read:
         both = [call for call in read if call.name in seen]
         differences = [text for call in both if (text := _difference(call, seen[call.name]))]
-        return Calls(API_STATISTIC, read, length, trace, unread, len(both), differences)
+        used = [_with_more(call, seen) for call in read] if differences else read
+        used.sort(key=lambda call: (-call.total_ns, call.name))
+        return Calls(API_STATISTIC, used, length, trace, unread, len(both), differences)
     if seen:
         most = sorted(seen.values(), key=lambda call: (-call.total_ns, call.name))
         return Calls("the trace", most, length, trace)
@@ -193,6 +196,12 @@ def _call(
 ) -> ApiCall:
     mean = total_ns / number if number else None
     return ApiCall(level or None, name, number, total_ns, mean, least, most)
+
+
+def _with_more(written: ApiCall, seen: dict[str, ApiCall]) -> ApiCall:
+    """Return the function as the file or the trace has it: the one with more calls."""
+    other = seen.get(written.name, written)
+    return other if other.count > written.count else written
 
 
 def _difference(written: ApiCall, seen: ApiCall) -> str | None:

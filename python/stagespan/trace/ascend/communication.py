@@ -176,7 +176,9 @@ class CollectiveStats(StructResult, frozen=True):
                 )
             )
         files = f"{COMMUNICATION_JSON} and the trace"
-        return findings + disagreement("low", files, self.differences, "ascend.collectives_differ")
+        code = "ascend.collectives_differ"
+        used = f"{COMMUNICATION_JSON}, which has the parts of each time"
+        return findings + disagreement("low", files, self.differences, code, used)
 
     def tables(self) -> list[Table]:
         """Operations, then links."""

@@ -13,10 +13,11 @@ from stagespan.trace.derived.device import (
     COMPUTE,
     DeviceWork,
 )
-from stagespan.trace.derived.threads import ASCEND_OVERLAP, in_processes
+from stagespan.trace.derived.threads import in_processes
 from stagespan.trace.read.intervals import Intervals, Mask, joined, merged, minus
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.plausibility import ASCEND_DEVICE
+from stagespan.trace.read.sources import ASCEND_OVERLAP
 
 _DEVICE = re.compile(r"NPU\s*(\d*)")
 

@@ -15,12 +15,13 @@ from stagespan.errors import TraceError
 from stagespan.pages.result import Evidence, Finding, Severity
 from stagespan.trace.read.csv_tables import CsvTable, bytes_of, read_table
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.sources import TABLE, with_table
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 TRACE = "trace_view.json"
 METADATA = "profiler_metadata.json"
 STEP_TRACE_TIME = "step_trace_time.csv"
-KERNEL_DETAILS = "kernel_details.csv"
+KERNEL_DETAILS = TABLE
 OP_STATISTIC = "op_statistic.csv"
 API_STATISTIC = "api_statistic.csv"
 OPERATOR_DETAILS = "operator_details.csv"
@@ -154,6 +155,8 @@ def read_ascend_folder(path: str | os.PathLike[str], names: Iterable[str] = TABL
                 documents[name] = document
     if trace is None and not documents and not any(tables.values()):
         raise TraceError(_nothing(folder, output, problems))
+    if trace is not None and KERNEL_DETAILS in tables:
+        trace = with_table(trace, tables[KERNEL_DETAILS])
     level, rank = _info(folder, output)
     world, stage = _job(folder, output)
     return AscendFolder(
@@ -325,12 +328,16 @@ def _nothing(folder: Path, output: Path, problems: list[str]) -> str:
 
 
 def disagreement(
-    severity: Severity, what: str, differences: Sequence[str], code: str
+    severity: Severity, what: str, differences: Sequence[str], code: str, used: str
 ) -> list[Finding]:
-    """Return the finding that two sources, which `what` names, differ; [] without differences."""
+    """Return the finding that two sources, which `what` names, differ; [] without differences.
+
+    ``used`` says which of them is used, and why.
+    """
     if not differences:
         return []
     sentence = f"{what} do not agree: {differences[0]}."
     evidence = tuple(Evidence(each, None, None, "") for each in differences[:5])
     numbers = {"differences": len(differences)}
-    return [Finding(severity, sentence, evidence, code, numbers=numbers)]
+    details = f"The figures are those of {used}."
+    return [Finding(severity, sentence, evidence, code, numbers=numbers, details=details)]

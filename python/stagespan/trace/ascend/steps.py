@@ -50,6 +50,7 @@ from stagespan.trace.read.csv_tables import CsvTable
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Intervals, Numbers
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.sources import is_collective
 
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _ALL_TIME_NS = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
@@ -252,10 +253,6 @@ def step_times_of_file(table: CsvTable) -> list[StepTime]:
 # --- Times from kernel_details.csv ---
 
 
-_COMMUNICATES = re.compile(r"^(?:HCCL|COMMUNICATION)", re.IGNORECASE)
-_COLLECTIVE = re.compile(r"^hcom_|^hccl", re.IGNORECASE)
-
-
 def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
     """Return each step's times by device; empty if the table has no times of day.
 
@@ -308,7 +305,7 @@ def _rows(table: CsvTable) -> dict[tuple[str, str], list[tuple[int, int, int]]]:
 def _kind(core: str, name: str) -> int:
     if RECEIVE.match(name):
         return RECEIVING
-    return COMMUNICATING if _COMMUNICATES.match(core) or _COLLECTIVE.match(name) else COMPUTING
+    return COMMUNICATING if is_collective(core, name) else COMPUTING
 
 
 def _tracks(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> KindIntervals:
@@ -401,9 +398,9 @@ class AscendSteps(StructResult, frozen=True):
         return [
             *self._exposed(),
             *(self._free() if self.source in (_FILE, _KERNELS) else []),
-            *_differing(from_file, "medium", STEP_TRACE_TIME, "ascend.steps_differ_from_file"),
-            *_differing(
-                from_operators, "low", "the operators", "ascend.steps_differ_from_operators"
+            *self._differing(from_file, "medium", STEP_TRACE_TIME, "ascend.steps_differ_from_file"),
+            *self._differing(
+                from_operators, "low", "other sources", "ascend.steps_differ_from_operators"
             ),
         ]
 
@@ -501,6 +498,23 @@ class AscendSteps(StructResult, frozen=True):
             how = "it runs beside all computation that does not yet hide any"
         return Gain(time, at_most=True, how=how) if time else None
 
+    def _differing(
+        self, differences: list[Difference], severity: Severity, what: str, code: str
+    ) -> list[Finding]:
+        """Return the finding about figures that differ from `what`; [] without differences."""
+        if not differences:
+            return []
+        figures = counted(len(differences), "figure")
+        differ = "differs" if len(differences) == 1 else "differ"
+        sentence = f"{figures} of steps {differ} from {what}: {differences[0].sentence}."
+        evidence = tuple(
+            Evidence(each.sentence, None, abs(each.time_ns - each.other_ns), "ns")
+            for each in differences[:5]
+        )
+        numbers = {"differences": len(differences)}
+        used = f"The figures are those of {_SOURCES[self.source]}."
+        return [Finding(severity, sentence, evidence, code, numbers=numbers, details=used)]
+
     def tables(self) -> list[Table]:
         """Steps as rows, with the columns of step_trace_time.csv."""
         devices = any(step.device for step in self.steps)
@@ -542,23 +556,6 @@ class AscendSteps(StructResult, frozen=True):
         return note
 
 
-def _differing(
-    differences: list[Difference], severity: Severity, what: str, code: str
-) -> list[Finding]:
-    """Return the finding about figures that differ from `what`; [] without differences."""
-    if not differences:
-        return []
-    figures = counted(len(differences), "figure")
-    differ = "differs" if len(differences) == 1 else "differ"
-    sentence = f"{figures} of steps {differ} from {what}: {differences[0].sentence}."
-    evidence = tuple(
-        Evidence(each.sentence, None, abs(each.time_ns - each.other_ns), "ns")
-        for each in differences[:5]
-    )
-    numbers = {"differences": len(differences)}
-    return [Finding(severity, sentence, evidence, code, numbers=numbers)]
-
-
 def analyze(
     trace: Trace,
     table: CsvTable | None = None,
@@ -587,6 +584,13 @@ def analyze(
             "no_device",
         )
     source = next(iter(by_source))
+    if source == _TRACKS and _OPERATORS in by_source:
+        tracks, operators = by_source[_TRACKS], by_source[_OPERATORS]
+        intervals = sum(step.intervals or 0 for step in (*tracks, *operators))
+        more = _work(operators) - _work(tracks)
+        # The tracks may lack work; if they show more, a view has it in its operators too.
+        if more > max(intervals, _RELATIVE_TOLERANCE * _work(tracks)):
+            source = _OPERATORS
     others = {other: steps for other, steps in by_source.items() if other != source}
     waits = ascend_waits.analyze(trace)
     return AscendSteps(
@@ -637,6 +641,11 @@ def _tolerance(figure: str, other: str, time_ns: int, *steps: StepTime) -> float
         return max(tolerance, *(step.intervals or 0 for step in steps))
     # Times of day in doubles are 250 ns apart.
     return max(tolerance, _COARSE_NS) if figure in _COARSE else tolerance
+
+
+def _work(steps: list[StepTime]) -> int:
+    """Return the time with computing or communication."""
+    return sum((step.computing_ns or 0) + (step.exposed_ns or 0) for step in steps)
 
 
 def _span(step: StepTime) -> int:

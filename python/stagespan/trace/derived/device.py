@@ -15,7 +15,6 @@ from stagespan.trace.derived.kernel_kinds import COMMUNICATION as KIND_OF_COMMUN
 from stagespan.trace.derived.kernel_kinds import kind_of
 from stagespan.trace.derived.threads import (
     ASCEND_HOST,
-    ASCEND_OVERLAP,
     in_processes,
     names_with,
     outermost,
@@ -23,7 +22,13 @@ from stagespan.trace.derived.threads import (
 from stagespan.trace.read.groups import by_group, pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import MISSING, Trace
-from stagespan.trace.read.plausibility import ASCEND_DEVICE, LAUNCH_SUFFIXES, ascend_kernels
+from stagespan.trace.read.plausibility import (
+    ASCEND_DEVICE,
+    LAUNCH_SUFFIXES,
+    ascend_collectives,
+    ascend_kernels,
+)
+from stagespan.trace.read.sources import ASCEND_OVERLAP
 from stagespan.trace.read.view import TraceView, once
 
 NOT_DEVICE, COMPUTE, COMMUNICATION, COPY = 0, 1, 2, 3
@@ -45,8 +50,6 @@ _STREAM = re.compile(r"^stream\b(?!.*queue)", re.IGNORECASE)
 _COPIES = re.compile(r"memcpy|^dma(?:_|\b)", re.IGNORECASE)
 # Between the work of a stream: its waits for an event of another stream, and its own events.
 _STREAM_EVENTS = re.compile(r"^event_(?:wait|record)", re.IGNORECASE)
-# Ascend: rows without a category, found by the names of their process.
-_ASCEND_COMMUNICATION = frozenset({"HCCL", "Communication"})
 _ASCEND_COPY = "MEMCPY"
 # The event around a kernel that has the counters of XPU's scope profiler.
 _COUNTERS = re.compile(r"^metrics: ")
@@ -358,17 +361,7 @@ def _add_ascend(trace: Trace, kind: NDArray[np.int8]) -> Mask:
     kernels = ascend_kernels(trace)
     kind[kernels] = COMPUTE
     kind[on_device & ~kernels & copies[events.name]] = COPY
-    groups = [
-        (pid, tid)
-        for (pid, tid), name in trace.thread_names.items()
-        if name.startswith("Group") and trace.process_names.get(pid) in _ASCEND_COMMUNICATION
-    ]
-    # All groups of a process are handled at once, because a trace can name any number of groups.
-    by_process: dict[int, list[int]] = {}
-    for pid, tid in groups:
-        by_process.setdefault(pid, []).append(tid)
-    for pid, tids in by_process.items():
-        kind[(events.pid == pid) & np.isin(events.tid, tids)] = COMMUNICATION
+    kind[ascend_collectives(trace)] = COMMUNICATION
     return kernels
 
 

@@ -134,8 +134,8 @@ def name_codes(trace: Trace, rows: Rows) -> NDArray[np.int64]:
 # --- Processes ---
 
 
-ASCEND_HOST, ASCEND_OVERLAP = "CANN", "Overlap Analysis"
-"""Names of processes in traces of torch_npu.profiler."""
+ASCEND_HOST = "CANN"
+"""The name of a process in traces of torch_npu.profiler."""
 
 
 def in_processes(trace: Trace, *names: str) -> Mask:

@@ -118,6 +118,13 @@ def rank_of(
     return (number, "name") if number < MOST_RANKS else (None, None)
 
 
+def rank_in_name(path: Path) -> int | None:
+    """Return the number after the word "rank" in a file's name; None without it."""
+    match = _NUMBERED.search(path.name)
+    number = None if match is None or match[1] is None else int(match[1])
+    return number if number is None or number < MOST_RANKS else None
+
+
 def world_size_of(trace: Trace) -> int | None:
     """Return the number of ranks of the job; None if the trace does not contain it."""
     size = _number(distributed_info(trace).get("world_size"))

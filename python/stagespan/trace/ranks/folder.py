@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 
 from stagespan.errors import TraceError
 from stagespan.pages.amounts import MOST_LISTED, counted, listed
-from stagespan.trace.ranks.find import ranks_by_node, ranks_by_place
+from stagespan.trace.ranks.find import rank_in_name, ranks_by_node, ranks_by_place
 from stagespan.trace.ranks.match import UNKNOWN_CLOCK, Clocks, Matched, align, match
 from stagespan.trace.ranks.report import Ranks
 from stagespan.trace.ranks.summary import RankSummary, UnreadableFile
@@ -35,7 +35,8 @@ def ranks_of(
     Raises TraceError if they are not summaries of one job's ranks.
     """
     unreadable = [each for each in files if isinstance(each, UnreadableFile)]
-    readable, by_place = _with_places([each for each in files if isinstance(each, RankSummary)])
+    readable, by_name = _settled([each for each in files if isinstance(each, RankSummary)])
+    readable, by_place = _with_places(readable)
     if not readable:
         raise TraceError(
             f"No trace in {folder} can be read; the first problem: {unreadable[0].reason}"
@@ -67,6 +68,7 @@ def ranks_of(
     matched = match(summaries)
     clocks = align(summaries, matched)
     remarks = [
+        *by_name,
         *by_place,
         *_about_files(summaries, missing, world_from, duplicated, without_rank, unreadable),
         *_about_jobs(others, at_other_times),
@@ -98,6 +100,29 @@ def _is_one_process(readable: list[RankSummary]) -> bool:
     return all(one.end_ns <= other.begin_ns for one, other in pairwise(in_order))
 
 
+def _settled(readable: list[RankSummary]) -> tuple[list[RankSummary], list[str]]:
+    """Return the traces with the ranks of the source that tells more of them apart, and a remark.
+
+    The sources are the trace itself and the word "rank" in the name of its file. The remark names
+    what both state if they differ.
+    """
+    both = {
+        Path(each.path): (each.rank, named)
+        for each in readable
+        if each.rank_from == "metadata" and (named := rank_in_name(Path(each.path))) is not None
+    }
+    differ = [f"{path.name} is of rank {own}" for path, (own, name) in both.items() if own != name]
+    if not differ:
+        return readable, []
+    own, names = (len(set(ranks)) for ranks in zip(*both.values(), strict=True))
+    remark = f"The ranks in traces and in the names of their files differ ({listed(differ)}): "
+    if names <= own:
+        return readable, [f"{remark}those in the traces are used."]
+    used = {path: name for path, (_, name) in both.items()}
+    more = f"those of the names are used, which tell {names} ranks apart, and not {own}."
+    return _with_ranks(readable, used), [remark + more]
+
+
 def _with_places(readable: list[RankSummary]) -> tuple[list[RankSummary], list[str]]:
     """Number the ranks by their nodes, or by their places in groups if no trace has its rank.
 
@@ -119,7 +144,7 @@ def _with_places(readable: list[RankSummary]) -> tuple[list[RankSummary], list[s
     return with_rank, [f"The names of the files number the ranks: neighbours differ in {order}."]
 
 
-def _with_ranks(readable: list[RankSummary], ranks: dict[Path, int]) -> list[RankSummary]:
+def _with_ranks(readable: list[RankSummary], ranks: Mapping[Path, int]) -> list[RankSummary]:
     """Give the traces those ranks that are known by their names."""
     return [
         replace(each, rank=ranks[Path(each.path)], rank_from="name")

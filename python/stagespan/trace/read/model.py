@@ -179,6 +179,24 @@ class ArgumentTable:
 
 
 @dataclass(frozen=True, slots=True)
+class Settled:
+    """A time of a device that two sources state differently; the one with more is used."""
+
+    what: str
+    """What the device did, as a verb: "computed"."""
+    device: str
+    """The label of the device; "" if it has none."""
+    time_ns: int
+    source: str
+    """The source that is used."""
+    other_ns: int
+    other: str
+    """The source with less."""
+    beside_ns: int = 0
+    """The time that only this other source shows. It is used as well."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """The content of one trace file."""
 
@@ -220,6 +238,8 @@ class Trace:
     doubtful: Numbers = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     """Begin and end in ns, one row each, of the times in which a device's work is unknown, because
     the duration of an event cannot be true. Only a view has such times."""
+    settled: tuple[Settled, ...] = ()
+    """What two sources state differently. Only a view has such times: see `sources`."""
     incomplete: str | None = None
     """A sentence if the file is truncated or damaged, otherwise None."""
     arguments: Mapping[str, ArgumentTable] = field(default_factory=dict, repr=False, compare=False)

@@ -55,6 +55,7 @@ LAUNCH_SUFFIXES = ("_runtime", "_driver")
 """How the categories of calls of a runtime or driver end."""
 ASCEND_DEVICE = "Ascend Hardware"
 """The name of the process in which torch_npu.profiler shows the device's streams."""
+_ASCEND_COMMUNICATION = frozenset({"HCCL", "Communication"})
 # How Ascend's task types of kernels begin. Older versions of CANN write "Other" for most of them.
 _ASCEND_COMPUTES = re.compile(r"^(?:AI_|AIC|AIV|MIX_|DSA_)")
 # Types, and names of tasks, that do not compute: waits, marks, copies, communication.
@@ -188,6 +189,20 @@ def ascend_kernels(trace: Trace) -> Mask:
     computes, communicates = (np.zeros(len(streams), dtype=np.bool_) for _ in range(2))
     computes[of_stream[kernels]], communicates[of_stream[talks]] = True, True
     return kernels | (unknown & (computes | ~communicates)[of_stream])
+
+
+def ascend_collectives(trace: Trace) -> Mask:
+    """Which events are collectives of an Ascend device, in the threads of the groups of ranks."""
+    events = trace.events
+    # All groups of a process are handled at once, because a trace can name any number of groups.
+    by_process: dict[int, list[int]] = {}
+    for (pid, tid), name in trace.thread_names.items():
+        if name.startswith("Group") and trace.process_names.get(pid) in _ASCEND_COMMUNICATION:
+            by_process.setdefault(pid, []).append(tid)
+    found: Mask = np.zeros(len(events), dtype=np.bool_)
+    for pid, tids in by_process.items():
+        found |= (events.pid == pid) & np.isin(events.tid, tids)
+    return found
 
 
 def _matching(names: list[str], pattern: re.Pattern[str]) -> Mask:

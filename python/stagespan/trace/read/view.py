@@ -15,6 +15,7 @@ from stagespan.trace.read.joining import joined
 from stagespan.trace.read.merged_ranks import separated
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.plausibility import plausible
+from stagespan.trace.read.sources import with_tracks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,7 +40,7 @@ class TraceView(Trace):
         """Return a view of `trace` without what cannot be true; a view is returned as it is."""
         if isinstance(trace, TraceView):
             return trace
-        trace = plausible(separated(trace))
+        trace = with_tracks(plausible(separated(trace)))
         return cls(**{each.name: getattr(trace, each.name) for each in fields(Trace)})
 
     def with_capture_traces(self, traces: Sequence[Trace]) -> TraceView:

@@ -361,3 +361,27 @@ def test_clocks_that_are_an_hour_off(tmp_path: Path) -> None:
     found = ranks_in(tmp_path)
     assert found.clocks.offset_ns[1] - found.clocks.offset_ns[0] == 3_600_000_000 * US
     assert found.waits.last.tolist() == [0, 6]
+
+
+def test_of_ranks_in_traces_and_in_names_those_that_tell_more_apart_count(tmp_path: Path) -> None:
+    # GIVEN four traces that all state rank 0, as processes do that each believe to be alone
+    for rank in range(4):
+        write_rank(tmp_path, 0, CALLS, name=f"rank{rank}.json.gz")
+    found = ranks_in(tmp_path)
+    assert [each.rank for each in found.summaries] == [0, 1, 2, 3]
+    assert found.missing == []
+    # THEN one sentence names both, and which is used
+    (remark,) = [each for each in found.remarks if "names" in each]
+    assert "rank3.json.gz is of rank 0" in remark
+    assert remark.endswith("those of the names are used, which tell 4 ranks apart, and not 1.")
+
+
+def test_a_trace_that_states_its_rank_may_have_another_number_in_its_name(tmp_path: Path) -> None:
+    for rank in range(3):
+        write_rank(tmp_path, rank, CALLS, name=f"rank{2 - rank}.json.gz")
+    found = ranks_in(tmp_path)
+    names = [(each.rank, Path(each.path).name) for each in found.summaries]
+    assert names == [(0, "rank2.json.gz"), (1, "rank1.json.gz"), (2, "rank0.json.gz")]
+    (remark,) = [each for each in found.remarks if "names" in each]
+    assert "rank2.json.gz is of rank 0" in remark
+    assert remark.endswith("those in the traces are used.")
