@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "trace/covers.h"
 #include "trace/division.h"
 #include "trace/nesting.h"
 #include "trace/schedule.h"
@@ -44,6 +45,44 @@ void nest(const py::buffer& begin, const py::buffer& end, const py::buffer& thre
     check(size == count, "the arrays differ in length");
   const py::gil_scoped_release released;
   trace::nest({begins.data(), ends.data(), threads.data(), count}, parents.fill(), longers.fill(), owns.fill());
+}
+
+void first_around(const py::buffer& parent, const py::buffer& chosen, const py::buffer& around) {
+  const Numbers parents(parent, false);
+  const py::buffer_info mask = chosen.request();
+  Numbers filled(around, true);
+  if (mask.format != "?" || PyBuffer_IsContiguous(mask.view(), 'C') == 0)
+    throw py::type_error("expected a contiguous array of bool");
+  const std::size_t count = parents.size();
+  check(static_cast<std::size_t>(mask.size) == count && filled.size() == count, "the arrays differ in length");
+  for (std::size_t at = 0; at < count; ++at)
+    check(parents.data()[at] < static_cast<std::int64_t>(count), "an element has a parent that does not exist");
+  const py::gil_scoped_release released;
+  trace::first_around(parents.data(), static_cast<const bool*>(mask.ptr), count, filled.fill());
+}
+
+/// Returns -1, without filling the arrays, if the begins do not ascend.
+std::int64_t merge(const py::buffer& begin, const py::buffer& end, const py::buffer& merged) {
+  const Numbers begins(begin, false), ends(end, false);
+  Numbers filled(merged, true);
+  const std::size_t count = begins.size();
+  check(ends.size() == count && filled.size() == 2 * count, "the arrays differ in length");
+  const py::gil_scoped_release released;
+  const trace::IntervalTable intervals{begins.data(), ends.data(), count};
+  if (!trace::ascends(intervals)) return -1;
+  return static_cast<std::int64_t>(trace::merge(intervals, filled.fill(), filled.fill() + count));
+}
+
+void covered_until(const py::buffer& begin, const py::buffer& end, const py::buffer& before, const py::buffer& place,
+                   const py::buffer& covered) {
+  const Numbers begins(begin, false), ends(end, false), lengths(before, false), places(place, false);
+  Numbers filled(covered, true);
+  const std::size_t count = begins.size();
+  check(ends.size() == count && lengths.size() >= count && filled.size() == places.size(),
+        "the arrays differ in length");
+  const py::gil_scoped_release released;
+  trace::covered_until({begins.data(), ends.data(), count}, lengths.data(), places.data(), places.size(),
+                       filled.fill());
 }
 
 /// The edges of two arrays, which are checked.
@@ -108,6 +147,9 @@ void divide(const py::buffer& part, const py::buffer& request, const py::buffer&
 
 void define_trace_passes(py::module_& module) {
   module.def("trace_nest", &nest);
+  module.def("trace_first_around", &first_around);
+  module.def("trace_merge", &merge);
+  module.def("trace_covered_until", &covered_until);
   module.def("trace_earliest", &earliest);
   module.def("trace_latest", &latest);
   module.def("trace_topological_ranks", &topological_ranks);

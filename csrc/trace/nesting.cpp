@@ -1,6 +1,8 @@
 // nesting.cpp: one pass over the begins; what is open is a chain through `longer`.
 #include "trace/nesting.h"
 
+#include <algorithm>
+
 namespace stagespan::trace {
 
 namespace {
@@ -41,6 +43,22 @@ void nest(const Intervals& intervals, std::int64_t* parent, std::int64_t* longer
     top = static_cast<std::int64_t>(at);
   }
   finish();
+}
+
+void first_around(const std::int64_t* parent, const bool* chosen, std::size_t count, std::int64_t* around) noexcept {
+  constexpr std::int64_t unknown = -2, on_the_way = -3;
+  std::fill_n(around, count, unknown);
+  for (std::size_t at = 0; at < count; ++at) {
+    auto top = static_cast<std::int64_t>(at);
+    while (top >= 0 && around[top] == unknown && !chosen[top]) {
+      around[top] = on_the_way;
+      top = parent[top];
+    }
+    std::int64_t found = -1;
+    if (top >= 0 && around[top] != on_the_way) found = around[top] = around[top] == unknown ? top : around[top];
+    for (auto low = static_cast<std::int64_t>(at); low >= 0 && around[low] == on_the_way; low = parent[low])
+      around[low] = found;
+  }
 }
 
 }  // namespace stagespan::trace

@@ -20,4 +20,8 @@ struct Intervals {
 /// `own`, its time while no later one of the thread is open: each moment belongs to the one that began last.
 void nest(const Intervals& intervals, std::int64_t* parent, std::int64_t* longer, std::int64_t* own) noexcept;
 
+/// For each element of a forest, the first chosen one from itself up to its root, or -1. `parent` is an index or -1; in
+/// a cycle without a chosen element there is none.
+void first_around(const std::int64_t* parent, const bool* chosen, std::size_t count, std::int64_t* around) noexcept;
+
 }  // namespace stagespan::trace

@@ -1245,6 +1245,33 @@ def trace_nest(
     open. An interval ends after its begin.
     """
 
+def trace_first_around(
+    parent: NDArray[np.int64], chosen: NDArray[np.bool_], around: NDArray[np.int64]
+) -> None:
+    """Find the first chosen element from each one of a forest up to its root, or -1.
+
+    ``parent`` is an index or -1, and ``chosen`` a contiguous array of bool. Raises ValueError if a
+    parent does not exist.
+    """
+
+def trace_merge(begin: NDArray[np.int64], end: NDArray[np.int64], merged: NDArray[np.int64]) -> int:
+    """Write the union of intervals into the two rows of ``merged``, and return its length.
+
+    It is ascending and disjoint. Returns -1 if the begins do not ascend.
+    """
+
+def trace_covered_until(
+    begin: NDArray[np.int64],
+    end: NDArray[np.int64],
+    before: NDArray[np.int64],
+    place: NDArray[np.int64],
+    covered: NDArray[np.int64],
+) -> None:
+    """Compute how much of the time before each place disjoint, ascending intervals cover.
+
+    ``before`` is the covered length before each of the intervals.
+    """
+
 def trace_earliest(
     source: NDArray[np.int64],
     target: NDArray[np.int64],

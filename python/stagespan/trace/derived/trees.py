@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan import _core
 from stagespan.trace.derived.threads import Axis, threads
 from stagespan.trace.read.groups import sums
 from stagespan.trace.read.intervals import Endpoints, Numbers, Rows, nested, outermost_first
@@ -287,15 +288,8 @@ def levels(parent: Rows) -> NDArray[np.int64]:
 
 def first_around(parent: Rows, chosen: NDArray[np.bool_]) -> Rows:
     """Return for each element of a tree the first chosen one from itself up to the root, or -1."""
-    around = np.where(chosen, np.arange(len(parent), dtype=np.intp), parent)
-    other = np.flatnonzero(around >= 0)
-    # Each iteration doubles the number of levels that are searched.
-    while len(other):
-        above = around[around[other]]
-        moved = np.flatnonzero(above != around[other])
-        other, above = other[moved], above[moved]
-        around[other] = above
-        other = other[above >= 0]
+    around = np.empty(len(parent), dtype=np.intp)
+    _core.trace_first_around(np.ascontiguousarray(parent), np.ascontiguousarray(chosen), around)
     return around
 
 

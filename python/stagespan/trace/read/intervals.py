@@ -26,17 +26,14 @@ FARTHEST = 1 << 61
 
 def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
     """Return the union as ascending, disjoint intervals. Adjacent intervals are joined."""
-    if len(begin) == 0:
-        return begin, end
-    order = np.argsort(begin, kind="stable")
-    begin, reach = begin[order], end[order]
-    np.maximum.accumulate(reach, out=reach)
-    opens = np.empty(len(begin), dtype=np.bool_)
-    opens[0] = True
-    opens[1:] = begin[1:] > reach[:-1]
-    starts = np.flatnonzero(opens)
-    lasts = np.append(starts[1:], len(begin)) - 1
-    return begin[starts], reach[lasts]
+    begin, end = (np.ascontiguousarray(each, np.int64) for each in (begin, end))
+    union = np.empty((2, len(begin)), dtype=np.int64)
+    count = _core.trace_merge(begin, end, union)
+    if count < 0:
+        order = np.argsort(begin, kind="stable")
+        count = _core.trace_merge(begin[order], end[order], union)
+    # Copies, so that no more memory than needed is kept.
+    return union[0, :count].copy(), union[1, :count].copy()
 
 
 def joined(first: Intervals, second: Intervals) -> Intervals:
@@ -144,11 +141,9 @@ class Cover:
 
     def until(self, place: Numbers) -> Numbers:
         """The covered length before each place in ns."""
-        if len(self.begin) == 0:
-            return np.zeros(len(place), dtype=np.int64)
-        at = np.searchsorted(self.begin, place, side="right") - 1
-        inside = np.minimum(place, self.end[at]) - self.begin[at]
-        result: Numbers = np.where(at >= 0, self._before[at] + inside, 0)
+        result = np.empty(len(place), dtype=np.int64)
+        place = np.ascontiguousarray(place, np.int64)
+        _core.trace_covered_until(self.begin, self.end, self._before, place, result)
         return result
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from stagespan import _core
-from stagespan.trace.read.intervals import nested
+from stagespan.trace.derived.trees import first_around
+from stagespan.trace.read.intervals import Cover, merged, nested
 
 
 def integers(*values: int) -> np.ndarray:
@@ -41,6 +42,60 @@ def test_each_moment_of_a_thread_belongs_to_the_interval_that_began_last() -> No
             assert parent[at] == (is_open[-1] if len(is_open) else -1)
             around = earlier[end[earlier] > end[at]]
             assert longer[at] == (around[-1] if len(around) else -1)
+
+
+def test_the_union_of_intervals_moment_by_moment() -> None:
+    source = random.Random(7)
+    for _ in range(300):
+        # GIVEN intervals in any order that overlap, touch, are empty or end before they begin
+        drawn = [
+            (begin := source.randint(0, 30), begin + source.randint(-2, 6))
+            for _ in range(source.randint(0, 12))
+        ]
+        begin, end = np.array(drawn, dtype=np.int64).reshape(-1, 2).T
+        cover = Cover(begin, end)
+        is_covered = np.array([bool(((begin <= at) & (at < end)).any()) for at in range(40)])
+        # THEN each moment is covered, or not, and the intervals are the longest ones
+        found = np.zeros(40, dtype=np.bool_)
+        for first, last in zip(cover.begin, cover.end, strict=True):
+            found[first:last] = True
+        assert found.tolist() == is_covered.tolist()
+        assert (cover.end[:-1] < cover.begin[1:]).all()
+        places = integers(*(source.randint(-3, 43) for _ in range(20)))
+        before = [is_covered[: max(place, 0)].sum() for place in places]
+        assert cover.until(places).tolist() == before
+        assert cover.until(np.sort(places)).tolist() == sorted(before)
+
+
+def test_the_union_of_intervals_in_any_order_is_the_same() -> None:
+    begin, end = integers(5, 1, 9, 1), integers(7, 3, 9, 5)
+    for order in (slice(None), np.argsort(begin), [2, 0, 3, 1]):
+        union = merged(begin[order], end[order])
+        assert [each.tolist() for each in union] == [[1, 9], [7, 9]]
+
+
+def test_the_first_chosen_element_around_each_one() -> None:
+    source = random.Random(8)
+    for _ in range(300):
+        # GIVEN forests whose parents are not always before their children
+        count = source.randint(0, 12)
+        points = list(range(count))
+        source.shuffle(points)
+        parent = np.full(count, -1, dtype=np.intp)
+        for at in range(1, count):
+            parent[points[at]] = points[source.randrange(at)] if source.random() < 0.8 else -1
+        chosen = np.array([source.random() < 0.3 for _ in range(count)], dtype=np.bool_)
+        expected = []
+        for at in range(count):
+            while at >= 0 and not chosen[at]:
+                at = parent[at]
+            expected.append(at)
+        assert first_around(parent, chosen).tolist() == expected
+
+
+def test_elements_that_are_around_each_other_end_the_search() -> None:
+    chosen = np.array([False, False, False, True])
+    assert first_around(np.array([1, 2, 0, 0]), chosen).tolist() == [-1, -1, -1, 3]
 
 
 def test_the_times_of_points_against_all_paths() -> None:
@@ -96,6 +151,15 @@ ONE, TWO = integers(0), integers(0, 0)
         (lambda: _core.trace_nest(TWO, TWO, TWO, ONE, TWO, TWO), ValueError),
         (lambda: _core.trace_nest(TWO, TWO, TWO, TWO.astype(np.int32), TWO, TWO), TypeError),
         (lambda: _core.trace_nest(TWO, TWO, integers(0, 1, 2, 3)[::2], TWO, TWO, TWO), TypeError),
+        (lambda: _core.trace_first_around(TWO, np.array([True]), TWO), ValueError),
+        (lambda: _core.trace_first_around(TWO, TWO, TWO), TypeError),
+        (lambda: _core.trace_first_around(ONE, np.array([1], np.int8), ONE), TypeError),
+        (lambda: _core.trace_first_around(integers(1), np.array([False]), ONE), ValueError),
+        (lambda: _core.trace_merge(TWO, TWO, TWO), ValueError),
+        (lambda: _core.trace_merge(TWO, ONE, TWO), ValueError),
+        (lambda: _core.trace_covered_until(TWO, ONE, TWO, ONE, ONE), ValueError),
+        (lambda: _core.trace_covered_until(TWO, TWO, ONE, ONE, ONE), ValueError),
+        (lambda: _core.trace_covered_until(ONE, ONE, ONE, TWO, ONE), ValueError),
         (lambda: _core.trace_earliest(ONE, integers(1), ONE, 1, integers(5)), ValueError),
         (lambda: _core.trace_earliest(integers(-1), ONE, ONE, 1, integers(5)), ValueError),
         (lambda: _core.trace_earliest(ONE, ONE, ONE, 0, integers(5)), ValueError),
