@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from stagespan.pages.escaping import one_line
 
@@ -31,12 +32,11 @@ _FORWARDING = re.compile(r"^(?:gpu_kernel_impl\w*|Kernel2?|ReduceOp|device_kerne
 _SUFFIX = re.compile(r"(?<=\w)_(?:kernel|kernel_cuda|kernel_impl)$")
 
 
-@dataclass
-class _Part:
+class _Part(msgspec.Struct):
     """A name between two `::` with the brackets after it."""
 
     name: str = ""
-    groups: list[tuple[str, list[list[_Part]]]] = field(default_factory=list)
+    groups: list[tuple[str, list[list[_Part]]]] = msgspec.field(default_factory=list)
 
     def group(self, bracket: str) -> list[list[_Part]] | None:
         """Return the arguments in the first group of these brackets."""

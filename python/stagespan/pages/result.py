@@ -11,7 +11,6 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
@@ -38,8 +37,7 @@ other findings see by its cause."""
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "better")
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
+class Thresholds(msgspec.Struct, frozen=True):
     """The least percentage at which a finding has each severity; infinite if it never has it."""
 
     high: float = math.inf
@@ -296,8 +294,7 @@ def together_ns(gains: Iterable[Gain]) -> int:
     return idle + round(float(time[order][first].sum()))
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(msgspec.Struct, frozen=True):
     """Rows for a page; a column whose unit is "ns" is printed in one suitable unit of time."""
 
     title: str
@@ -393,16 +390,14 @@ Chart = dict[str, Any]
 Style = Literal["plain", "strong", "remark", "warning"]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """A sentence on the first screen."""
 
     text: str
     style: Style = "plain"
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(msgspec.Struct, frozen=True):
     """A time on the first screen, drawn as a bar of its parts."""
 
     name: str
@@ -427,8 +422,7 @@ class BarPart(NamedTuple):
     """What has the same colour: "computing", "communicating", "copying" or "idle"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(msgspec.Struct, frozen=True):
     """A table of times before and after on the first screen."""
 
     heading: str
@@ -565,8 +559,7 @@ class UnknownFigures(Figures, frozen=True):
     code: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unavailable:
+class Unavailable(msgspec.Struct, frozen=True):
     """The analysis has no result for this trace, and why."""
 
     reason: str

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,8 +27,7 @@ LONGEST_EVENT = 120
 """The most letters of an event's name on the page."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineRow:
+class TimelineRow(msgspec.Struct, frozen=True):
     """A row of the timeline: events in order of start, which do not overlap; in ns."""
 
     name: str
@@ -50,8 +49,7 @@ class TimelineRow:
         return int((self.end - self.begin).sum())
 
 
-@dataclass(frozen=True, slots=True)
-class Bars:
+class Bars(msgspec.Struct, frozen=True):
     """Bars of a row, each for one event or for several events that are close together."""
 
     begin: Times
@@ -59,7 +57,7 @@ class Bars:
     count: Times
     longest: Times
     """The index of the longest event of each bar."""
-    of: Times = field(repr=False)
+    of: Times
     """The bar of each event."""
 
 

@@ -10,8 +10,10 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import structs
 
 from stagespan import _core
 from stagespan.errors import StagespanError
@@ -649,7 +651,9 @@ def _sampled_tables(of: ActivityFigures) -> list[Table]:
     tables = of.samples.tables()
     note = f"{of.samples.line()}."
     return [
-        replace(table, title=f"{SAMPLES_OF}{table.title}", note=f"{note} {table.note}".strip())
+        structs.replace(
+            table, title=f"{SAMPLES_OF}{table.title}", note=f"{note} {table.note}".strip()
+        )
         for table in tables
     ]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from stagespan.errors import StagespanError
 from stagespan.process.files import RECORDING_SUFFIX
@@ -54,7 +55,7 @@ def trace_of(recording: Recording, path: str) -> Trace:
             unknown,
         ),
     )
-    arguments = replace(empty.arguments["events"], shape=np.zeros(count, np.int32))
+    arguments = structs.replace(empty.arguments["events"], shape=np.zeros(count, np.int32))
     return replace(
         empty,
         events=events,

@@ -425,7 +425,7 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
     """Analyse an Ascend folder: the trace if there is one, and every other file that exists."""
     trace = None if folder.trace is None else TraceView.of(folder.trace)
     results: dict[str, Result | Unavailable] = {}
-    of_files = ascend_report.analyze_files(replace(folder, trace=trace))
+    of_files = ascend_report.analyze_files(structs.replace(folder, trace=trace))
     if trace is not None:
         # The folder's files contain more than the trace about the same.
         covered = {"ascend_steps"}

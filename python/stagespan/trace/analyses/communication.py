@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, NamedTuple
 
@@ -145,8 +144,7 @@ def analyze(trace: Trace) -> Communication | Unavailable:
     )
 
 
-@dataclass(frozen=True)
-class _Calls:
+class _Calls(msgspec.Struct, frozen=True, dict=True):
     """The collectives of the base; arrays have one element for each."""
 
     trace: Trace

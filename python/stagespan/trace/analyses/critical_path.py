@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -310,8 +309,7 @@ def _by_kind(edges: Edges) -> dict[str, int]:
     return {kind: time for kind, time in found.items() if time}
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
+class _Named(msgspec.Struct, frozen=True):
     """The name of each edge: the device's event, the call, or the operator around it."""
 
     words: list[str]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,8 +69,7 @@ def analyze(trace: Trace) -> Flame | Unavailable:
     )
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Flame(Result):
+class Flame(Result, msgspec.Struct, frozen=True):
     """A tree of frames. All lists have one element for each frame; parents come before children."""
 
     names: list[str]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+import msgspec
 import numpy as np
+from msgspec import structs
 
 from stagespan.pages.amounts import in_words
 from stagespan.pages.result import share, shortened
@@ -50,8 +50,7 @@ _MOST_NAMED = 2
 _LEAST_STAGE_PERCENT = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class HostVerdict:
+class HostVerdict(msgspec.Struct, frozen=True):
     """The verdict on the host; times in ns."""
 
     verdict: str
@@ -177,7 +176,9 @@ def _of_stages(trace: Trace) -> HostVerdict | None:
         (window_of(trace) or (0, 0))[0],
     )
     return (
-        of_stages if empty is None else replace(of_stages, sentence=f"{of_stages.sentence} {empty}")
+        of_stages
+        if empty is None
+        else structs.replace(of_stages, sentence=f"{of_stages.sentence} {empty}")
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec import structs
 
@@ -192,8 +192,7 @@ class _Advised(NamedTuple):
     numbers: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class IdleFindings:
+class IdleFindings(msgspec.Struct, frozen=True):
     """The figures for the findings, all within `base`, to which shares refer; times in ns."""
 
     base: BaseWindow

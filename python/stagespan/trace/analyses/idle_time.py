@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+import msgspec
 import numpy as np
+from msgspec import structs
 
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.call_site import call_sites
@@ -84,8 +84,7 @@ def gaps_by_cause(parts: IdleParts) -> dict[str, int]:
     return dict(zip(NAMES, counts, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class BaseIdle:
+class BaseIdle(msgspec.Struct, frozen=True):
     """The time of the base in which no device worked; times in ns."""
 
     base: BaseWindow
@@ -114,7 +113,7 @@ def base_idle(trace: Trace) -> BaseIdle | None:
     end = np.clip(gaps.end_ns, base.begin_ns, base.end_ns)
     inside = end > begin
     if not inside.all() or int((end - begin).sum()) < int(gaps.dur_ns.sum()):
-        gaps = replace(
+        gaps = structs.replace(
             gaps,
             begin_ns=begin[inside],
             end_ns=end[inside],

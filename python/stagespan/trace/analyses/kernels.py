@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -32,8 +31,7 @@ def analyze(trace: Trace) -> Kernels | Unavailable:
     return rows if isinstance(rows, Unavailable) else Kernels(rows)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Kernels(Result):
+class Kernels(Result, msgspec.Struct, frozen=True):
     """The time of a trace's kernels; for a trace without a device, of its operators."""
 
     work: KernelRows

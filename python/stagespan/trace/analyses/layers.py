@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -248,8 +247,7 @@ class MedianLayer(Figures, frozen=True):
     """In the order in which they begin."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(msgspec.Struct, frozen=True):
     """All repetitions of a trace, or of one of its steps."""
 
     blocks: list[LayerBlock]
@@ -491,8 +489,7 @@ class Module(Figures, frozen=True):
     """The instance with the longest time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Modules:
+class Modules(msgspec.Struct, frozen=True):
     """The tree of modules; times in ns."""
 
     modules: list[Module]

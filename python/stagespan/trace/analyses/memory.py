@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -134,8 +133,7 @@ class Memory(StructResult, frozen=True):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryEvents:
+class MemoryEvents(msgspec.Struct, frozen=True):
     """The events of one device in the order of time. All arrays have one element for each event."""
 
     device: str

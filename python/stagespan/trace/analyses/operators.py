@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from stagespan.pages.amounts import counted, in_words, listed
@@ -50,8 +50,7 @@ _CHOOSES_ONE = re.compile(r"^aten::(?:select|slice|index|unbind|squeeze|as_strid
 _NAMED = 3
 
 
-@dataclass(frozen=True)
-class _Operators:
+class _Operators(msgspec.Struct, frozen=True, dict=True):
     """All operators outside of the loading of data as a forest; arrays have one element of each."""
 
     trace: Trace

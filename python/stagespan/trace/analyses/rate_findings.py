@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from msgspec import structs
 
@@ -170,8 +170,7 @@ def _covered(percent: float) -> tuple[str, ...]:
     return ("kernels.dominant",) if percent >= _DOMINANT_PERCENT else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Appends:
+class Appends(msgspec.Struct, frozen=True):
     """Calls of cat that join a large tensor and small ones."""
 
     longest: Evidence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -344,8 +343,7 @@ def analyze(trace: Trace) -> Rates | Unavailable:
 # --- which call of an operator has which time ---
 
 
-@dataclass(slots=True)
-class _Kind:
+class _Kind(msgspec.Struct):
     """All calls of one operator with the same arguments."""
 
     call: Call

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -264,8 +263,7 @@ class Stages(StructResult, frozen=True):
         return [Table.of("Stages", kept, *columns, note=note.strip())]
 
 
-@dataclass(frozen=True, slots=True)
-class StageTree:
+class StageTree(msgspec.Struct, frozen=True):
     """Stages by path; times in ns. `rows`, `node` and `folded` have one element for each call."""
 
     rows: Rows

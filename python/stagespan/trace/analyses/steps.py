@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Annotated
 
@@ -377,8 +376,7 @@ def _name(trace: Trace, row: int) -> str | None:
     return None if row < 0 else trace.names[int(trace.events.name[row])]
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(msgspec.Struct, frozen=True):
     """The steps' time before the launch of the device's first event, or after its last event."""
 
     first: bool

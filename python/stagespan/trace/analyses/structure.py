@@ -14,7 +14,7 @@ from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.idle_causes import GRAPH_LAUNCHES
 from stagespan.trace.derived.modules import class_of_module
 from stagespan.trace.derived.step_ranges import FRAMEWORK, PROFILER_STEP
-from stagespan.trace.derived.threads import names_with, outermost, threads
+from stagespan.trace.derived.threads import among, names_with, outermost, threads
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
@@ -140,10 +140,10 @@ def _candidates(trace: Trace, inside: Mask) -> tuple[Rows, NDArray[np.int64], li
     """Return rows of calls, the number of each row's name, and the names."""
     events = trace.events
     marks = trace.rows_of(["user_annotation"])
-    marks = marks & ~(names_with(trace, PROFILER_STEP) | names_with(trace, FRAMEWORK))[events.name]
+    marks = marks & ~(among(marks, trace, PROFILER_STEP) | among(marks, trace, FRAMEWORK))
     regions = names_with(trace, _REGION)[events.name]
     frames = trace.rows_of(["python_function"])
-    graphs = names_with(trace, GRAPH_LAUNCHES)[events.name] & ~frames
+    graphs = among(~frames, trace, GRAPH_LAUNCHES)
     modules = np.array([class_of_module(name) is not None for name in trace.names] + [False])
     rows = np.flatnonzero(
         inside & (events.dur_ns > 0) & (marks | regions | graphs | (frames & modules[events.name]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -64,8 +63,7 @@ class Collective(Figures, frozen=True):
     """By link."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(msgspec.Struct, frozen=True):
     """The time in which the collectives moved data, in ns."""
 
     elapse_ns: int
@@ -87,8 +85,7 @@ class Moved:
         return f"Only {which} contain how long data moved: {moved} of {took}."
 
 
-@dataclass(frozen=True, slots=True)
-class Waited:
+class Waited(msgspec.Struct, frozen=True):
     """The time that the collectives waited for other ranks."""
 
     severity: Severity | None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.derived.device import (
@@ -48,11 +48,10 @@ RECEIVE = re.compile(r"^hcom_receive")
 """Collectives that receive from another stage of a pipeline."""
 
 
-@dataclass(frozen=True, slots=True)
-class KindIntervals:
+class KindIntervals(msgspec.Struct, frozen=True):
     """Intervals of one device in ns, by kind."""
 
-    of: dict[int, Intervals] = field(default_factory=dict)
+    of: dict[int, Intervals] = msgspec.field(default_factory=dict)
 
     def __getitem__(self, kind: int) -> Intervals:
         """The intervals of a kind, which may be none."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from stagespan.errors import TraceError
 from stagespan.pages.result import Evidence, Finding, Severity
@@ -64,8 +64,7 @@ _COLUMNS = {
 _INFO = re.compile(r"^profiler_info(?:_(\d+))?\.json$")
 
 
-@dataclass(frozen=True, slots=True)
-class AscendFolder:
+class AscendFolder(msgspec.Struct, frozen=True):
     """The contents of a folder. `problems` describes problems of its files."""
 
     path: Path
@@ -79,7 +78,7 @@ class AscendFolder:
     level: str | None
     """The profiler's level, such as `Level1`; None if unknown."""
     rank: int | None
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = msgspec.field(default_factory=list)
     """Sentences about files that could not be read completely."""
     world_size: int | None = None
     """The number of ranks of the job; None if unknown."""
@@ -208,7 +207,7 @@ def _table(file: Path) -> CsvTable:
     if "start time" in headings and not headings["start time"][1]:
         # Versions of CANN before 7 write it in nanoseconds, without a unit.
         headings["start time"] = headings["start time"][0], "ns"
-    return replace(table, headings=headings)
+    return structs.replace(table, headings=headings)
 
 
 def _output(folder: Path) -> Path:

@@ -7,7 +7,6 @@ moment belongs to the phase of the next operator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -240,8 +239,7 @@ def analyze(trace: Trace) -> Free | Unavailable:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(msgspec.Struct, frozen=True):
     """The phases of the operator after each gap; ascending times in ns."""
 
     following: Numbers

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from stagespan.pages.amounts import counted, in_words
@@ -93,8 +92,7 @@ class HeadFigures(Figures, frozen=True):
     per_call: list[CompiledCall]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class HeadOverhead(Result):
+class HeadOverhead(Result, msgspec.Struct, frozen=True):
     """All calls; only `counted` are summed."""
 
     calls: list[CompiledCall]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -169,8 +168,7 @@ def _on_ai_cpu(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sum:
+class _Sum(msgspec.Struct, frozen=True):
     """The operators of one type on one kind of core; times in ns."""
 
     count: int

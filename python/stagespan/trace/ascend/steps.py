@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -56,8 +55,7 @@ _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _ALL_TIME_NS = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 
 
-@dataclass(frozen=True, slots=True)
-class StepRange:
+class StepRange(msgspec.Struct, frozen=True):
     """A step. Device work that begins from `begin_ns` until before `end_ns` belongs to it."""
 
     step: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -72,8 +71,7 @@ class WaitsOfKind(Figures, frozen=True):
     """The part of that in which a collective ran: it is exposed communication."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitsInCommunication:
+class WaitsInCommunication(msgspec.Struct, frozen=True):
     """Waits of one kind that are a part of exposed communication."""
 
     kind: str

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from stagespan.pages.kernel_names import kernel_label
@@ -79,7 +80,7 @@ def _signatures(cells: Cells, others: set[str]) -> dict[frozenset[object], list[
     # Kernels are paired regardless of shapes, which are compared afterwards.
     counts: dict[CostCell, int] = {}
     for cell, number in cells.count.items():
-        place = replace(cell, shape="")
+        place = structs.replace(cell, shape="")
         counts[place] = counts.get(place, 0) + number
     cells = Cells(dict.fromkeys(counts, 0), counts, cells.per)
     places: dict[str, set[object]] = {}
@@ -112,8 +113,7 @@ _LEAST_PARTS, _FEWEST_PARTS = 0.6, 3
 _LEAST_KNOWN = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Likeness:
+class Likeness(msgspec.Struct, frozen=True):
     """The fractions that two traces have in common, from 0 to 1; None if unknown."""
 
     kernels: float | None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
+import msgspec
 from msgspec import structs
 
 from stagespan.pages.amounts import counted, in_words
@@ -271,8 +271,7 @@ class TraceComparison(StructResult, Titled, frozen=True):
         return tables(self)
 
 
-@dataclass(frozen=True, slots=True)
-class _Costs:
+class _Costs(msgspec.Struct, frozen=True):
     """The costs of both traces, from which the lists of changes are made."""
 
     before: Side

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from stagespan.trace.derived import kernel_kinds as kinds
@@ -49,8 +50,7 @@ DONE = "device_done"
 """The cause of idle time after the device's last work, while the last step continued."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attribution:
+class Attribution(msgspec.Struct, frozen=True):
     """Times in ns; `time_ns` and `idle_ns` together sum to the windows' length."""
 
     rows: Rows
@@ -137,7 +137,7 @@ def _with_the_first(trace: Trace, gaps_: Gaps, windows: Windows) -> Gaps:
         "issued": issued,
     }
     columns = {name: np.insert(getattr(gaps_, name), 0, value) for name, value in ahead.items()}
-    return replace(gaps_, **columns)
+    return structs.replace(gaps_, **columns)
 
 
 def apportioned(parts: Numbers, numerator: int, denominator: int) -> Numbers:
@@ -243,8 +243,7 @@ COMPUTING, COMMUNICATING, COPYING, IDLE, HOST = "compute", "communication", "cop
 OUTSIDE = "outside of operators"
 
 
-@dataclass(frozen=True, slots=True)
-class CostCell:
+class CostCell(msgspec.Struct, frozen=True):
     """A part of the time that is in no other cell; texts are "" if unknown."""
 
     group: str
@@ -259,8 +258,7 @@ class CostCell:
     """The shapes of the operator's inputs, as in the trace."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
+class Cells(msgspec.Struct, frozen=True):
     """The cells of a trace; the times sum to the time of one step, or of the whole trace."""
 
     time_ns: dict[CostCell, int]

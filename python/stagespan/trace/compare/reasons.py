@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated
+
+import msgspec
 
 from stagespan.pages.amounts import counted, in_words, listed
 from stagespan.pages.figures import Figures, Ns, one_of
@@ -55,12 +56,11 @@ class Reason(Figures, frozen=True):
         return f"each launch of {self.operator} takes {self.after}, before {self.before}"
 
 
-@dataclass
-class _Work:
+class _Work(msgspec.Struct):
     """The times and the launches of a step, before and after."""
 
-    time_ns: list[int] = field(default_factory=lambda: [0, 0])
-    count: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    time_ns: list[int] = msgspec.field(default_factory=lambda: [0, 0])
+    count: list[float] = msgspec.field(default_factory=lambda: [0.0, 0.0])
 
     def add(self, at: int, time_ns: int, count: float) -> None:
         self.time_ns[at] += time_ns
@@ -137,8 +137,7 @@ def _shapes(shapes: list[str]) -> str:
     return listed([shortened(each, _LETTERS) for each in dict.fromkeys(words)], _NAMED)
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
+class Overlap(msgspec.Struct, frozen=True):
     """The communication of a step, in ns."""
 
     whole_ns: int

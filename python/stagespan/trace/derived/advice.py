@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.derived import idle_causes as causes
@@ -133,8 +133,9 @@ class Facts:
         """The numbers of calls that allocated and that freed device memory."""
         if self._parts is None:
             return 0, 0
-        rows = np.flatnonzero(self._parts.allocates & ~named(self._trace, _OF_HOST))
-        frees = int(named(self._trace, _FREES)[rows].sum())
+        calls = np.flatnonzero(self._parts.allocates)
+        rows = calls[~named(self._trace, _OF_HOST, calls)]
+        frees = int(named(self._trace, _FREES, rows).sum())
         return len(rows) - frees, frees
 
     @cached_property
@@ -159,8 +160,7 @@ class Facts:
         return self.allocates_steadily and taken >= _MANY and 2 * given >= taken
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(msgspec.Struct, frozen=True):
     """A sentence that follows a finding, and its condition."""
 
     name: str
@@ -361,5 +361,8 @@ def steadily(times: Numbers, most: int = _ONCE) -> bool:
     """Whether the `most` longest times take at most half of the total time."""
     if len(times) <= most:
         return False
-    longest = np.partition(times, -most)[-most:]
-    return 2 * int(longest.sum()) <= int(times.sum())
+    total, longest = int(times.sum()), int(times.max())
+    # Sorting many times takes long, and is rarely needed.
+    if 2 * most * longest <= total or 2 * longest > total:
+        return 2 * longest <= total
+    return 2 * int(np.partition(times, -most)[-most:].sum()) <= total

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,8 +69,7 @@ _SIMPLE = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Tape:
+class Tape(msgspec.Struct, frozen=True, dict=True):
     """Launches in the order in which they were made."""
 
     calls: Rows
@@ -93,8 +92,7 @@ class Tape:
         return Counter(self.code.tolist())
 
 
-@dataclass(frozen=True, slots=True)
-class GraphMatch:
+class GraphMatch(msgspec.Struct, frozen=True):
     """Launches of graphs with the same work in the same order."""
 
     calls: Rows
@@ -116,8 +114,7 @@ class GraphMatch:
     """The percentage of the work that the most similar tape has."""
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedWork:
+class CapturedWork(msgspec.Struct, frozen=True):
     """The captured launch of each of the device's events, with one element for each of them.
 
     Rows are those of `operators`; -1 is unknown, and for work outside of device graphs.

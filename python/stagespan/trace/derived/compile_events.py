@@ -11,7 +11,6 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -68,8 +67,7 @@ def runs_compiled(trace: Trace) -> bool:
     return bool(names_with(trace, _RUNS).any())
 
 
-@dataclass(frozen=True)
-class Forest:
+class Forest(msgspec.Struct, frozen=True, dict=True):
     """The nested operators, regions and graphs of all threads."""
 
     trace: Trace
@@ -203,8 +201,7 @@ class Frame(Figures, frozen=False):  # type: ignore[misc]
     """Host time of the backward passes of this frame."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frames:
+class Frames(msgspec.Struct, frozen=True):
     """The frames that ran compiled."""
 
     frames: list[Frame]

@@ -18,10 +18,10 @@ the times of the trace. With other lags, it is a prediction of the times of a ch
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,7 +29,7 @@ from stagespan import _core
 from stagespan.trace.derived.device import launch_of, launches, streams
 from stagespan.trace.derived.gaps import QUIET_NS, gaps, program_calls, waiting_calls
 from stagespan.trace.derived.idle_causes import ALLOCATES
-from stagespan.trace.derived.threads import TimeIndex, named, threads, threads_of
+from stagespan.trace.derived.threads import TimeIndex, among, named, threads, threads_of
 from stagespan.trace.read.groups import by_group, pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -58,8 +58,7 @@ _OF_THREADS = ("cpu_op", "user_annotation", "python_function")
 _WAITS_FOR_ALL = re.compile("device|context", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Edges:
+class Edges(msgspec.Struct, frozen=True, dict=True):
     """The edges of a window, ordered so that all edges into a point precede those out of it."""
 
     source: Rows
@@ -134,7 +133,7 @@ def _other_calls(trace: Trace) -> Mask:
     """Return the calls that allocate or free memory, and those that take long."""
     calls = launches(trace)
     long = calls & (trace.events.dur_ns > QUIET_NS) & ~program_calls(trace, calls)
-    found: Mask = (calls & named(trace, ALLOCATES)) | long
+    found: Mask = among(calls, trace, ALLOCATES) | long
     return found
 
 

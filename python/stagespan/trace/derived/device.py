@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -61,8 +61,7 @@ _SAME_CALL_NS = 2_000
 _DENSE = 4
 
 
-@dataclass(frozen=True)
-class DeviceWork:
+class DeviceWork(msgspec.Struct, frozen=True, dict=True):
     """The device's part of a trace. Arrays have one element for each event of `Trace.events`."""
 
     kind: NDArray[np.int8]

@@ -13,7 +13,7 @@ from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.call_site import CallSites
 from stagespan.trace.derived.gaps import AFTER, BEFORE, DURING, NAMES, UNKNOWN, Gaps, IdleParts
 from stagespan.trace.derived.idle_causes import Cause
-from stagespan.trace.derived.threads import names_with
+from stagespan.trace.derived.threads import named
 from stagespan.trace.evidence import evidence, window_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -184,10 +184,10 @@ def _pattern(
 
 def _graph_call(trace: Trace, calls: Rows) -> str | None:
     """Return the name of the calls that are known, if all of these launch graphs."""
-    names = np.unique(trace.events.name[calls[calls >= 0]])
-    if len(names) == 0 or not names_with(trace, causes.GRAPH_LAUNCHES)[names].all():
+    calls = calls[calls >= 0]
+    if len(calls) == 0 or not named(trace, causes.GRAPH_LAUNCHES, calls).all():
         return None
-    return trace.names[int(names[0])]
+    return trace.names[int(trace.events.name[calls].min())]
 
 
 def _host(where: CallSites, gaps: Gaps, some: Rows) -> tuple[int, int, int]:

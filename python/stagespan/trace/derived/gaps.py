@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +21,7 @@ from stagespan.trace.derived.idle_causes import GRAPH_LAUNCHES, SINGLE_LAUNCHES
 from stagespan.trace.derived.task_queue import origins
 from stagespan.trace.derived.threads import (
     Axis,
+    among,
     named,
     numbers_of,
     processes,
@@ -38,8 +39,7 @@ ISSUED = ("before", "during", "after", None)
 """Whether the launch that ended a gap was issued before the gap, during it, or after it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gaps:
+class Gaps(msgspec.Struct, frozen=True):
     """Gaps in the order of time. `rows`, `calls` and `origins` have one element for each device
     event, the other arrays have one for each gap."""
 
@@ -241,7 +241,7 @@ class _HostActivity:
     ) -> Iterator[Cover]:
         """Yield the intervals of each of _CLASSES. One at a time, because they take much memory."""
         overhead = trace.rows_of(["overhead"])
-        loads = named(trace, causes.LOADS_KERNELS)
+        loads = among(overhead | calls, trace, causes.LOADS_KERNELS)
         # The mark of a step is around all that happens in it, and shows nothing of it.
         marks = trace.rows_of(["user_annotation", "cpu_op"]) & ~named(trace, causes.STEP_MARKS)
         frames = trace.rows_of(["python_function"])
@@ -257,8 +257,8 @@ class _HostActivity:
 
     def _captures(self, trace: Trace, calls: Mask) -> Cover:
         """Return when a thread captured a device graph: until the graph can be launched."""
-        begins = np.flatnonzero(calls & named(trace, causes.CAPTURE_BEGINS) & (self._thread >= 0))
-        ends = np.flatnonzero(calls & named(trace, causes.CAPTURE_ENDS) & (self._thread >= 0))
+        begins = np.flatnonzero(among(calls, trace, causes.CAPTURE_BEGINS) & (self._thread >= 0))
+        ends = np.flatnonzero(among(calls, trace, causes.CAPTURE_ENDS) & (self._thread >= 0))
         begin, (end, done) = np.sort(self._placed(begins)[0]), self._placed(ends)
         order = np.argsort(end)
         end, done = end[order], done[order]
@@ -398,8 +398,7 @@ LATENCY_NS = 50_000
 JUST_LAUNCHED_NS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class IdleParts:
+class IdleParts(msgspec.Struct, frozen=True):
     """The gaps' times by cause."""
 
     parts: NDArray[np.int64]
@@ -435,7 +434,8 @@ def split_idle(trace: Trace, gaps: Gaps, step_begins: Numbers) -> IdleParts:
 def profiler_time(trace: Trace) -> Cover:
     """Return when the profiler itself took time, such as for its buffers."""
     events = trace.events
-    rows = np.flatnonzero(trace.rows_of(["overhead"]) & ~named(trace, causes.LOADS_KERNELS))
+    overhead = trace.rows_of(["overhead"])
+    rows = np.flatnonzero(overhead & ~among(overhead, trace, causes.LOADS_KERNELS))
     return Cover(events.begin_ns[rows], events.end_ns[rows])
 
 
@@ -446,7 +446,7 @@ def waiting_calls(trace: Trace, rows: Rows, calls: Rows) -> Mask:
     `rows` are the device's events, and `calls` are their launching calls.
     """
     events = trace.events
-    waits = launches(trace) & named(trace, causes.WAITS)
+    waits = among(launches(trace), trace, causes.WAITS)
     copies = (device_work(trace).kind[rows] == COPY) & (calls >= 0)
     copies &= named(trace, causes.COPIES, calls)
     rows, calls = rows[copies], calls[copies]
@@ -495,7 +495,7 @@ def host_classes(trace: Trace, event: int, begin_ns: int, end_ns: int) -> dict[s
     axis = Axis(begin_ns, end_ns, 1)
     if end_ns <= begin_ns or not axis.fits:
         return {}
-    allocates = calls & named(trace, causes.ALLOCATES) & ~waits
+    allocates = among(calls, trace, causes.ALLOCATES) & ~waits
     host = _HostActivity(trace, axis, owners, calls, waits, allocates, program_calls(trace, calls))
     times = host.classified(thread, np.array([begin_ns]), np.array([end_ns]))[0]
     return {name: int(time) for name, time in zip(_CLASSES, times[:-2], strict=True) if time}
@@ -507,7 +507,7 @@ class _Splitter:
         self.parts = np.zeros((len(gaps.begin_ns), len(NAMES)), dtype=np.int64)
         self.calls = launches(trace)
         self.waits = waiting_calls(trace, gaps.rows, gaps.calls)
-        self.allocates = self.calls & named(trace, causes.ALLOCATES) & ~self.waits
+        self.allocates = among(self.calls, trace, causes.ALLOCATES) & ~self.waits
         self.program_calls = program_calls(trace, self.calls)
         self.crosses = self._crosses(step_begins)
         self.call_idle = np.zeros(len(trace.events), dtype=np.int64)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.derived.device import launches
@@ -20,8 +20,7 @@ _WRAPS = re.compile(r"^(?:torch::)?autograd::|Backward\w*$|^FSDP::|^DistributedD
 _NONE = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class HostWork:
+class HostWork(msgspec.Struct, frozen=True):
     """What the threads of a program did, in ns of the trace's time."""
 
     computing: Cover

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from stagespan.pages.figures import one_of
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
-from stagespan.trace.derived.threads import named
+from stagespan.trace.derived.threads import among, named
 from stagespan.trace.read.intervals import Mask
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -218,7 +218,7 @@ COMMUNICATES = re.compile(rf"^{COLLECTIVE}|^record_param_comms$")
 @once
 def loads_data(trace: Trace) -> Mask:
     """Return the annotations and Python frames in which the program loads data."""
-    marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, _LOADS_DATA)
+    marks = among(trace.rows_of(["user_annotation", "cpu_op"]), trace, _LOADS_DATA)
     frames = trace.rows_of(["python_function"]) & named(trace, _LOADS_DATA_FRAME)
     return marks | frames
 
@@ -226,6 +226,6 @@ def loads_data(trace: Trace) -> Mask:
 @once
 def compiles(trace: Trace) -> Mask:
     """Return the events in which a compiler runs: those of torch.compile, and Python frames."""
-    marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, COMPILES)
+    marks = among(trace.rows_of(["user_annotation", "cpu_op"]), trace, COMPILES)
     frames = trace.rows_of(["python_function"]) & named(trace, _COMPILES_FRAME)
     return marks | frames

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -131,8 +131,7 @@ NO_OPERATOR = re.compile(
 _TIMED = re.compile(r"^(?P<name>.+?)(?: \(dynamo_timed\)|_data: .*compile_id=.*)$")
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchSources:
+class LaunchSources(msgspec.Struct, frozen=True):
     """What launched each device event: rows of `Trace.events`, or -1 if unknown."""
 
     rows: Rows
@@ -254,8 +253,7 @@ def _by_external_id(trace: Trace, rows: Rows, inside: Rows, forest: Nesting) -> 
 # --- Stages ---
 
 
-@dataclass(frozen=True, slots=True)
-class StageCalls:
+class StageCalls(msgspec.Struct, frozen=True):
     """All calls of stages. `rows`, `thread` and `tree` have one element for each call."""
 
     rows: Rows
@@ -375,8 +373,7 @@ _TIMED_SUFFIX = " (dynamo_timed)"
 _COMPILED = re.compile(r"^## Call CompiledFxGraph")
 
 
-@dataclass(frozen=True, slots=True)
-class HostOperators:
+class HostOperators(msgspec.Struct, frozen=True):
     """All calls of operators. The sum of `own_ns` is the time that threads spent in operators."""
 
     rows: Rows

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +25,7 @@ def class_of_module(name: str) -> str | None:
     return match[1] if match else None
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleCalls:
+class ModuleCalls(msgspec.Struct, frozen=True):
     """All calls of modules that have a duration."""
 
     trace: Trace

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +28,7 @@ _LEAST_GROWTH = 4.0
 _QUANTILE = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class StackCost:
+class StackCost(msgspec.Struct, frozen=True):
     """What the recorded calls of Python cost; times in ns."""
 
     edges_ns: Numbers

@@ -8,10 +8,11 @@ contains nothing else, shapes can also show that a block does not use the result
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from stagespan.pages.amounts import counted
@@ -20,7 +21,7 @@ from stagespan.trace.derived.chains import passes_nothing_on
 from stagespan.trace.derived.device import COMPUTE, device_work, launch_of, launches, streams
 from stagespan.trace.derived.idle_causes import MARKS, STEP_MARKS
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
-from stagespan.trace.derived.threads import named, outermost, threads
+from stagespan.trace.derived.threads import among, named, outermost, threads
 from stagespan.trace.derived.trees import tree_of
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
@@ -33,8 +34,7 @@ _LEAST_FORWARD = 3
 _CANDIDATES = 96
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(msgspec.Struct, frozen=True):
     """A block of `length` elements that occurs `times` times in a row, the first at `begin`."""
 
     begin: int
@@ -146,8 +146,7 @@ _LEAST_BLOCK = 8
 _LEAST_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class StepRanges:
+class StepRanges(msgspec.Struct, frozen=True):
     """Steps in the order of time, which do not overlap."""
 
     names: list[str]
@@ -157,7 +156,7 @@ class StepRanges:
     source: Source
     how: str
     """A sentence on how the steps were found."""
-    marks: Rows = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    marks: Rows = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.intp))
     """The events that only mark steps; empty if the steps were found in another way."""
     overlapping: int = 0
     """The number of marks that are not steps, because they overlap an earlier step."""
@@ -265,7 +264,8 @@ def _of_server(trace: Trace) -> StepRanges | None:
 
 def _of_annotations(trace: Trace) -> StepRanges | None:
     events = trace.events
-    marks = trace.rows_of(["user_annotation"]) & ~named(trace, FRAMEWORK)
+    marks = trace.rows_of(["user_annotation"])
+    marks = marks & ~among(marks, trace, FRAMEWORK)
     all_rows = np.flatnonzero(marks & (events.dur_ns > 0))
     words = {code: _DIGITS.sub("#", trace.names[code]) for code in np.unique(events.name[all_rows])}
     numbers = {word: number for number, word in enumerate(dict.fromkeys(words.values()))}
@@ -332,7 +332,9 @@ def _most_time(trace: Trace, rows: Rows, codes: Numbers) -> StepRanges | None:
         return None
     steps = _blocks(trace, apart, Repeat(0, 1, len(apart)), np.full(len(apart), code))
     overlapping = len(every) - len(apart)
-    return replace(steps, how=steps.how + _about_overlaps(overlapping), overlapping=overlapping)
+    return structs.replace(
+        steps, how=steps.how + _about_overlaps(overlapping), overlapping=overlapping
+    )
 
 
 def _overlaps(trace: Trace, rows: Rows, steps: StepRanges) -> bool:
@@ -354,7 +356,7 @@ def _overlaps(trace: Trace, rows: Rows, steps: StepRanges) -> bool:
 def _of_optimizer(trace: Trace) -> StepRanges | None:
     """Return steps from the end of an optimizer's step to the end of the next."""
     events = trace.events
-    marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, OPTIMIZER_STEP)
+    marks = among(trace.rows_of(["user_annotation", "cpu_op"]), trace, OPTIMIZER_STEP)
     rows = np.flatnonzero(marks)
     if len(rows) == 0:
         return None

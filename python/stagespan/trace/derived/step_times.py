@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +20,7 @@ from stagespan.trace.derived.device import (
 from stagespan.trace.derived.host_work import host_work
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
-from stagespan.trace.derived.threads import named
+from stagespan.trace.derived.threads import among, named
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -59,8 +59,7 @@ _ASKS = re.compile(
 _LITTLE = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Earlier:
+class Earlier(msgspec.Struct, frozen=True):
     """Device work that was launched before the trace began."""
 
     end_ns: int | None = None
@@ -70,8 +69,7 @@ class Earlier:
     late after its launch that the device must have been busy with other work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extents:
+class Extents(msgspec.Struct, frozen=True):
     """The begins and ends of steps. All arrays have one element for each step."""
 
     begin_ns: Numbers
@@ -122,7 +120,7 @@ def _creates_context(trace: Trace, until_ns: int) -> bool:
     """Whether a call that only asks for facts or makes a stream took long before a time."""
     events = trace.events
     calls = launches(trace) & (events.dur_ns > _CONTEXT_NS) & (events.end_ns <= until_ns)
-    return bool((calls & named(trace, _ASKS)).any())
+    return bool(among(calls, trace, _ASKS).any())
 
 
 def _end_of_unrecorded_work(
@@ -169,8 +167,7 @@ def step_extents(trace: Trace, ranges: StepRanges) -> Extents:
     return Extents(begin, end, step_of, first, last, earlier)
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(msgspec.Struct, frozen=True):
     """The times of steps. Arrays have one element for each step or each device event."""
 
     begin_ns: Numbers

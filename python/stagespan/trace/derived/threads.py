@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Sequence
 from re import Pattern
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.read.groups import pairs
-from stagespan.trace.read.intervals import FARTHEST, Cover, Mask, Numbers, Rows
+from stagespan.trace.read.intervals import FARTHEST, Codes, Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(msgspec.Struct, frozen=True):
     """The times of several threads on one axis.
 
     Each thread has its own part of the axis, so the intervals of all threads can be processed
@@ -40,7 +40,9 @@ class Axis:
 
     def place(self, thread: Numbers | NDArray[np.int32], time_ns: Numbers) -> Numbers:
         """Convert times to places on the axis; times outside the window are moved to its edge."""
-        result: Numbers = np.clip(time_ns, self.begin_ns, self.end_ns)
+        # np.clip takes much longer for the few times of a small trace.
+        result: Numbers = np.maximum(time_ns, self.begin_ns)
+        np.minimum(result, self.end_ns, out=result)
         result -= self.begin_ns
         result += thread * np.int64(self.stride)
         return result
@@ -108,20 +110,92 @@ def outermost(trace: Trace, rows: Rows) -> Rows:
 
 def named(trace: Trace, pattern: Pattern[str], rows: Rows | None = None) -> Mask:
     """Return which rows, by default all events, have a name that contains the pattern."""
-    with_pattern = names_with(trace, pattern)
-    if not with_pattern.any():
-        # Most patterns occur in no name of a trace.
-        return np.zeros(len(trace.events) if rows is None else len(rows), dtype=np.bool_)
     name = trace.events.name if rows is None else trace.events.name[rows]
-    found: Mask = with_pattern[name]
+    with_pattern = (
+        names_with(trace, pattern) if rows is None else _of_used_names(trace, pattern, name)
+    )
+    # Most patterns occur in no name of a trace.
+    return with_pattern[name] if with_pattern.any() else np.zeros(len(name), dtype=np.bool_)
+
+
+def among(which: Mask, trace: Trace, pattern: Pattern[str]) -> Mask:
+    """Return which of some events have a name that contains the pattern.
+
+    Only the names of these events are searched: those of Python frames are many and long.
+    """
+    name = trace.events.name
+    with_pattern = _of_used_names(trace, pattern, name[which])
+    return which & with_pattern[name] if with_pattern.any() else np.zeros_like(which)
+
+
+# More names are not remembered.
+_MOST_NAMES = 50_000
+
+
+class _SearchedNames:
+    """Names of the traces that were read, and which of them contain a pattern.
+
+    Ranks of a job have nearly the same names, and a search takes some microseconds.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number: dict[str, int] = {}
+        self._contains: dict[Pattern[str], bytearray] = {}
+
+    def numbers(self, names: Sequence[str]) -> list[int] | None:
+        """Return the number of each name; None if there are too many."""
+        with self._lock:
+            if len(self._number) + len(names) > _MOST_NAMES:
+                return None
+            return [self._number.setdefault(name, len(self._number)) for name in names]
+
+    def known(self, pattern: Pattern[str]) -> bytearray:
+        """Return for each number whether its name contains the pattern: 1 if not, 2 if it does.
+
+        0 means that the name has not been searched.
+        """
+        with self._lock:
+            known = self._contains.setdefault(pattern, bytearray())
+            known += bytes(len(self._number) - len(known))
+            return known
+
+
+_searched = _SearchedNames()
+
+
+@once
+def _numbers_of_names(trace: Trace) -> list[int] | None:
+    return _searched.numbers(trace.names)
+
+
+def _containing(trace: Trace, pattern: Pattern[str], codes: Rows) -> Mask:
+    """Return which names, of those with some codes, contain the pattern; the last is for none."""
+    names, numbers = trace.names, _numbers_of_names(trace)
+    found = np.zeros(len(names) + 1, dtype=np.bool_)
+    search: Callable[[str], object] = pattern.search
+    if numbers is None:
+        found[codes] = [search(names[code]) is not None for code in codes.tolist()]
+        return found
+    known = _searched.known(pattern)
+    for code in codes.tolist():
+        state = known[numbers[code]]
+        if not state:
+            state = known[numbers[code]] = 1 if search(names[code]) is None else 2
+        found[code] = state == 2
     return found
+
+
+def _of_used_names(trace: Trace, pattern: Pattern[str], used: Codes) -> Mask:
+    is_used = np.zeros(len(trace.names) + 1, dtype=np.bool_)
+    is_used[used] = True
+    return _containing(trace, pattern, np.flatnonzero(is_used[:-1]))
 
 
 @once
 def names_with(trace: Trace, pattern: Pattern[str]) -> Mask:
     """Return which of the trace's names contain the pattern; the last element is for no name."""
-    search: Callable[[str], object] = pattern.search
-    return np.array([search(name) is not None for name in trace.names] + [False])
+    return _containing(trace, pattern, np.arange(len(trace.names)))
 
 
 def name_codes(trace: Trace, rows: Rows) -> NDArray[np.int64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -151,8 +150,7 @@ def _holds_the_work(trace: Trace, begin_ns: int, end_ns: int, earlier: Earlier) 
 # --- Windows of steps, as comparisons use them ---
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
+class Windows(msgspec.Struct, frozen=True):
     """Disjoint intervals in the order of time, in ns."""
 
     begin_ns: Numbers

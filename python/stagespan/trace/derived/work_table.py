@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +31,7 @@ class Column(NamedTuple):
         return [None if code < 0 else self.texts[code] for code in codes.tolist()]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkTable:
+class WorkTable(msgspec.Struct, frozen=True):
     """Rows of work, such as device events or calls of operators."""
 
     time_ns: Numbers

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,8 +49,7 @@ BETWEEN_TWO = frozenset({"send", "recv"})
 ASCEND_GROUP = re.compile(r"^hcom_[A-Za-z]+__(\d+)_\d+_")
 
 
-@dataclass(frozen=True, slots=True)
-class Collectives:
+class Collectives(msgspec.Struct, frozen=True):
     """One element for each collective, sorted by begin; times in ns.
 
     Of many ranks, these take most of the memory, so all arrays but `begin_ns` are of the smallest
@@ -197,8 +196,7 @@ def _groups_in_names(trace: Trace, rows: Rows) -> tuple[Numbers, list[str]]:
 # --- Collectives of Ascend folders without a trace ---
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(msgspec.Struct, frozen=True):
     begin_ns: int
     end_ns: int
     name: str

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from stagespan.errors import TraceError
 from stagespan.pages.amounts import MOST_LISTED, counted, listed
@@ -147,7 +147,7 @@ def _with_places(readable: list[RankSummary]) -> tuple[list[RankSummary], list[s
 def _with_ranks(readable: list[RankSummary], ranks: Mapping[Path, int]) -> list[RankSummary]:
     """Give the traces those ranks that are known by their names."""
     return [
-        replace(each, rank=ranks[Path(each.path)], rank_from="name")
+        structs.replace(each, rank=ranks[Path(each.path)], rank_from="name")
         if Path(each.path) in ranks
         else each
         for each in readable

@@ -7,9 +7,10 @@ at about the same time on all ranks, which shows how far each clock is ahead.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from stagespan.trace.ranks.collectives import BETWEEN_TWO, TOGETHER, Collectives
@@ -35,8 +36,7 @@ AT_ONCE = 1 << 15
 """The number of elements of ranks and collectives that are processed at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedCalls:
+class MatchedCalls(msgspec.Struct, frozen=True):
     """The collectives of one group: a row for each rank, a column for each collective; in ns."""
 
     group: str
@@ -100,8 +100,7 @@ _BY_RANK = {
 rank's trace does not contain the collective."""
 
 
-@dataclass(frozen=True, slots=True)
-class Matched:
+class Matched(msgspec.Struct, frozen=True):
     """The collectives that could be matched, and what could not."""
 
     blocks: list[MatchedCalls]
@@ -114,11 +113,10 @@ class Matched:
 
     def without_calls(self) -> Matched:
         """Return the same without the blocks, which take much memory for many ranks."""
-        return replace(self, blocks=[])
+        return structs.replace(self, blocks=[])
 
 
-@dataclass(frozen=True, slots=True)
-class _GroupCalls:
+class _GroupCalls(msgspec.Struct, frozen=True):
     """A group's collectives in one rank's trace."""
 
     rank: int
@@ -265,8 +263,7 @@ _ROUNDS = 50
 _TO_SIGMA = 1.4826
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(msgspec.Struct, frozen=True):
     """How far each rank's clock is ahead, in ns."""
 
     offset_ns: NDArray[np.int64]

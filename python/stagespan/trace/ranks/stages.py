@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from stagespan.pages.amounts import in_words
 from stagespan.pages.result import (
@@ -38,8 +39,7 @@ _MOST_ROWS = 50
 _MOST_RANKS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class StageRuns:
+class StageRuns(msgspec.Struct, frozen=True):
     """The runs of a stage on one rank, without the stages inside them."""
 
     runs: int
@@ -58,8 +58,7 @@ class StageRuns:
         return self.own_ns / self.runs if self.runs else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """Where other ranks spend the time that a slower rank takes."""
 
     rank: int
@@ -69,8 +68,7 @@ class Waiting:
     """The time of a run beyond that of the slower rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slower:
+class Slower(msgspec.Struct, frozen=True):
     """A stage in which a rank (an index) spends longer than the others; times in ns."""
 
     rank: int

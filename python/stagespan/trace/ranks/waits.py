@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from stagespan.pages.figures import Count, Figures, Internal, Ns
@@ -179,8 +180,7 @@ def name_of_collective(op: str, group: str | None) -> str:
     return f"{op} of group {group}" if group else op
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveWaits:
+class CollectiveWaits(msgspec.Struct, frozen=True):
     """All collectives, and sums by rank; times in ns."""
 
     instances: list[CollectiveInstance]
@@ -265,7 +265,7 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
             np.add.at(waited_for, last_rank[has_last], lost_in[has_last])
             columns = np.flatnonzero(has_last)
             why = reasons(
-                replace(part, begin_ns=arrival, end_ns=np.where(is_known, end, NO_VALUE)),
+                structs.replace(part, begin_ns=arrival, end_ns=np.where(is_known, end, NO_VALUE)),
                 columns,
                 last_row[columns],
                 idle,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.rates.calls import Call, Cost, CostUnknownError, Tensor
@@ -39,8 +39,7 @@ def pairs(queries: int, keys: int, mask: Mask, left: int = -1, right: int = -1) 
     return int(np.maximum(last - first + 1, 0).sum())
 
 
-@dataclass(frozen=True, slots=True)
-class _Attention:
+class _Attention(msgspec.Struct, frozen=True):
     """Where an operator has its arguments; all are positions, -1 for those that it has not."""
 
     layout: Layout

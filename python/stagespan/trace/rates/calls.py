@@ -6,7 +6,8 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from stagespan.errors import StagespanError
 
@@ -77,8 +78,7 @@ def element_bytes(type_name: str) -> float | None:
     return _SIZES.get(type_name)
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """The work of one call of an operator."""
 
     flops: float | None
@@ -96,8 +96,7 @@ class Cost:
     """Whether it may move more than `bytes`, because the trace does not show everything."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True):
     """A tensor among the arguments of a call."""
 
     dims: tuple[int, ...]
@@ -138,8 +137,7 @@ class Tensor:
         return self.stored * self.element_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """The name of an operator and the arguments of one call.
 
     `arguments` has one element per argument, in the order of the operator's schema: a `Tensor`, a

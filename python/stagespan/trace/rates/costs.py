@@ -9,7 +9,8 @@ written once, so a rate in bytes is never too high because of a cache.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from stagespan.trace.rates import attention, memory, products, triton
 from stagespan.trace.rates.calls import Call, Cost, CostUnknownError
@@ -24,8 +25,7 @@ _TABLE: dict[str, Formula] = {
 _REGISTERED: dict[str, Formula] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(msgspec.Struct, frozen=True):
     """The cost of a call is unknown."""
 
     reason: str

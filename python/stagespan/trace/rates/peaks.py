@@ -10,12 +10,13 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from stagespan import settings
@@ -35,8 +36,7 @@ _CACHED_BYTES = 1 << 25
 _ANY_NAME = re.compile(r"^(?:AMD Radeon Graphics)?$")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Peaks:
+class Peaks(msgspec.Struct, frozen=True, eq=False):
     """The highest rates of one device."""
 
     name: str
@@ -101,8 +101,7 @@ def _rate_of(element: str) -> str | None:
     return "fp4" if "Float4" in element else exact.get(element)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(msgspec.Struct, frozen=True):
     pattern: re.Pattern[str]
     memory_gib: float | None
     peaks: Peaks

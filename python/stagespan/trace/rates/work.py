@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated
+
+import msgspec
 
 from stagespan.pages.figures import Count, Figures, Internal, Ns, one_of
 from stagespan.pages.result import Gain, share
@@ -50,8 +51,7 @@ class ShapeRate(Rate, frozen=True):
     """Returns the gain if all calls reach a percentage of the peak."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """Some calls with the same arguments."""
 
     kind: int

@@ -10,9 +10,10 @@ import re
 import threading
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Decimal, DecimalException
 from pathlib import Path
+
+import msgspec
 
 _UNIT = re.compile(r"^(.*?)\s*\(\s*(ns|us|ms|s|b|kb|mb|gb|%)\s*\)$", re.IGNORECASE)
 # Nanoseconds, or bytes.
@@ -105,8 +106,7 @@ def long_cells() -> Iterator[None]:
             csv.field_size_limit(before)
 
 
-@dataclass(frozen=True, slots=True)
-class CsvTable:
+class CsvTable(msgspec.Struct, frozen=True):
     """The cells of a table. `texts` returns those of a column without surrounding whitespace."""
 
     name: str

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -99,8 +99,7 @@ def sums(index: Rows, figure: Numbers, count: int) -> Numbers:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
+class RowGroup(msgspec.Struct, frozen=True):
     """Rows with one code."""
 
     code: int

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -73,8 +74,7 @@ class Flows:
         return len(self.id)
 
 
-@dataclass(frozen=True)
-class Argument:
+class Argument(msgspec.Struct, frozen=True):
     """One argument (`args[key]`) of those rows of a table that have it.
 
     `rows` ascend. An argument that is `null`, or NaN, counts as absent. If all values are numbers
@@ -91,8 +91,7 @@ class Argument:
     """The number of each of `rows`: int64, or float64 if some value has a fraction."""
 
 
-@dataclass(frozen=True)
-class Texts:
+class Texts(msgspec.Struct, frozen=True):
     """Many texts in one buffer."""
 
     utf8: NDArray[np.uint8]
@@ -116,8 +115,7 @@ class Texts:
         return self.chosen(np.arange(len(self)))
 
 
-@dataclass(frozen=True)
-class Shapes:
+class Shapes(msgspec.Struct, frozen=True):
     """The sets of argument keys of events, numbered as shapes.
 
     Shapes form a tree. A shape has its own key and those of its ancestors; shape 0 has none.
@@ -138,8 +136,7 @@ class Shapes:
         return has
 
 
-@dataclass(frozen=True)
-class ArgumentTable:
+class ArgumentTable(msgspec.Struct, frozen=True):
     """The arguments of one table: values by key, in the order of the rows that have them."""
 
     shapes: Shapes

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
+from msgspec import structs
 
 from stagespan.trace.read.csv_tables import CsvTable
 from stagespan.trace.read.intervals import Intervals, Mask, Numbers, Rows, joined, merged, minus
@@ -80,7 +81,8 @@ class _Added:
         if "events" in arguments:
             table = arguments["events"]
             none = np.zeros(count, dtype=table.shape.dtype)
-            arguments["events"] = replace(table, shape=np.concatenate((table.shape, none)))
+            shape = np.concatenate((table.shape, none))
+            arguments["events"] = structs.replace(table, shape=shape)
         return replace(
             trace, events=Events(**new), names=names, categories=categories, arguments=arguments
         )
