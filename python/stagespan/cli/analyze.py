@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from stagespan.cli import say_former
+from stagespan.cli.lean import trace_analyses
 from stagespan.cli.output import FormerFilesCommand, Output, output_options, write_to
 
 
@@ -141,28 +142,29 @@ def command(
     """
     if against is not None:
         say_former("analyze AFTER --against BEFORE", "compare BEFORE AFTER")
-    from stagespan.recording.any_path import analyze
-    from stagespan.trace.paths import merge_ranks
+    with trace_analyses():
+        from stagespan.recording.any_path import analyze
+        from stagespan.trace.paths import merge_ranks
 
-    with _progress() as progress:
-        analysis = analyze(
-            path,
-            against,
-            jobs=jobs,
-            cluster=cluster,
-            progress=progress,
-            capture=captures,
-            device=device,
-        )
-    if merge_file is not None:
-        merge_ranks(analysis, merge_file)
-    if path_file is not None:
-        from stagespan.cli.critical_path import mark_critical_path
+        with _progress() as progress:
+            analysis = analyze(
+                path,
+                against,
+                jobs=jobs,
+                cluster=cluster,
+                progress=progress,
+                capture=captures,
+                device=device,
+            )
+        if merge_file is not None:
+            merge_ranks(analysis, merge_file)
+        if path_file is not None:
+            from stagespan.cli.critical_path import mark_critical_path
 
-        mark_critical_path(analysis, path_file)
-    if flame_file is not None:
-        from stagespan.trace.analyses.flame import folded_of
+            mark_critical_path(analysis, path_file)
+        if flame_file is not None:
+            from stagespan.trace.analyses.flame import folded_of
 
-        write_to(flame_file, folded_of(analysis.results.get("flame")))
-    if flame_file != "-":
-        output.show(analysis)
+            write_to(flame_file, folded_of(analysis.results.get("flame")))
+        if flame_file != "-":
+            output.show(analysis)

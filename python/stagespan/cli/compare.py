@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagespan.cli.contents import Kind, kind_of
+from stagespan.cli.lean import trace_analyses
 from stagespan.cli.output import FormerFilesCommand, Output, either, output_options
 from stagespan.errors import ReportError
 
@@ -101,9 +102,10 @@ def command(
                 raise click.UsageError(
                     f"--{option.replace('_', '-')} is for files of times, not for traces."
                 )
-        from stagespan.recording.any_path import analyze
+        with trace_analyses():
+            from stagespan.recording.any_path import analyze
 
-        output.show(analyze(after, before))
+            output.show(analyze(after, before))
         return
     from stagespan.report import changes_pages
     from stagespan.report.changes import Tolerance, compare_files

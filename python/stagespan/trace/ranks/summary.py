@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from stagespan.errors import TraceError
@@ -48,8 +48,7 @@ from stagespan.trace.read.view import TraceView
 _LEAST_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Times in ns; the four parts sum to `time_ns` exactly."""
 
     time_ns: int
@@ -152,8 +151,7 @@ _CALLS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RankSummary:
+class RankSummary(msgspec.Struct, frozen=True):
     """One trace; times in ns."""
 
     path: str
@@ -187,7 +185,7 @@ class RankSummary:
     """The least possible number of ranks of the job, and its source; None if unknown."""
     pipeline_stage: int | None = None
     incomplete: str | None = None
-    stages: dict[str, StageRuns] = field(default_factory=dict)
+    stages: dict[str, StageRuns] = msgspec.field(default_factory=dict)
     """The host's time in its stages, by name; the most time first, at most `_MOST_STAGES`."""
     process: int | None = None
     """The id of the process that ran most operators; None if the trace has no operators."""
@@ -257,7 +255,7 @@ def summarise_trace(
     devices = device_times(trace)
     judged = verdict.analyze(trace)
     overall = judged if isinstance(judged, Verdict) else None
-    return RankSummary(
+    summary = RankSummary(
         path=str(path),
         rank=rank,
         rank_from=rank_from,
@@ -283,6 +281,10 @@ def summarise_trace(
         stages=_times_by_stage(trace),
         process=_process(trace),
     )
+    # What is derived refers to the trace: without this, both would be kept until the garbage
+    # collector finds the cycle, which is long after the next ranks.
+    trace.cache.clear()
+    return summary
 
 
 def _process(trace: Trace) -> int | None:

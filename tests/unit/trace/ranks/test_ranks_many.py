@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import re
 import sys
+import weakref
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,14 @@ from stagespan.errors import StagespanError
 from stagespan.trace.ranks.collectives import most_collectives
 from stagespan.trace.ranks.find import traces_in
 from stagespan.trace.ranks.folder import ranks_of
-from stagespan.trace.ranks.summary import RankSummary, UnreadableFile, summarise
+from stagespan.trace.ranks.summary import (
+    RankSummary,
+    UnreadableFile,
+    summarise,
+    summarise_trace,
+)
 from stagespan.trace.ranks.workers import summarise_all
+from stagespan.trace.read.reader import read_trace
 
 
 def test_many_ranks(tmp_path: Path) -> None:
@@ -49,6 +57,23 @@ def folder(tmp_path: Path) -> Path:
     for rank, calls in enumerate(together([[1_000.0 * n for n in range(4)]] * 6)):
         write_rank(tmp_path, rank, calls, world=6)
     return tmp_path
+
+
+def test_the_memory_of_a_rank_is_free_before_the_next_one(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    # GIVEN no garbage collector, which would look for cycles now and then
+    request.addfinalizer(gc.enable)
+    gc.disable()
+    write_rank(tmp_path, 0, together([[1_000.0 * n for n in range(4)]] * 2)[0], world=2)
+    (path,) = traces_in(tmp_path)
+    trace = read_trace(path)
+    column = weakref.ref(trace.events.begin_ns)
+    # WHEN the trace has been summarised
+    summary = summarise_trace(trace, path)
+    del trace
+    assert isinstance(summary, RankSummary)
+    assert column() is None
 
 
 def test_worker_processes_give_the_same(folder: Path) -> None:
