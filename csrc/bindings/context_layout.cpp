@@ -65,34 +65,33 @@ bool has_known_layout(PyObject* map, PyObject* variable, PyObject* value) {
   return has_one_bit && root.items[0] == variable && root.items[1] == value;
 }
 
-void know_map(PyObject* variable) {
+void know_map(PyObject* variable, PyObject* value) {
 #ifndef Py_GIL_DISABLED
-  constexpr char kText[] = "a value";
-  const Py_ssize_t size = sizeof(kText) - 1;
-  const Ref context(PyContext_New()), value(PyBytes_FromStringAndSize(kText, size));
-  if (!context || !value || PyContext_Enter(context.get()) != 0) return;
-  const bool is_set = static_cast<bool>(Ref(PyContextVar_Set(variable, value.get())));
+  const PyTypeObject* const type = Py_TYPE(value);
+  const Ref context(PyContext_New());
+  if (!context || PyContext_Enter(context.get()) != 0) return;
+  const bool is_set = static_cast<bool>(Ref(PyContextVar_Set(variable, value)));
   if (PyContext_Exit(context.get()) != 0 || !is_set) return;
   PyObject* const map = layout_of(context.get()).variables;
-  if (!has_known_layout(map, variable, value.get())) return;
+  if (!has_known_layout(map, variable, value)) return;
   g_map_type = Py_TYPE(map);
   g_bitmap_node_type = Py_TYPE(reinterpret_cast<MapLayout*>(map)->root);
-  // The value is referred to by the map and here, and a copy of the context shares the map.
-  const bool is_private = private_value(context.get(), variable, size, value.get()) != nullptr &&
-                          private_value(context.get(), variable, size, nullptr) == nullptr;
+  // The value is referred to by the map and by the caller, and a copy of the context shares the map.
+  const bool is_private = private_value(context.get(), variable, type, value) == value &&
+                          private_value(context.get(), variable, type, nullptr) == nullptr;
   const Ref copy(PyContext_Copy(context.get()));
-  if (!is_private || !copy || private_value(context.get(), variable, size, value.get()) != nullptr)
-    g_map_type = nullptr;
+  if (!is_private || !copy || private_value(context.get(), variable, type, value) != nullptr) g_map_type = nullptr;
 #else
   (void)variable;
+  (void)value;
 #endif
 }
 
 }  // namespace
 
-void know_context_layout(PyObject* variable) noexcept {
+void know_context_layout(PyObject* variable, PyObject* value) noexcept {
   g_layout_is_known = know_context();
-  if (g_layout_is_known) know_map(variable);
+  if (g_layout_is_known) know_map(variable, value);
 }
 
 bool is_context_known() noexcept { return g_layout_is_known; }
@@ -134,7 +133,8 @@ void swap_variables(PyObject* context, PyObject* other) noexcept {
   std::swap(layout_of(context).variables, layout_of(other).variables);
 }
 
-char* private_value(PyObject* context, PyObject* variable, Py_ssize_t size, const PyObject* held) noexcept {
+PyObject* private_value(PyObject* context, PyObject* variable, const PyTypeObject* type,
+                        const PyObject* held) noexcept {
   if (context == nullptr || g_map_type == nullptr) return nullptr;
   PyObject* const map = layout_of(context).variables;
   if (map == nullptr || Py_TYPE(map) != g_map_type || Py_REFCNT(map) != 1) return nullptr;
@@ -144,9 +144,7 @@ char* private_value(PyObject* context, PyObject* variable, Py_ssize_t size, cons
   for (Py_ssize_t i = 0; i + 1 < Py_SIZE(root); i += 2) {
     if (items[i] != variable) continue;
     PyObject* const value = items[i + 1];
-    const bool is_private =
-        Py_REFCNT(value) == (value == held ? 2 : 1) && PyBytes_CheckExact(value) && PyBytes_GET_SIZE(value) == size;
-    return is_private ? PyBytes_AS_STRING(value) : nullptr;
+    return Py_REFCNT(value) == (value == held ? 2 : 1) && Py_TYPE(value) == type ? value : nullptr;
   }
   return nullptr;
 }

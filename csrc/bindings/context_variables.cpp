@@ -1,4 +1,4 @@
-// context_variables.cpp: reads and writes the variables, also in contexts that are not current.
+// context_variables.cpp: reads and writes the variable, also in contexts that are not current.
 #include "context_variables.h"
 
 #include <array>
@@ -14,8 +14,76 @@ namespace stagespan::python {
 
 namespace {
 
-PyObject* g_innermost = nullptr;  // the context variable; its value is an Inherited as bytes
-PyObject* g_request = nullptr;    // the context variable; its value is the request object or None
+PyObject* g_variable = nullptr;
+
+/// A value of the variable. It is changed only while nobody else can get it (context_layout.h), or not at all.
+struct StoredObject {
+  PyObject_HEAD Inherited inherited;
+  PyObject* request;  // null if there is none
+};
+
+StoredObject& stored_of(PyObject* value) noexcept { return *reinterpret_cast<StoredObject*>(value); }
+
+int stored_traverse(PyObject* value, visitproc visit, void* arg) {
+  Py_VISIT(stored_of(value).request);
+  return 0;
+}
+
+int stored_clear(PyObject* value) {
+  drop_from(stored_of(value).request);
+  return 0;
+}
+
+void stored_dealloc(PyObject* value) {
+  PyObject_GC_UnTrack(value);
+  drop_from(stored_of(value).request);
+  PyObject_GC_Del(value);
+}
+
+PyTypeObject g_stored_type = static_type("stagespan._core.Inherited", sizeof(StoredObject), Py_TPFLAGS_HAVE_GC);
+
+/// Replaces the request of a value, and returns the previous one, which the caller releases.
+PyObject* exchange_request(PyObject* value, PyObject* request) noexcept {
+  PyObject* const before = std::exchange(stored_of(value).request, request != Py_None ? Py_NewRef(request) : nullptr);
+  // Values without a request refer to nothing, so that the collector does not need to know them.
+  if (stored_of(value).request != nullptr && PyObject_GC_IsTracked(value) == 0) PyObject_GC_Track(value);
+  return before;
+}
+
+/// A new value; null with an exception set if there is no memory. `request` may be None.
+PyObject* make_value(const Inherited& inherited, PyObject* request) noexcept {
+  auto* const made = PyObject_GC_New(StoredObject, &g_stored_type);
+  if (made == nullptr) return nullptr;
+  made->inherited = inherited;
+  made->inherited.generation = Recorder::get().generation();
+  made->request = nullptr;
+  exchange_request(reinterpret_cast<PyObject*>(made), request);
+  return reinterpret_cast<PyObject*>(made);
+}
+
+bool is_valid(const Inherited& inherited) noexcept {
+  return inherited.base != Inherited::kNothing && inherited.generation == Recorder::get().generation();
+}
+
+bool take(PyObject* value, Inherited& inherited) noexcept {
+  if (value == nullptr || Py_TYPE(value) != &g_stored_type) return false;
+  inherited = stored_of(value).inherited;
+  return is_valid(inherited);
+}
+
+/// The value of the current context; empty if it has none.
+Ref current_value() noexcept {
+  PyObject* value = nullptr;
+  if (PyContextVar_Get(g_variable, nullptr, &value) == 0) return Ref(value);
+  PyErr_Clear();
+  return Ref();
+}
+
+/// The request object of a value, borrowed; None without one.
+PyObject* request_of(PyObject* value) noexcept {
+  PyObject* const request = value != nullptr && Py_TYPE(value) == &g_stored_type ? stored_of(value).request : nullptr;
+  return request != nullptr ? request : Py_None;
+}
 
 }  // namespace
 
@@ -24,7 +92,7 @@ PyObject* g_request = nullptr;    // the context variable; its value is the requ
 bool decode(PyObject* value, Inherited& inherited) noexcept {
   if (value == nullptr || !PyBytes_CheckExact(value) || PyBytes_GET_SIZE(value) != sizeof(inherited)) return false;
   std::memcpy(&inherited, PyBytes_AS_STRING(value), sizeof(inherited));
-  return inherited.base != Inherited::kNothing && inherited.generation == Recorder::get().generation();
+  return is_valid(inherited);
 }
 
 PyObject* encode(Inherited inherited) noexcept {
@@ -32,35 +100,20 @@ PyObject* encode(Inherited inherited) noexcept {
   return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&inherited), sizeof(inherited));
 }
 
-bool read_inherited(Inherited& inherited) noexcept {
-  PyObject* value = nullptr;
-  if (PyContextVar_Get(g_innermost, nullptr, &value) != 0) {
-    PyErr_Clear();
-    return false;
-  }
-  const Ref owned(value);
-  return decode(value, inherited);
-}
+bool read_inherited(Inherited& inherited) noexcept { return take(current_value().get(), inherited); }
 
 bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept {
   // Asks first, because raising the exception for a missing key takes longer than opening a span.
-  if (PySequence_Contains(context, g_innermost) != 1) {
+  if (PySequence_Contains(context, g_variable) != 1) {
     PyErr_Clear();
     return false;
   }
-  const Ref value(PyObject_GetItem(context, g_innermost));
+  const Ref value(PyObject_GetItem(context, g_variable));
   if (!value) PyErr_Clear();
-  return decode(value.get(), inherited);
+  return take(value.get(), inherited);
 }
 
-PyObject* read_request() noexcept {
-  PyObject* value = nullptr;
-  if (PyContextVar_Get(g_request, Py_None, &value) == 0) return value;
-  PyErr_Clear();
-  return Py_NewRef(Py_None);
-}
-
-PyObject* request_variable() noexcept { return Py_NewRef(g_request); }
+PyObject* read_request() noexcept { return Py_NewRef(request_of(current_value().get())); }
 
 // --- writing --------------------------------------------------------------------------------------------
 
@@ -86,9 +139,11 @@ class InterruptedVariables {
   /// The same for a context whose variables were replaced from outside.
   void keep(Ref context) noexcept { add({context.release(), 0, 0}); }
 
+  bool is_empty() const noexcept { return next_ == 0; }
+
   /// Dropping the references may run code of the program.
   void release() noexcept {
-    if (next_ == 0) return;
+    if (is_empty()) return;
     next_ = 0;
     for (Entry& entry : entries_) drop_from(entry.context);
   }
@@ -110,10 +165,9 @@ class InterruptedVariables {
 };
 InterruptedVariables g_interrupted;
 
-// Referenced because an interrupted function may discard the map that contains them, after which PyContextVar_Get still
-// returns the values, from a cache without a reference.
-PyObject* g_last_inherited = nullptr;
-PyObject* g_last_request = nullptr;
+// Referenced because an interrupted function may discard the map that contains it, after which PyContextVar_Get still
+// returns the value, from a cache without a reference.
+PyObject* g_last_value = nullptr;
 #endif
 
 /// Whether PyContextVar_Set can allocate its token. It crashes the process if it gets memory neither for the token nor
@@ -133,20 +187,31 @@ Ref set_variable(PyObject* variable, PyObject* value) noexcept {
   return token;
 }
 
-/// Stores the inherited value in the current context without ContextVar.set; false if other code can see the value. Not
-/// to be used in a finalizer that may have interrupted ContextVar.set, which reads the map that is changed here.
-bool write_in_place(const Inherited& inherited) noexcept {
+/// The value of the current context if it can be changed in place, borrowed, or null. Not to be used in a finalizer
+/// that may have interrupted ContextVar.set, which reads the map of which the value is changed.
+PyObject* own_value() noexcept {
 #if PY_VERSION_HEX < 0x030c0000
-  const PyObject* const held = g_last_inherited;
+  const PyObject* const held = g_last_value;
 #else
   const PyObject* const held = nullptr;
 #endif
-  char* const bytes = private_value(thread_state()->context, g_innermost, sizeof(inherited), held);
-  if (bytes == nullptr) return false;
-  Inherited stored = inherited;
-  stored.generation = Recorder::get().generation();
-  std::memcpy(bytes, &stored, sizeof(stored));
-  return true;
+  return private_value(thread_state()->context, g_variable, &g_stored_type, held);
+}
+
+void overwrite(PyObject* value, const Inherited& inherited) noexcept {
+  Inherited& to = stored_of(value).inherited;
+  to.link = inherited.link;
+  to.base = inherited.base;
+  to.generation = Recorder::get().generation();
+}
+
+/// Keeps a value until the next one. Dropping the one before may run code of the program.
+void keep_last(Ref value) noexcept {
+#if PY_VERSION_HEX < 0x030c0000
+  Py_XDECREF(std::exchange(g_last_value, value.release()));
+#else
+  (void)value;
+#endif
 }
 
 /// The context in which variables of `context` can be set by making it current: the context itself, or a copy whose
@@ -160,68 +225,60 @@ Ref to_enter(PyObject* context) noexcept {
 
 }  // namespace
 
-void write_inherited(const ThreadState& thread, const Inherited& inherited) noexcept {
+bool try_write_inherited(const Inherited& inherited) noexcept {
 #if PY_VERSION_HEX < 0x030c0000
-  const bool is_collecting = stagespan_is_collecting() != 0;
-  if (is_collecting)
-    g_interrupted.keep_current(thread);
-  else if (write_in_place(inherited))
-    return g_interrupted.release();
-#else
-  (void)thread;
-  if (write_in_place(inherited)) return;
+  if (stagespan_is_collecting() != 0 || !g_interrupted.is_empty()) return false;
 #endif
-  Ref value;
-  {
-    // Neither PyContextVar_Set nor this scope supports re-entrant calls.
-    const NoCollection by_allocations;
-    value = Ref(encode(inherited));
-    set_variable(g_innermost, value.get());
-  }
-#if PY_VERSION_HEX < 0x030c0000
-  Py_XDECREF(std::exchange(g_last_inherited, value.release()));
-  if (!is_collecting) g_interrupted.release();
-#endif
+  PyObject* const own = own_value();
+  if (own == nullptr) return false;
+  overwrite(own, inherited);
+  return true;
 }
 
-void write_request(const ThreadState& thread, PyObject* request) noexcept {
+void write_inherited(const ThreadState& thread, const Inherited& inherited, PyObject* request) noexcept {
 #if PY_VERSION_HEX < 0x030c0000
-  if (stagespan_is_collecting() != 0) g_interrupted.keep_current(thread);
+  const bool is_collecting = stagespan_is_collecting() != 0;
+  if (is_collecting) g_interrupted.keep_current(thread);
 #else
   (void)thread;
+  constexpr bool is_collecting = false;
 #endif
-  Ref token;  // refers to the previous request, whose end may run code of the program
-  {
-    const NoCollection by_allocations;
-    token = set_variable(g_request, request);
+  Ref before;  // its end may run code of the program
+  if (PyObject* const own = is_collecting ? nullptr : own_value()) {
+    overwrite(own, inherited);
+    if (request != nullptr) before = Ref(exchange_request(own, request));
+  } else {
+    Ref value;
+    {
+      // Neither PyContextVar_Set nor this scope supports re-entrant calls.
+      const NoCollection by_allocations;
+      const Ref current = request == nullptr ? current_value() : Ref();
+      value = Ref(make_value(inherited, request != nullptr ? request : request_of(current.get())));
+      before = set_variable(g_variable, value.get());
+    }
+    keep_last(std::move(value));
   }
 #if PY_VERSION_HEX < 0x030c0000
-  keep(g_last_request, request);
+  if (!is_collecting) g_interrupted.release();
 #endif
 }
 
 void write_elsewhere(const ThreadState& thread, PyObject* context, const Inherited& inherited,
                      PyObject* request) noexcept {
-  if (context == thread_state()->context) {
-    write_inherited(thread, inherited);
-    if (request != nullptr) write_request(thread, request);
-    return;
-  }
-  Ref value, entered;
+  if (context == thread_state()->context) return write_inherited(thread, inherited, request);
+  Ref value, entered, before;
   {
     const NoCollection by_allocations;
     entered = to_enter(context);
     if (!entered) return;
-    value = Ref(encode(inherited));
-    // Nothing is freed here, because the previous variables stay in the context, or are swapped into the copy below.
-    set_variable(g_innermost, value.get());
-    if (request != nullptr) set_variable(g_request, request);
+    const Ref current = request == nullptr ? current_value() : Ref();
+    value = Ref(make_value(inherited, request != nullptr ? request : request_of(current.get())));
+    before = set_variable(g_variable, value.get());
     PyContext_Exit(entered.get());
     if (entered.get() != context) swap_variables(context, entered.get());
   }
+  keep_last(std::move(value));
 #if PY_VERSION_HEX < 0x030c0000
-  if (request != nullptr) keep(g_last_request, request);
-  Py_XDECREF(std::exchange(g_last_inherited, value.release()));
   // A collection may have interrupted a function that reads the previous variables.
   if (stagespan_is_collecting() != 0)
     g_interrupted.keep(std::move(entered));
@@ -231,12 +288,17 @@ void write_elsewhere(const ThreadState& thread, PyObject* context, const Inherit
 }
 
 bool init_context_variables() {
-  g_innermost = PyContextVar_New("stagespan_innermost", nullptr);
-  g_request = PyContextVar_New("stagespan_request", Py_None);
-  know_context_layout(g_innermost);
+  g_stored_type.tp_dealloc = stored_dealloc;
+  g_stored_type.tp_traverse = stored_traverse;
+  g_stored_type.tp_clear = stored_clear;
+  if (PyType_Ready(&g_stored_type) != 0) return false;
+  g_variable = PyContextVar_New("stagespan_innermost", nullptr);
+  const Ref value(make_value({{}, Inherited::kNothing}, Py_None));
+  if (g_variable == nullptr || !value) return false;
+  know_context_layout(g_variable, value.get());
   stagespan_know_collector();
   PyErr_Clear();
-  return g_innermost != nullptr && g_request != nullptr;
+  return true;
 }
 
 }  // namespace stagespan::python

@@ -1,4 +1,4 @@
-// context_variables.h: the two variables that stagespan keeps in the interpreter's contexts.
+// context_variables.h: the variable that stagespan keeps in the interpreter's contexts.
 #pragma once
 
 #include <Python.h>
@@ -9,7 +9,10 @@
 
 namespace stagespan::python {
 
-/// The value of the first variable, which copies of a context inherit. The second one contains the request object.
+/// What copies of a context inherit, besides the request object. The variable's value contains both, so that entering
+/// and leaving a request changes one variable:
+///
+///   variable --> value: [object header | Inherited: link, base, generation | request] --> the request object, or null
 struct Inherited {
   ParentLink link;               // the open span; in own code of a thread: the one open when its request was entered
   std::uint64_t base = kExact;   // the serial of the thread whose own code stored this, or one of those below
@@ -18,33 +21,32 @@ struct Inherited {
   static constexpr std::uint64_t kNothing = ~std::uint64_t{0};  // treated as empty
 };
 
-/// The inherited value as a bytes object, which is how the variable contains it; null with an exception set if there is
-/// no memory.
+/// The inherited value as a bytes object, for functions that take it along; null with an exception set if there is no
+/// memory.
 PyObject* encode(Inherited inherited) noexcept;
 /// The opposite. False for the values of other generations and other objects, and for kNothing.
 bool decode(PyObject* value, Inherited& inherited) noexcept;
 
-/// Reads the inherited value of the current context, or of any context. False if there is none.
+/// Reads the inherited value of the current context, or of any context. False if there is none, and as `decode`.
 bool read_inherited(Inherited& inherited) noexcept;
 bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept;
 
 /// The request object of the current context, or None; a new reference.
 PyObject* read_request() noexcept;
 
-/// Store the inherited value, or the request object, in the current context. Dropping the previous values may run code
-/// of the program.
-void write_inherited(const ThreadState& thread, const Inherited& inherited) noexcept;
-void write_request(const ThreadState& thread, PyObject* request) noexcept;
+/// Stores the inherited value in the current context if that needs no new value, and changes nothing if it does. Runs
+/// no other code, and leaves a pending exception alone. Returns whether it is stored.
+bool try_write_inherited(const Inherited& inherited) noexcept;
 
-/// Stores the inherited value and, unless it is null, the request object in any context, as if its own code had stored
-/// them: also in a context that has been entered, in any thread.
+/// Stores the inherited value and, unless it is null, the request object in the current context. Dropping what was
+/// there before may run code of the program.
+void write_inherited(const ThreadState& thread, const Inherited& inherited, PyObject* request = nullptr) noexcept;
+
+/// The same in any context, as if its own code had stored them: also in a context that has been entered, in any thread.
 void write_elsewhere(const ThreadState& thread, PyObject* context, const Inherited& inherited,
                      PyObject* request) noexcept;
 
-/// The variable that contains the request object; a new reference.
-PyObject* request_variable() noexcept;
-
-/// Creates the variables. Returns false with an exception set if that fails.
+/// Creates the variable. Returns false with an exception set if that fails.
 bool init_context_variables();
 
 }  // namespace stagespan::python

@@ -128,8 +128,7 @@ void enter(ThreadState& thread, Entered& entered, std::uint64_t request, PyObjec
   if (entered.context == nullptr) PyErr_Clear();
   if (has_no_scope(thread)) {
     Recorder::get().lose(kLostMemory);
-    write_inherited(thread, {{.request = request}, Inherited::kExact});
-    write_request(thread, object);
+    write_inherited(thread, {{.request = request}, Inherited::kExact}, object);
     return;
   }
   Scope& scope = *thread.scope;
@@ -140,8 +139,7 @@ void enter(ThreadState& thread, Entered& entered, std::uint64_t request, PyObjec
   scope.entered = &entered;
   scope.request = request;
   ++scope.holds;
-  publish_slow(thread);
-  write_request(thread, object);
+  publish_slow(thread, object);
 }
 
 /// If the running code still has the request, because its context is a copy that was made while the request was open,
@@ -151,8 +149,7 @@ void leave_here(const Entered& entered, PyObject* object, std::uint64_t before, 
   if (object == Py_None || current.get() != object) return;
   ThreadState& thread = current_thread();
   if (has_no_scope(thread)) {
-    write_inherited(thread, {{.request = before}, Inherited::kExact});
-    write_request(thread, before_object);
+    write_inherited(thread, {{.request = before}, Inherited::kExact}, before_object);
     return;
   }
   Scope& scope = *thread.scope;
@@ -163,8 +160,7 @@ void leave_here(const Entered& entered, PyObject* object, std::uint64_t before, 
       if (link.request == entered.request) link.request = before;
     }
   }
-  publish_slow(thread);
-  write_request(thread, before_object);
+  publish_slow(thread, before_object);
 }
 
 /// Leaves what was entered, wherever that was, and restores what was current before.
@@ -180,8 +176,7 @@ void leave(Entered& entered, PyObject* object) noexcept {
     drop_root(thread, entered);
     PyObject* const restored = take_out(entered, &scope) ? before_object.get() : nullptr;
     if (&scope == thread.scope) {
-      publish_slow(thread);
-      if (restored != nullptr) write_request(thread, restored);
+      publish_slow(thread, restored);
       return;
     }
     publish_elsewhere(thread, scope, restored);
@@ -277,8 +272,6 @@ PyObject* adopted(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return reinterpret_cast<PyObject*>(made);
 }
 
-PyObject* get_request_variable(PyObject*, PyObject*) { return request_variable(); }
-
 }  // namespace
 
 Ref enter_request(std::uint64_t number, PyObject* request) noexcept {
@@ -300,7 +293,6 @@ bool init_current_request() {
 }
 
 PyMethodDef g_current_request_functions[] = {
-    {"request_variable", get_request_variable, METH_NOARGS, nullptr},
     {"request_inheritance", inheritance, METH_NOARGS, nullptr},
     {"request_adopted", as_method(adopted), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},

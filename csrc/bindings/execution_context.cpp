@@ -292,11 +292,20 @@ Inherited inherited_from(const ThreadState& thread, const Scope& scope) noexcept
   return {innermost(thread, scope), scope.is_task ? Inherited::kExact : thread.serial};
 }
 
-void publish_slow(ThreadState& thread) noexcept {
-  const ErrorAside pending;
+void publish_slow(ThreadState& thread, PyObject* request) noexcept {
   Scope& scope = *thread.scope;
   if (scope.is_task) note_turn(thread, static_cast<TaskScope&>(scope));
-  write_inherited(thread, inherited_from(thread, scope));
+  const Inherited inherited = inherited_from(thread, scope);
+  const bool is_dropped = scope.is_task && is_idle(scope);
+  // Nearly always; nothing here can meet a pending exception. The last reference to the context is not dropped, because
+  // the context is current.
+  const bool keeps_context = !is_dropped || scope.context == thread_state()->context;
+  if (request == nullptr && keeps_context && try_write_inherited(inherited)) {
+    if (is_dropped) drop_scope(thread, scope);
+    return;
+  }
+  const ErrorAside pending;
+  write_inherited(thread, inherited, request);
   // Code that ran when references were dropped may have changed the current scope.
   if (thread.scope == &scope && scope.is_task && is_idle(scope)) drop_scope(thread, scope);
 }

@@ -53,8 +53,9 @@ bool has_greenlets() noexcept;
 /// What copies of the scope's context inherit now.
 Inherited inherited_from(const ThreadState& thread, const Scope& scope) noexcept;
 
-/// Stores that in the current context, and drops a task's scope without open spans.
-void publish_slow(ThreadState& thread) noexcept;
+/// Stores that and, unless it is null, the request object in the current context, and drops a task's scope without open
+/// spans.
+void publish_slow(ThreadState& thread, PyObject* request = nullptr) noexcept;
 
 /// The same for a scope that is not the current one, because a span or request ended in a context other than its own:
 /// for example in an async generator that the event loop closes. Also stores the request object, unless it is null, and

@@ -17,7 +17,6 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from contextvars import ContextVar
 from types import CellType, FunctionType, TracebackType
 from typing import Any, Literal, Protocol, TypeVar, final, overload
 
@@ -678,9 +677,6 @@ def segment_now() -> int:
 
 def segment_wait(number: int, queue: str, begin_ticks: int, /) -> None:
     """Record a wait of a request that began at ``begin_ticks`` and ends now."""
-
-def request_variable() -> ContextVar[Any]:
-    """Return the context variable that contains the current request, or None."""
 
 def request_figures(
     requests: Sequence[tuple[int, int]],

@@ -342,7 +342,6 @@ _ANSWERS: dict[str, Callable[[], Any]] = {
     "arena_info clock_info memory_peak_rss_bytes requests_known": dict,
     "lost": Counter,  # nothing of any cause
     "request_known": lambda: ("", None),
-    "request_variable": lambda: _request,
     "service_wake": _woken.set,
 }
 """What functions return, whatever they get, by their names."""
