@@ -4,6 +4,7 @@
 #include <structmember.h>
 
 #include <cstddef>
+#include <iterator>
 
 #include "object.h"
 
@@ -41,10 +42,19 @@ PyObject* call_bound(PyObject* callable, PyObject* const* args, std::size_t narg
                   : nullptr;
 }
 
+// Bound methods for the next `with`, which needs two of them for a short time.
+BoundContextMethod* g_spare[4];
+std::size_t g_spares = 0;
+
+BoundContextMethod* new_bound() noexcept {
+  if (g_spares == 0) return PyObject_GC_New(BoundContextMethod, &g_bound_type);
+  return bound_of(PyObject_Init(reinterpret_cast<PyObject*>(g_spare[--g_spares]), &g_bound_type));
+}
+
 PyObject* bind(PyObject* descriptor, PyObject* object, PyObject*) {
   PyObject* const function = reinterpret_cast<ContextMethod*>(descriptor)->function;
   if (object == nullptr || object == Py_None) return Py_NewRef(function);
-  auto* const bound = PyObject_GC_New(BoundContextMethod, &g_bound_type);
+  BoundContextMethod* const bound = new_bound();
   if (bound == nullptr) return nullptr;
   bound->vectorcall = call_bound;
   bound->method = Py_NewRef(descriptor);
@@ -63,10 +73,12 @@ int bound_traverse(PyObject* object, visitproc visit, void* arg) {
 
 void bound_dealloc(PyObject* object) {
   PyObject_GC_UnTrack(object);
-  Py_DECREF(bound_of(object)->method);
-  Py_DECREF(bound_of(object)->function);
-  Py_DECREF(bound_of(object)->self);
-  PyObject_GC_Del(object);
+  BoundContextMethod* const bound = bound_of(object);
+  const Ref method(bound->method), function(bound->function), self(bound->self);
+  if (g_spares < std::size(g_spare))
+    g_spare[g_spares++] = bound;
+  else
+    PyObject_GC_Del(object);
 }
 
 // What it does not have itself, such as its name, is that of the function.

@@ -2,8 +2,7 @@
 #include "current_request.h"
 
 #include <cstdint>
-#include <memory>
-#include <new>
+#include <cstring>
 #include <utility>
 
 #include "execution_context.h"
@@ -15,26 +14,25 @@ namespace stagespan::python {
 namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
-constexpr const char* kEntered = "stagespan.entered";
 
 // A request may be left while later ones of the same scope are open, and in a context or thread other than the one in
 // which it was entered: a generator runs in the context of whoever asks for its next value, and is closed by whoever
 // drops it. So each scope has a list of what was entered in it and not left yet. Leaving takes one entry out of the
 // list, wherever it is, and then gives the context of the scope the values that it would have without this entry.
 
-/// A request, or what a function took along (adopt), that was entered and not yet left. Owned by a capsule.
+/// A request, or what a function took along (adopt), that was entered and not yet left.
 struct Entered {
-  std::uint64_t request = 0;
-  std::uint64_t before = 0;           // the request that is current after this one is left
-  PyObject* before_object = nullptr;  // its object, or None
-  Entered* below = nullptr;           // entered earlier in the same scope
-  Entered* above = nullptr;
-  Scope* scope = nullptr;       // null if there was no scope. Exists as long as this entry and its thread
-  std::uint64_t thread = 0;     // serial of the scope's thread
-  PyObject* context = nullptr;  // a weak reference to the context in which it was entered
-  std::uint32_t generation = 0;
-  std::uint32_t frame = 0;  // of what a function took along: the place in the stack from which spans are its children
-  bool is_left = false;
+  PyObject_HEAD std::uint64_t request;
+  std::uint64_t before;     // the request that is current after this one is left
+  PyObject* before_object;  // its object, or None
+  Entered* below;           // entered earlier in the same scope
+  Entered* above;
+  Scope* scope;          // null if there was no scope. Exists as long as this entry and its thread
+  std::uint64_t thread;  // serial of the scope's thread
+  PyObject* context;     // a weak reference to the context in which it was entered
+  std::uint32_t generation;
+  std::uint32_t frame;  // of what a function took along: the place in the stack from which spans are its children
+  bool is_left;
 };
 
 /// Takes an entry out of its scope's list. Returns whether it was the innermost one. `scope` is null if it does not
@@ -89,32 +87,35 @@ void drop_root(ThreadState& thread, Entered& entered) noexcept {
   if (&scope != entered.scope) publish_elsewhere(thread, scope);
 }
 
-void destroy(PyObject* capsule) noexcept {
-  auto* const entered = static_cast<Entered*>(PyCapsule_GetPointer(capsule, kEntered));
-  if (!entered->is_left && entered->scope != nullptr && is_of_this_process(*entered)) {
+Entered& entered_of(PyObject* object) { return *reinterpret_cast<Entered*>(object); }
+
+void entered_dealloc(PyObject* object) {
+  Entered& entered = entered_of(object);
+  if (!entered.is_left && entered.scope != nullptr && is_of_this_process(entered)) {
     ThreadState* const thread = t_state;
-    if (thread != nullptr && thread->serial == entered->thread) {
-      drop_root(*thread, *entered);
-      take_out(*entered, entered->scope);
+    if (thread != nullptr && thread->serial == entered.thread) {
+      drop_root(*thread, entered);
+      take_out(entered, entered.scope);
     } else {
       Inherited inherited;
-      take_out_elsewhere(*entered, inherited);
+      take_out_elsewhere(entered, inherited);
     }
   }
-  Py_XDECREF(entered->before_object);
-  Py_XDECREF(entered->context);
-  delete entered;
+  Py_XDECREF(entered.before_object);
+  Py_XDECREF(entered.context);
+  PyObject_Free(object);
 }
 
-/// A new entry, and the capsule that owns it; null with an exception set if there is no memory.
-Entered* make_entered(Ref& capsule) noexcept {
-  std::unique_ptr<Entered> entered(new (std::nothrow) Entered);
-  if (!entered) {
-    PyErr_NoMemory();
-    return nullptr;
+PyTypeObject g_entered_type = static_type("stagespan._core.Entered", sizeof(Entered), 0);
+
+/// A new entry; empty with an exception set if there is no memory.
+Ref make_entered() noexcept {
+  auto* const made = PyObject_New(Entered, &g_entered_type);
+  if (made != nullptr) {
+    constexpr std::size_t kHeadBytes = sizeof(PyObject);
+    std::memset(reinterpret_cast<char*>(made) + kHeadBytes, 0, sizeof(Entered) - kHeadBytes);
   }
-  capsule = Ref(PyCapsule_New(entered.get(), kEntered, destroy));
-  return capsule ? entered.release() : nullptr;
+  return Ref(reinterpret_cast<PyObject*>(made));
 }
 
 /// Makes a request current in the running code's scope, or only in its context if it has no scope.
@@ -205,7 +206,7 @@ PyObject* inheritance(PyObject*, PyObject*) {
 struct AdoptedObject {
   PyObject_HEAD PyObject* inheritance;
   PyObject* request;
-  PyObject* entered;  // a capsule; null while it is not entered, and if nothing was taken along
+  PyObject* entered;  // null while it is not entered, and if nothing was taken along
 };
 
 AdoptedObject& adopted_of(PyObject* object) { return *reinterpret_cast<AdoptedObject*>(object); }
@@ -215,9 +216,9 @@ PyObject* adopted_enter(PyObject* object, PyObject*) {
   Inherited inherited;
   if (self.inheritance != Py_None && !decode(self.inheritance, inherited)) Py_RETURN_NONE;
   if (has_no_scope(current_thread())) Py_RETURN_NONE;
-  Ref capsule;
-  Entered* const entered = make_entered(capsule);
-  if (entered == nullptr) return nullptr;
+  Ref made = make_entered();
+  if (!made) return nullptr;
+  Entered* const entered = &entered_of(made.get());
   ThreadState& thread = current_thread();
   if (thread.attention().load(relaxed) != 0) attend(thread);
   const std::uint32_t index = has_no_scope(thread) ? 0 : take_frame(thread);
@@ -236,7 +237,7 @@ PyObject* adopted_enter(PyObject* object, PyObject*) {
   entered->frame = index;
   enter(thread, *entered, inherited.link.request, self.request);
   drop_from(self.entered);
-  self.entered = capsule.release();
+  self.entered = made.release();
   Py_RETURN_NONE;
 }
 
@@ -275,21 +276,20 @@ PyObject* adopted(PyObject*, PyObject* const* args, Py_ssize_t count) {
 }  // namespace
 
 Ref enter_request(std::uint64_t number, PyObject* request) noexcept {
-  Ref capsule;
-  Entered* const entered = make_entered(capsule);
-  if (entered != nullptr) enter(current_thread(), *entered, number, request);
-  return capsule;
+  Ref entered = make_entered();
+  if (entered) enter(current_thread(), entered_of(entered.get()), number, request);
+  return entered;
 }
 
 void leave_request(PyObject* entered, PyObject* request) noexcept {
-  auto* const found = static_cast<Entered*>(PyCapsule_GetPointer(entered, kEntered));
-  if (!found->is_left) leave(*found, request);
+  if (!entered_of(entered).is_left) leave(entered_of(entered), request);
 }
 
 bool init_current_request() {
   g_adopted_type.tp_dealloc = adopted_dealloc;
   g_adopted_type.tp_methods = g_adopted_methods;
-  return PyType_Ready(&g_adopted_type) == 0;
+  g_entered_type.tp_dealloc = entered_dealloc;
+  return PyType_Ready(&g_adopted_type) == 0 && PyType_Ready(&g_entered_type) == 0;
 }
 
 PyMethodDef g_current_request_functions[] = {
