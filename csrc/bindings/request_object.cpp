@@ -24,6 +24,7 @@
 #include "stage_names.h"
 #include "stagespan/recorder.h"
 #include "stagespan/text.h"
+#include "timed_run.h"
 
 namespace stagespan::python {
 
@@ -33,8 +34,6 @@ namespace {
 // scope of the running code nor open spans in it.
 
 constexpr auto relaxed = std::memory_order_relaxed;
-constexpr const char* kStatusNames[kStatusCount] = {"open",      "ok",        "error", "cancelled",
-                                                    "discarded", "abandoned", "unused"};
 std::uint64_t g_last_number = 0;
 
 // Functions of Python, and what they have returned.
@@ -44,7 +43,7 @@ PyObject* g_find_pipeline = nullptr;  // () -> the name of the process's pipelin
 PyObject* g_is_captured = nullptr;    // () -> whether torch.compile or torch.export runs this code to capture it
 PyObject* g_enter_context = nullptr;  // takes a request that was entered, and tells another tracer of it; or null
 PyObject* g_leave_context = nullptr;  // takes a request that is left, and what the former has returned
-PyObject* g_keep_finished = nullptr;  // takes what is known of a request that has ended
+PyObject* g_when_ended = nullptr;     // is called once, when the next request has ended; or null
 PyObject* g_hash = nullptr;
 PyObject* g_pipeline = nullptr;
 
@@ -92,7 +91,7 @@ Ref current_object() noexcept;
 
 // --- begin and end --------------------------------------------------------------------------------------
 
-/// Gives it a number and an id. False with an exception set if that fails.
+/// Gives it a number and an id. `metadata` may be null for none. False with an exception set if that fails.
 bool initialise(RequestObject& self, PyObject* given_id, PyObject* metadata) noexcept {
   const int is_given = given_id != nullptr ? PyObject_IsTrue(given_id) : 0;
   if (is_given < 0) return false;
@@ -101,10 +100,10 @@ bool initialise(RequestObject& self, PyObject* given_id, PyObject* metadata) noe
   self.has_given_id = is_given != 0;
   const Ref id(self.has_given_id ? PyObject_Str(given_id)
                                  : PyUnicode_FromFormat("req_%llu", static_cast<unsigned long long>(self.number)));
-  const Ref made(metadata != nullptr ? Py_NewRef(metadata) : PyDict_New());
-  if (!id || !made) return false;
+  if (!id) return false;
   keep(self.id, id.get());
-  keep(self.metadata, made.get());
+  keep(self.metadata, metadata);
+  self.listed = 0;
   self.parent = {};
   return true;
 }
@@ -371,35 +370,6 @@ bool enter(PyObject* object) noexcept {
   return true;
 }
 
-/// What is known of a request that has ended.
-PyObject* finished_entry(const RequestObject& self, std::uint64_t end_ticks, std::uint8_t status) noexcept {
-  constexpr std::size_t kCount = 8;
-  static PyObject* names[kCount];
-  static PyObject* statuses[kStatusCount];
-  if (names[0] == nullptr) {
-    const char* const texts[kCount] = {"id",       "number", "trace_id", "metadata",
-                                       "begin_ns", "end_ns", "status",   "figures"};
-    for (std::size_t i = 0; i < kCount; ++i) names[i] = PyUnicode_InternFromString(texts[i]);
-    for (std::size_t i = 0; i < kStatusCount; ++i) statuses[i] = PyUnicode_InternFromString(kStatusNames[i]);
-  }
-  Recorder& recorder = Recorder::get();
-  const Ref values[kCount] = {
-      Ref(Py_NewRef(self.id)),
-      Ref(PyLong_FromUnsignedLongLong(self.number)),
-      Ref(text_of_trace(self.parent.trace)),
-      Ref(Py_NewRef(self.metadata)),
-      Ref(PyLong_FromLongLong(recorder.published_ns(self.begin_ticks))),
-      Ref(PyLong_FromLongLong(recorder.published_ns(end_ticks))),
-      Ref(Py_NewRef(statuses[status])),
-      Ref(Py_NewRef(Py_None)),
-  };
-  Ref entry(PyDict_New());
-  if (!entry) return nullptr;
-  for (std::size_t i = 0; i < kCount; ++i)
-    if (!values[i] || PyDict_SetItem(entry.get(), names[i], values[i].get()) != 0) return nullptr;
-  return entry.release();
-}
-
 /// What an attribute of a module is, if the module has been imported.
 Ref imported(const char* module, const char* name) noexcept {
   PyObject* const found = PyDict_GetItemString(PyImport_GetModuleDict(), module);
@@ -416,7 +386,7 @@ SegmentStatus status_of(PyObject* kind) noexcept {
   return is_cancelled ? kStatusCancelled : kStatusError;
 }
 
-/// Ends a request, if it is open. False with an exception set if what is known of it cannot be kept.
+/// Ends a request, if it is open. False with an exception set if its pipeline cannot be found.
 bool leave(PyObject* object, PyObject* kind, PyObject* error = nullptr) noexcept {
   RequestObject& self = *self_of(object);
   if (self.entered == nullptr) return true;
@@ -445,9 +415,9 @@ bool leave(PyObject* object, PyObject* kind, PyObject* error = nullptr) noexcept
   if (!count_work(self)) return false;
   if (self.follows) return true;  // it is not counted
   if (!count(self, status, ticks_between(self.since_ticks, end_ticks))) return false;
-  const Ref entry(finished_entry(self, end_ticks, status));
-  const Ref keep_finished(Py_XNewRef(g_keep_finished));  // it may replace itself
-  return entry && (!keep_finished || Ref(PyObject_CallOneArg(keep_finished.get(), entry.get())));
+  list_finished(self, end_ticks, status);
+  const Ref when_ended(std::exchange(g_when_ended, nullptr));
+  return !when_ended || Ref(PyObject_CallNoArgs(when_ended.get()));
 }
 
 // _enter() and _leave(kind)
@@ -494,26 +464,40 @@ PyObject* request_set_status(PyObject* object, PyObject* status) {
 
 // --- what it is made from -------------------------------------------------------------------------------
 
+/// What a request is made from; borrowed.
+struct RequestArguments {
+  PyObject* id = nullptr;
+  PyObject* traceparent = Py_None;
+  PyObject* is_new = Py_False;
+  PyObject* metadata = nullptr;
+};
+
+/// False with an exception set if that fails.
+bool begin_with(RequestObject& self, const RequestArguments& given) noexcept {
+  const int is_new = PyObject_IsTrue(given.is_new);
+  if (is_new < 0 || is_open(self) || !initialise(self, given.id, given.metadata)) return false;
+  self.is_new = is_new != 0;
+  if (given.traceparent == Py_None) return true;
+  if (TraceParent parent; read_traceparent(view_of(given.traceparent, kMostCarrierBytes), parent)) {
+    self.parent = parent;
+    keep(self.texts[kTraceParent], given.traceparent);
+  }
+  return true;
+}
+
 // _initialise(request_id, traceparent, metadata, is_new)
 PyObject* request_initialise(PyObject* object, PyObject* const* args, Py_ssize_t count) {
   if (count != 4) return PyErr_Format(PyExc_TypeError, "_initialise() takes 4 arguments, not %zd", count);
-  RequestObject& self = *self_of(object);
-  const int is_new = PyObject_IsTrue(args[3]);
-  if (is_new < 0 || is_open(self) || !initialise(self, args[0], args[2])) return nullptr;
-  self.is_new = is_new != 0;
-  if (TraceParent parent; read_traceparent(view_of(args[1], kMostCarrierBytes), parent)) {
-    self.parent = parent;
-    keep(self.texts[kTraceParent], args[1]);
-  }
-  Py_RETURN_NONE;
+  return begin_with(*self_of(object), {args[0], args[1], args[3], args[2]}) ? Py_NewRef(Py_None) : nullptr;
 }
 
 // _follow(request): makes it a part of a request that has ended.
 PyObject* request_follow(PyObject* object, PyObject* given) {
   RequestObject& self = *self_of(object);
   if (!is_request(given)) return PyErr_Format(PyExc_TypeError, "_follow() takes a request, not %R", given);
-  const RequestObject& first = *self_of(given);
-  if (is_open(self) || !initialise(self, first.id, first.metadata)) return nullptr;
+  RequestObject& first = *self_of(given);
+  PyObject* const metadata = metadata_of(first);
+  if (metadata == nullptr || is_open(self) || !initialise(self, first.id, metadata)) return nullptr;
   self.parent = {first.parent.trace, first.segment, first.parent.flags};
   self.follows = true;
   self.request_ticks = first.request_ticks;
@@ -529,16 +513,22 @@ PyObject* request_show(PyObject* object, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// _receive(carrier, request_id, trusted, entry): `entry` is the queue if the carrier names none; None for the pipeline
-PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+/// What a remote is made from; borrowed.
+struct RemoteArguments {
+  PyObject* carrier;
+  PyObject* id = nullptr;
+  PyObject* is_trusted = Py_True;
+  PyObject* entry = Py_None;  // the queue if the carrier names none; None for the pipeline
+};
+
+/// False with an exception set if that fails.
+bool receive(RequestObject& self, const RemoteArguments& given) noexcept {
   Arrival arrival;
-  if (count != 4) return PyErr_Format(PyExc_TypeError, "_receive() takes 4 arguments, not %zd", count);
-  RequestObject& self = *self_of(object);
-  if (is_open(self)) return nullptr;
+  if (is_open(self)) return false;
   Texts texts;
-  if (!take_texts(args[0], texts)) return nullptr;
-  const int is_trusted = PyObject_IsTrue(args[2]);
-  if (is_trusted < 0) return nullptr;
+  if (!take_texts(given.carrier, texts)) return false;
+  const int is_trusted = PyObject_IsTrue(given.is_trusted);
+  if (is_trusted < 0) return false;
   if (is_trusted == 0) texts[kOwnKey] = Ref();
   TraceParent parent;
   SentHop sent;
@@ -555,11 +545,11 @@ PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t co
     if (!is_sent) branch = Ref(Py_NewRef(Py_None));
   }
   if (!queue) {
-    PyObject* const entry = PyUnicode_Check(args[3]) ? args[3] : pipeline_of_process();
-    if (entry == nullptr) return nullptr;
+    PyObject* const entry = PyUnicode_Check(given.entry) ? given.entry : pipeline_of_process();
+    if (entry == nullptr) return false;
     queue = Ref(Py_NewRef(entry));
   }
-  if (!initialise(self, is_sent ? id.get() : args[1], nullptr)) return nullptr;
+  if (!initialise(self, is_sent ? id.get() : given.id, nullptr)) return false;
   self.is_remote = true;
   self.has_foreign_queue = is_sent && !sent.queue.empty();
   if (has_parent) {
@@ -568,7 +558,7 @@ PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t co
     if (texts[kTraceState]) {
       std::uint64_t sender = 0;
       const Ref state = kept_state(texts[kTraceState].get(), is_trusted != 0, sender);
-      if (!state) return nullptr;
+      if (!state) return false;
       if (!is_sent) self.sender = sender;
       if (PyUnicode_GET_LENGTH(state.get()) != 0) keep(self.texts[kTraceState], state.get());
     }
@@ -579,21 +569,136 @@ PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t co
   keep(self.branch, branch.get());
   keep(self.queue, queue.get());
   self.begins_here = !is_sent;
-  self.is_entry = !is_sent && PyUnicode_Check(args[3]) != 0;
+  self.is_entry = !is_sent && PyUnicode_Check(given.entry) != 0;
   if (RequestObject* const owner = is_sent ? find_root(parent.trace, sent) : nullptr) {
     // The hop has come back: its spans belong to the request that is open here.
     self.owner = reinterpret_cast<RequestObject*>(Py_NewRef(reinterpret_cast<PyObject*>(owner)));
     self.number = owner->number;
     keep(self.id, owner->id);
-    keep(self.metadata, owner->metadata);
+    PyObject* const metadata = metadata_of(*owner);
+    if (metadata == nullptr) return false;
+    keep(self.metadata, metadata);
   }
   if (mode_has(kModeEnabled) && t_state == nullptr && !is_sent) {
     Recorder::get().this_thread();  // making the recording takes a millisecond, which is not a part of the request
     arrival = Arrival();
   }
-  if (mode_has(kModeEnabled) && !write_received(self, is_sent ? &sent : nullptr, arrival)) return nullptr;
-  Py_RETURN_NONE;
+  if (mode_has(kModeEnabled) && !write_received(self, is_sent ? &sent : nullptr, arrival)) return false;
+  return true;
 }
+
+// _receive(carrier, request_id, trusted, entry)
+PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+  if (count != 4) return PyErr_Format(PyExc_TypeError, "_receive() takes 4 arguments, not %zd", count);
+  return receive(*self_of(object), {args[0], args[1], args[2], args[3]}) ? Py_NewRef(Py_None) : nullptr;
+}
+
+// --- calls of the types ---------------------------------------------------------------------------------
+
+// A class whose `__init__` is a Python function runs it in each call, which takes longer than entering a request. So
+// the calls of `request` and `Remote` themselves do the same here, while their `__init__` is the one that they were
+// made with, and leave arguments that it would refuse to it. Subclasses are called in the usual way.
+
+/// A class that is called without its `__init__`.
+struct QuickClass {
+  PyTypeObject* type = nullptr;
+  PyObject* init = nullptr;  // borrowed from the class
+};
+QuickClass g_request_class, g_remote_class;
+PyObject* g_init = nullptr;  // the name
+
+bool has_own_init(const QuickClass& quick) noexcept {
+  return _PyType_Lookup(quick.type, g_init) == quick.init && quick.type->tp_new == PyBaseObject_Type.tp_new;
+}
+
+PyObject* call_usual(PyObject* type, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) noexcept {
+  const Ref positional(positional_tuple(args, nargsf)), named(keyword_dict(args, nargsf, kwnames));
+  return positional && named ? PyType_Type.tp_call(type, positional.get(), named.get()) : nullptr;
+}
+
+bool is_name(PyObject* name, const char* text) noexcept { return PyUnicode_CompareWithASCIIString(name, text) == 0; }
+
+/// The arguments of request(). False if `__init__` is asked, or with an exception set.
+bool parse(PyObject* const* args, Py_ssize_t count, PyObject* kwnames, RequestArguments& to, Ref& metadata) noexcept {
+  if (count > 1) return false;
+  if (count == 1) to.id = args[0];
+  for (Py_ssize_t i = 0; kwnames != nullptr && i < PyTuple_GET_SIZE(kwnames); ++i) {
+    PyObject* const name = PyTuple_GET_ITEM(kwnames, i);
+    PyObject* const value = args[count + i];
+    if (is_name(name, "request_id")) {
+      if (count == 1) return false;
+      to.id = value;
+    } else if (is_name(name, "traceparent")) {
+      to.traceparent = value;
+    } else if (is_name(name, "new")) {
+      to.is_new = value;
+    } else if (is_name(name, "self")) {
+      return false;
+    } else {
+      if (!metadata) metadata = Ref(PyDict_New());
+      if (!metadata || PyDict_SetItem(metadata.get(), name, value) != 0) return false;
+    }
+  }
+  to.metadata = metadata.get();
+  return to.id == nullptr || PyCallable_Check(to.id) == 0;
+}
+
+PyObject* call_request(PyObject* type, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+  RequestArguments given;
+  Ref metadata;
+  if (!has_own_init(g_request_class) || !parse(args, PyVectorcall_NARGS(nargsf), kwnames, given, metadata))
+    return PyErr_Occurred() == nullptr ? call_usual(type, args, nargsf, kwnames) : nullptr;
+  const int captured = is_captured();
+  if (captured < 0) return nullptr;
+  Ref made(g_request_class.type->tp_alloc(g_request_class.type, 0));
+  // A number taken during compilation would become part of the graph and its guards.
+  if (made && captured == 0 && !begin_with(*self_of(made.get()), given)) return nullptr;
+  return made.release();
+}
+
+/// The arguments of Remote(). False if `__init__` is asked.
+bool parse(PyObject* const* args, Py_ssize_t count, PyObject* kwnames, RemoteArguments& to) noexcept {
+  if (count < 1 || count > 2) return false;
+  to.carrier = args[0];
+  if (count == 2) to.id = args[1];
+  for (Py_ssize_t i = 0; kwnames != nullptr && i < PyTuple_GET_SIZE(kwnames); ++i) {
+    PyObject* const name = PyTuple_GET_ITEM(kwnames, i);
+    PyObject* const value = args[count + i];
+    if (is_name(name, "trusted")) {
+      to.is_trusted = value;
+    } else if (is_name(name, "entry")) {
+      to.entry = value;
+    } else if (is_name(name, "request_id") && count == 1) {
+      to.id = value;
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+PyObject* call_remote(PyObject* type, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+  RemoteArguments given;
+  if (!has_own_init(g_remote_class) || !parse(args, PyVectorcall_NARGS(nargsf), kwnames, given))
+    return call_usual(type, args, nargsf, kwnames);
+  Ref made(g_remote_class.type->tp_alloc(g_remote_class.type, 0));
+  return made && receive(*self_of(made.get()), given) ? made.release() : nullptr;
+}
+
+PyObject* call_quickly(PyObject* object, QuickClass& quick, vectorcallfunc call) noexcept {
+  auto* const type = reinterpret_cast<PyTypeObject*>(object);
+  if (PyType_Check(object) == 0 || PyType_IsSubtype(type, &g_request_type) == 0 || quick.type != nullptr ||
+      Py_TYPE(object) != &PyType_Type)
+    return PyErr_Format(PyExc_TypeError, "%R is not a class of requests, or the second one", object);
+  if (g_init == nullptr && (g_init = PyUnicode_InternFromString("__init__")) == nullptr) return nullptr;
+  quick = {reinterpret_cast<PyTypeObject*>(Py_NewRef(object)), _PyType_Lookup(type, g_init)};
+  type->tp_vectorcall = call;
+  return Py_NewRef(object);
+}
+
+// The decorators of `request` and `Remote`.
+PyObject* request_class(PyObject*, PyObject* type) { return call_quickly(type, g_request_class, call_request); }
+PyObject* remote_class(PyObject*, PyObject* type) { return call_quickly(type, g_remote_class, call_remote); }
 
 // --- inject ---------------------------------------------------------------------------------------------
 
@@ -682,8 +787,9 @@ PyObject* set_functions(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-PyObject* set_finished(PyObject*, PyObject* function) {
-  keep(g_keep_finished, function);
+// request_call_when_ended(function)
+PyObject* call_when_ended(PyObject*, PyObject* function) {
+  keep(g_when_ended, function);
   Py_RETURN_NONE;
 }
 
@@ -771,6 +877,13 @@ PyObject* request_serve_http(PyObject* object, PyObject* route) {
   Py_RETURN_NONE;
 }
 
+PyObject* get_metadata(PyObject* object, void*) { return Py_XNewRef(metadata_of(*self_of(object))); }
+
+int set_metadata(PyObject* object, PyObject* value, void*) {
+  keep(self_of(object)->metadata, value);  // null if it is deleted: then it has none again
+  return 0;
+}
+
 PyObject* get_trace_id(PyObject* object, void*) { return text_of_trace(self_of(object)->parent.trace); }
 
 // The name under which its wait is counted, or None.
@@ -816,7 +929,6 @@ PyMethodDef g_methods[] = {
 PyMemberDef g_members[] = {
     {"number", T_ULONGLONG, offsetof(RequestObject, number), READONLY, docs::kRequestNumber},
     {"id", T_OBJECT, offsetof(RequestObject, id), READONLY, docs::kRequestId},
-    {"metadata", T_OBJECT_EX, offsetof(RequestObject, metadata), 0, nullptr},
     {"attempt", T_USHORT, offsetof(RequestObject, attempt), READONLY, docs::kRequestAttempt},
     {"branch", T_OBJECT, offsetof(RequestObject, branch), READONLY, docs::kRequestBranch},
     {"queue", T_OBJECT, offsetof(RequestObject, queue), READONLY, docs::kRequestQueue},
@@ -825,6 +937,7 @@ PyMemberDef g_members[] = {
 };
 
 PyGetSetDef g_getset[] = {
+    {"metadata", get_metadata, set_metadata, nullptr, nullptr},
     {"trace_id", get_trace_id, nullptr, docs::kRequestTraceId, nullptr},
     {"pipeline", get_pipeline, set_pipeline_of, nullptr, nullptr},
     {"_is_open", get_is_open, nullptr, nullptr, nullptr},
@@ -850,9 +963,11 @@ PyMethodDef g_request_functions[] = {
     {"inject", as_method(inject_current), METH_FASTCALL | METH_KEYWORDS, docs::kInject},
     {"current_request", current_request, METH_NOARGS, docs::kCurrentRequest},
     {"request_set_functions", set_functions, METH_VARARGS, nullptr},
-    {"request_set_finished", set_finished, METH_O, nullptr},
+    {"request_call_when_ended", call_when_ended, METH_O, nullptr},
     {"request_set_context", set_context, METH_VARARGS, nullptr},
     {"request_set_pipeline", set_pipeline, METH_O, nullptr},
+    {"request_class", request_class, METH_O, nullptr},
+    {"remote_class", remote_class, METH_O, nullptr},
     {"request_enter_method", enter_method, METH_O, nullptr},
     {"request_exit_method", exit_method, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

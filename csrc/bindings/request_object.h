@@ -13,6 +13,9 @@
 
 namespace stagespan::python {
 
+inline constexpr const char* kStatusNames[kStatusCount] = {"open",      "ok",        "error", "cancelled",
+                                                           "discarded", "abandoned", "unused"};
+
 /// The keys of a carrier.
 enum Key : std::size_t { kTraceParent, kTraceState, kOwnKey, kKeys };
 
@@ -21,13 +24,14 @@ enum Key : std::size_t { kTraceParent, kTraceState, kOwnKey, kKeys };
 struct RequestObject {
   PyObject_HEAD std::uint64_t number;
   PyObject* id;
-  PyObject* metadata;
+  PyObject* metadata;      // null until somebody asks for it (metadata_of)
   PyObject* pipeline;      // the name of its figures; null or None: that of the process's pipeline
   PyObject* texts[kKeys];  // what is passed on while nothing is recorded
   PyObject* state;         // the `tracestate` that it writes, of the segment `state_segment`; or null
   PyObject* entered;       // what `leave_request` takes; null while it is not open
   PyObject* outside;       // what `leave_context` takes while it is open; null if another tracer is not told of it
   TraceParent parent;      // the trace is 0 before it has one, and the hop if it has no parent
+  std::uint64_t listed;    // its place among those that have ended; 0 before
   std::uint64_t segment;
   std::uint64_t state_segment;
   std::uint64_t sender;               // the segment in the `tracestate` that has brought it, 0 if there is none

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::size_t kMostBegun = 16'384;
 constexpr std::size_t kMostEnded = 1'024;
+constexpr std::size_t kMostFinished = 1'024;
 
 /// Mixes a number, differently in each process: clients choose the ids of traces and hops, and could choose equal ones.
 std::uint64_t mixed(std::uint64_t number) noexcept {
@@ -134,6 +135,93 @@ bool is_alive(const RequestObject& request) noexcept {
   return Py_REFCNT(reinterpret_cast<PyObject*>(const_cast<RequestObject*>(&request))) > 0;
 }
 
+// --- finished requests ----------------------------------------------------------------------------------
+
+/// A request that has ended. The dict is made when it is asked for, because nobody reads those of most requests.
+struct Finished {
+  PyObject* id = nullptr;        // null in an empty place
+  PyObject* metadata = nullptr;  // the request's own; null while it has none
+  PyObject* entry = nullptr;     // the dict, or null
+  std::uint64_t number = 0;
+  TraceId trace;
+  std::uint64_t begin_ticks = 0;
+  std::uint64_t end_ticks = 0;
+  SegmentStatus status = kStatusOk;
+};
+
+Finished g_finished[kMostFinished];
+std::uint64_t g_listed = 0;  // the number of requests that have been listed; the latest is in the place before
+
+Finished& finished_at(std::uint64_t listed) noexcept { return g_finished[(listed - 1) % kMostFinished]; }
+
+/// Replaces what is in a place. Freeing what was there before may run code of the program.
+void replace(Finished& place, const Finished& by) noexcept {
+  const Finished before = std::exchange(place, by);
+  const Ref id(before.id), metadata(before.metadata), entry(before.entry);
+}
+
+/// The place of a listed request, or null if later ones have taken it.
+Finished* place_of(const RequestObject& request) noexcept {
+  if (request.listed == 0) return nullptr;
+  Finished& place = finished_at(request.listed);
+  return place.id != nullptr && place.number == request.number ? &place : nullptr;
+}
+
+PyObject* make_entry(const Finished& finished) noexcept {
+  constexpr std::size_t kCount = 8;
+  static PyObject* names[kCount];
+  static PyObject* statuses[kStatusCount];
+  if (names[0] == nullptr) {
+    const char* const texts[kCount] = {"id",       "number", "trace_id", "metadata",
+                                       "begin_ns", "end_ns", "status",   "figures"};
+    for (std::size_t i = 0; i < kStatusCount; ++i) statuses[i] = PyUnicode_InternFromString(kStatusNames[i]);
+    for (std::size_t i = kCount; i-- > 0;) names[i] = PyUnicode_InternFromString(texts[i]);
+  }
+  Recorder& recorder = Recorder::get();
+  const Ref values[kCount] = {
+      Ref(Py_NewRef(finished.id)),
+      Ref(PyLong_FromUnsignedLongLong(finished.number)),
+      Ref(text_of_trace(finished.trace)),
+      Ref(Py_NewRef(finished.metadata)),
+      Ref(PyLong_FromLongLong(recorder.published_ns(finished.begin_ticks))),
+      Ref(PyLong_FromLongLong(recorder.published_ns(finished.end_ticks))),
+      Ref(Py_XNewRef(statuses[finished.status])),
+      Ref(Py_NewRef(Py_None)),
+  };
+  Ref entry(PyDict_New());
+  if (!entry) return nullptr;
+  for (std::size_t i = 0; i < kCount; ++i)
+    if (names[i] == nullptr || !values[i] || PyDict_SetItem(entry.get(), names[i], values[i].get()) != 0)
+      return nullptr;
+  return entry.release();
+}
+
+/// The dict of a place, borrowed; null with an exception set if there is no memory.
+PyObject* entry_of_place(Finished& place) noexcept {
+  if (place.metadata == nullptr && (place.metadata = PyDict_New()) == nullptr) return nullptr;
+  if (place.entry == nullptr) place.entry = make_entry(place);
+  return place.entry;
+}
+
+// requests_finished() -> the latest 1,024 requests that have ended, oldest first; the same dict for each each time
+PyObject* requests_finished(PyObject*, PyObject*) {
+  const NoCollection by_allocations;  // finalizers may change the list
+  Ref found(PyList_New(0));
+  const std::uint64_t oldest = g_listed - std::min<std::uint64_t>(g_listed, kMostFinished);
+  for (std::uint64_t listed = oldest + 1; found && listed <= g_listed; ++listed) {
+    Finished& place = finished_at(listed);
+    if (place.id == nullptr) continue;  // forgotten
+    PyObject* const entry = entry_of_place(place);
+    if (entry == nullptr || PyList_Append(found.get(), entry) != 0) return nullptr;
+  }
+  return found.release();
+}
+
+PyObject* requests_forget_finished(PyObject*, PyObject*) {
+  for (Finished& place : g_finished) replace(place, {});
+  Py_RETURN_NONE;
+}
+
 // --- the latest hops ------------------------------------------------------------------------------------
 
 constexpr std::size_t kMostHops = 4'096;
@@ -213,6 +301,21 @@ void remember_begun(const RequestObject& request) noexcept { remember(g_begun[re
 
 void remember_ended(const RequestObject& request) noexcept { remember(g_ended[g_ends++ % kMostEnded], request); }
 
+void list_finished(RequestObject& request, std::uint64_t end_ticks, SegmentStatus status) noexcept {
+  request.listed = ++g_listed;
+  replace(finished_at(request.listed), {Py_NewRef(request.id), Py_XNewRef(request.metadata), nullptr, request.number,
+                                        request.parent.trace, request.begin_ticks, end_ticks, status});
+}
+
+PyObject* metadata_of(RequestObject& request) noexcept {
+  if (request.metadata != nullptr) return request.metadata;
+  Finished* const place = place_of(request);  // what is added later is also seen there
+  if (place != nullptr && place->metadata != nullptr) return request.metadata = Py_NewRef(place->metadata);
+  request.metadata = PyDict_New();
+  if (place != nullptr) place->metadata = Py_XNewRef(request.metadata);
+  return request.metadata;
+}
+
 bool is_repeated_hop(std::uint64_t hop) noexcept {
   if (const std::uint32_t generation = Recorder::get().generation(); generation != g_hops_generation) {
     g_hops_generation = generation;
@@ -245,6 +348,8 @@ PyObject* text_of_trace(const TraceId& trace) noexcept {
 PyMethodDef g_request_table_functions[] = {
     {"request_known", request_known, METH_O, nullptr},
     {"requests_known", requests_known, METH_NOARGS, nullptr},
+    {"requests_finished", requests_finished, METH_NOARGS, nullptr},
+    {"requests_forget_finished", requests_forget_finished, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

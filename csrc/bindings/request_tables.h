@@ -22,6 +22,13 @@ RequestObject* find_root(const TraceId& trace, const SentHop& hop) noexcept;
 void remember_begun(const RequestObject& request) noexcept;
 void remember_ended(const RequestObject& request) noexcept;
 
+/// Lists a request that has ended for `requests_finished`, which makes what Python code sees of it when it is asked.
+void list_finished(RequestObject& request, std::uint64_t end_ticks, SegmentStatus status) noexcept;
+
+/// The metadata of a request, borrowed, which it gets when somebody asks; null with an exception set if there is no
+/// memory.
+PyObject* metadata_of(RequestObject& request) noexcept;
+
 /// Remembers a hop. Returns whether it is one of the latest 4,096 that this process has received.
 bool is_repeated_hop(std::uint64_t hop) noexcept;
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_R = TypeVar("_R")
 
 # Bits of a record's `flags`.
 FLAG_ERROR: int
@@ -646,8 +647,16 @@ def request_set_functions(
     torch.compile captures the calling code.
     """
 
-def request_set_finished(function: Callable[[Any], object], /) -> None:
-    """Set the function that takes what is known of each request that has ended."""
+def request_call_when_ended(function: Callable[[], object], /) -> None:
+    """Set the function that is called once, when the next request of this process has ended."""
+
+def request_class(class_: type[_R], /) -> type[_R]:
+    """Make calls of a subclass of `Request` do in C what its `__init__` does: that of `request`.
+    Its subclasses are called in the usual way. Raises TypeError for a second class.
+    """
+
+def remote_class(class_: type[_R], /) -> type[_R]:
+    """The same for the class whose `__init__` is that of `Remote`."""
 
 def request_enter_method(function: _F, /) -> _F:
     """Return an attribute for `__enter__` of a subclass of `Request`. Bound to an object, it is C
@@ -668,6 +677,14 @@ def requests_known() -> dict[int, tuple[str, str | None]]:
     """Return the ids and trace ids of requests by number: of all open ones, the latest 16,384 that
     have begun, and the latest 1,024 that have ended.
     """
+
+def requests_finished() -> list[dict[str, Any]]:
+    """Return what is known of the latest 1,024 requests that have ended, oldest first, in the same
+    dict each time. Their figures are None until somebody sets them.
+    """
+
+def requests_forget_finished() -> None:
+    """Empty that list."""
 
 def innermost_stage() -> str | None:
     """Return the stage of the innermost open span of the calling code, or None."""

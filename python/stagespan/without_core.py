@@ -208,6 +208,7 @@ def _reset(entered: contextvars.Token[Any]) -> None:
 
 # Nothing is measured that an exception could spoil.
 request_enter_method = request_exit_method = lambda function: function
+request_class = remote_class = lambda class_: class_
 
 
 _numbers = itertools.count(1)
@@ -330,15 +331,16 @@ _ANSWERS: dict[str, Callable[[], Any]] = {
     "profiler_set_names profiler_set_annotated_names service_set_start device_drop_completions "
     "recording_describe_program recording_describe_process recording_describe_worker recording_end "
     "recording_set_tell_fault recording_reserve_for_marks recording_why_not_in innermost_stage "
-    "request_inheritance request_set_functions request_set_finished request_set_pipeline "
-    "request_set_details request_set_context exceptions_keep_messages gauge_set "
-    "segment_wait timed_by termination_unwatch termination_await termination_watch_stops "
+    "request_inheritance request_set_functions request_call_when_ended request_set_pipeline "
+    "request_set_details request_set_context requests_forget_finished exceptions_keep_messages "
+    "gauge_set segment_wait timed_by termination_unwatch termination_await termination_watch_stops "
     "termination_mark_stop termination_before_fork termination_after_fork "
     "cpu_time_set system_counts_set calls_set_descriptions": lambda: None,
     "is_enabled is_debug recording_is_cut_off termination_watch": bool,
     "request_record_field": lambda: True,
     "segment_now recording_boot": int,
-    "open_spans stage_names debug_stages stage_kinds device_drain_completions": list,
+    "open_spans stage_names debug_stages stage_kinds requests_finished "
+    "device_drain_completions": list,
     "arena_info clock_info memory_peak_rss_bytes requests_known": dict,
     "lost": Counter,  # nothing of any cause
     "request_known": lambda: ("", None),

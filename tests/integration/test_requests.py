@@ -348,6 +348,69 @@ def test_only_the_latest_requests_are_kept() -> None:
 # --- as a decorator -------------------------------------------------------------------------------
 
 
+def test_what_is_known_of_a_finished_request_is_read_once_and_shared() -> None:
+    with request("shared") as own:
+        pass
+
+    finished = finished_requests[-1]
+    # THEN everybody sees the same dict, and the metadata of the request, also if it is set later
+    assert finished is finished_requests[-1]
+    own.metadata["late"] = 1
+    assert finished["metadata"] is own.metadata == {"late": 1}
+    with request("not read") as other:
+        pass
+    other.metadata["late"] = 2
+    assert finished_requests[-1]["metadata"] is other.metadata == {"late": 2}
+    assert other.metadata is not own.metadata
+
+
+def test_metadata_is_set_and_replaced() -> None:
+    own = request("r", a=1)
+    assert own.metadata == {"a": 1}
+    own.metadata = {"b": 2}
+    with own:
+        own.metadata["c"] = 3
+    assert finished_requests[-1]["metadata"] == {"b": 2, "c": 3}
+
+
+def test_arguments_of_a_request() -> None:
+    made = request(request_id="named", traceparent="no header", new=True, user="a", **{"b c": 2})
+
+    assert (made.id, made.metadata) == ("named", {"user": "a", "b c": 2})
+    assert made._is_new
+    assert request(7).id == "7"  # type: ignore[arg-type]
+    assert re.fullmatch(r"req_\d+", request(new=False).id)
+    for wrong in (lambda: request("a", "b"), lambda: request("a", request_id="b")):
+        with pytest.raises(TypeError, match="__init__"):
+            wrong()  # type: ignore[no-untyped-call]
+    with pytest.raises(TypeError, match=r"write @request\(\)"):
+        request(test_arguments_of_a_request)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="'self'"):
+        request(self=1)  # type: ignore[misc]
+
+
+def test_the_init_of_a_subclass_and_a_replaced_one_are_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Job(request):
+        def __init__(self, name: str, size: int) -> None:
+            super().__init__(name, size=size)
+            self.size = size
+
+    job = Job("job", 3)
+    assert (job.id, job.metadata, job.size) == ("job", {"size": 3}, 3)
+    with job:
+        assert current_request() is job
+
+    seen: list[object] = []
+    init = request.__init__
+    with monkeypatch.context() as patch:
+        patch.setattr(request, "__init__", lambda self, *args: seen.append(args) or init(self, "x"))
+        assert request("y").id == "x"
+    assert seen == [("y",)]
+    assert request("z").id == "z"
+
+
 def test_each_call_of_a_decorated_function_is_a_request() -> None:
     finished_requests.clear()
 

@@ -40,6 +40,7 @@ def extract(carrier: Any, *, trusted: bool = True, size_bytes: int | None = None
     return remote
 
 
+@_core.remote_class
 class Remote(request):
     """A request that another process has sent; `extract` returns it.
 

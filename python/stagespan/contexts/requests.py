@@ -6,8 +6,7 @@ import functools
 import sys
 import threading
 import warnings
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypedDict, TypeVar, cast
 
@@ -55,9 +54,30 @@ class FinishedRequest(TypedDict):
     """None until they are settled."""
 
 
-MOST_FINISHED_REQUESTS = 1024
-finished_requests: deque[FinishedRequest] = deque(maxlen=MOST_FINISHED_REQUESTS)
-"""The latest requests that have ended, oldest first."""
+class _FinishedRequests:
+    """The latest 1,024 requests that have ended, oldest first.
+
+    The recorder keeps them. It makes what is read here when it is read, because that takes as long
+    as a request itself.
+    """
+
+    def copy(self) -> list[FinishedRequest]:
+        return cast(list[FinishedRequest], _core.requests_finished())
+
+    def clear(self) -> None:
+        _core.requests_forget_finished()
+
+    def __iter__(self) -> Iterator[FinishedRequest]:
+        return iter(self.copy())
+
+    def __getitem__(self, index: int) -> FinishedRequest:
+        return self.copy()[index]
+
+    def __len__(self) -> int:
+        return len(self.copy())
+
+
+finished_requests = _FinishedRequests()
 
 
 breakdowns: list[Callable[[_core.Request], dict[str, Any] | None]] = []
@@ -68,12 +88,10 @@ _waiting: list[Callable[[], object]] = []
 def when_one_has_ended(callback: Callable[[], object]) -> None:
     """Call `callback` once, when the next request of this process has ended, in its thread."""
     _waiting.append(callback)
-    _core.request_set_finished(_end_first)
+    _core.request_call_when_ended(_call_waiting)
 
 
-def _end_first(finished: FinishedRequest) -> None:
-    finished_requests.append(finished)
-    _core.request_set_finished(finished_requests.append)
+def _call_waiting() -> None:
     while _waiting:
         try:
             _waiting.pop()()
@@ -87,9 +105,7 @@ def settle_figures() -> None:
     The end of a request does not read the rings, because that takes as long as they are full. The
     service thread does, before they have wrapped, and whoever asks for figures.
     """
-    unsettled = [
-        request for request in list(finished_requests.copy()) if request["figures"] is None
-    ]
+    unsettled = [request for request in finished_requests.copy() if request["figures"] is None]
     if not unsettled:
         return
     wanted = [(request["number"], request["begin_ns"]) for request in unsettled]
@@ -113,6 +129,7 @@ _DYNAMO = "torch._dynamo"
 _modules = sys.modules
 
 
+@_core.request_class
 class request(_core.Request):
     """Group the spans of one unit of work: `with request("req-1", user="a"):`, also `async with`.
 
@@ -147,6 +164,7 @@ class request(_core.Request):
     ) -> None:
         if callable(request_id):
             raise TypeError('request was given a function: write @request() or @request("id").')
+        # The recorder does the same without this function where the class itself is called.
         # A number taken during compilation would become part of the graph and its guards.
         if not (_DYNAMO in _modules and compiling()):
             self._initialise(request_id, traceparent, metadata, new)
@@ -281,7 +299,6 @@ def _opentelemetry_parent() -> tuple[int, int, int, int] | None:
 
 
 _core.request_set_functions(_opentelemetry_parent, _find_hash, run.pipeline_name, compiling)
-_core.request_set_finished(finished_requests.append)
 _core.request_set_details(_read_environment, "")
 
 
