@@ -80,7 +80,12 @@ void know_map(PyObject* variable, PyObject* value) {
   const bool is_private = private_value(context.get(), variable, type, value) == value &&
                           private_value(context.get(), variable, type, nullptr) == nullptr;
   const Ref copy(PyContext_Copy(context.get()));
-  if (!is_private || !copy || private_value(context.get(), variable, type, value) != nullptr) g_map_type = nullptr;
+  PyObject *found = nullptr, *other = nullptr;
+  const Ref empty(PyContext_New());
+  const bool is_found = empty && find_value(context.get(), variable, found) && found == value &&
+                        find_value(empty.get(), variable, other) && other == nullptr;
+  if (!is_private || !is_found || !copy || private_value(context.get(), variable, type, value) != nullptr)
+    g_map_type = nullptr;
 #else
   (void)variable;
   (void)value;
@@ -131,6 +136,25 @@ PyObject* context_before(PyObject* context) noexcept {
 
 void swap_variables(PyObject* context, PyObject* other) noexcept {
   std::swap(layout_of(context).variables, layout_of(other).variables);
+}
+
+bool find_value(PyObject* context, PyObject* variable, PyObject*& to) noexcept {
+  to = nullptr;
+  if (context == nullptr) return true;
+  PyObject* const map = g_map_type != nullptr ? layout_of(context).variables : nullptr;
+  if (map == nullptr || Py_TYPE(map) != g_map_type) return false;
+  PyObject* const root = reinterpret_cast<MapLayout*>(map)->root;
+  if (Py_TYPE(root) != g_bitmap_node_type) return false;
+  PyObject* const* const items = reinterpret_cast<BitmapNodeLayout*>(root)->items;
+  bool is_flat = true;  // a node below may have it
+  for (Py_ssize_t i = 0; i + 1 < Py_SIZE(root); i += 2) {
+    if (items[i] == variable) {
+      to = items[i + 1];
+      return true;
+    }
+    is_flat = is_flat && items[i] != nullptr;
+  }
+  return is_flat;
 }
 
 PyObject* private_value(PyObject* context, PyObject* variable, const PyTypeObject* type,

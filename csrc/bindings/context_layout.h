@@ -36,6 +36,10 @@ bool is_threads_own(PyObject* context) noexcept;
 /// Exchanges all variables of two contexts, whose layout must be known.
 void swap_variables(PyObject* context, PyObject* other) noexcept;
 
+/// Looks up a variable in a context, which may be null. Returns whether the answer is known without the interpreter's
+/// functions: `to` is then the value, borrowed, or null if the variable is not set there.
+bool find_value(PyObject* context, PyObject* variable, PyObject*& to) noexcept;
+
 /// A variable's value in a context, borrowed, if it is of this type and nobody else can get it; else null. The context
 /// may be null. The caller has one reference to `held`, which may be the value, another object or null.
 PyObject* private_value(PyObject* context, PyObject* variable, const PyTypeObject* type, const PyObject* held) noexcept;

@@ -100,9 +100,14 @@ PyObject* encode(Inherited inherited) noexcept {
   return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&inherited), sizeof(inherited));
 }
 
-bool read_inherited(Inherited& inherited) noexcept { return take(current_value().get(), inherited); }
+bool read_inherited(Inherited& inherited) noexcept {
+  PyObject* value = nullptr;
+  if (find_value(thread_state()->context, g_variable, value)) return take(value, inherited);
+  return take(current_value().get(), inherited);
+}
 
 bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept {
+  if (PyObject* value = nullptr; find_value(context, g_variable, value)) return take(value, inherited);
   // Asks first, because raising the exception for a missing key takes longer than opening a span.
   if (PySequence_Contains(context, g_variable) != 1) {
     PyErr_Clear();
@@ -113,7 +118,11 @@ bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept {
   return take(value.get(), inherited);
 }
 
-PyObject* read_request() noexcept { return Py_NewRef(request_of(current_value().get())); }
+PyObject* read_request() noexcept {
+  PyObject* value = nullptr;
+  if (find_value(thread_state()->context, g_variable, value)) return Py_NewRef(request_of(value));
+  return Py_NewRef(request_of(current_value().get()));
+}
 
 // --- writing --------------------------------------------------------------------------------------------
 

@@ -219,17 +219,35 @@ Scope* current_scope(ThreadState& thread) {
 
 }  // namespace
 
+namespace {
+
+/// Enters a task whose parent its context says, which needs nothing that could meet a pending exception. False if that
+/// is not the case; then nothing has changed.
+bool try_enter_task(ThreadState& thread, PyObject* context) noexcept {
+  TaskScopes* const scopes = task_scopes(thread);
+  if (scopes == nullptr || scopes->may_have_left_behind() || is_cut_off() || context_before(context) == nullptr)
+    return false;
+  Inherited stored;
+  ParentLink link;
+  if (!read_inherited(stored) || !find_link(thread, stored, link)) return false;
+  add_scope(thread, context, stored, link, stored.base == thread.serial);
+  return true;
+}
+
+}  // namespace
+
 void switch_scope(ThreadState& thread, PyObject* context) noexcept {
   if (thread.is_stand_in()) return;  // shared by several threads, so it has no scopes
   if (context != nullptr && context == thread.base.context) {
     thread.scope = &thread.base;
     return;
   }
-  const ErrorAside pending;
   if (Scope* const known = context == nullptr ? nullptr : find_task_scope(thread, context)) {
     thread.scope = known;
     return;
   }
+  if (context != nullptr && try_enter_task(thread, context)) return;
+  const ErrorAside pending;
   if (context != nullptr && is_entered(context)) {
     if (is_threads_own(context))
       become_base(thread, context);

@@ -84,10 +84,13 @@ class TaskScopes final : public ScopeTable {
     return found;
   }
 
+  /// Whether `take_left_behind` would search.
+  bool may_have_left_behind() const noexcept { return size_ >= next_search_; }
+
   /// Removes empty scopes that were not dropped, for example because another thread ended their spans, and returns them
   /// as a list for `recycle`. Searches only if there are twice as many scopes as after the last search.
   TaskScope* take_left_behind() {
-    if (size_ < next_search_) return nullptr;
+    if (!may_have_left_behind()) return nullptr;
     TaskScope* taken = nullptr;
     for (std::size_t i = 0; i < bucket_count_; ++i) {
       TaskScope** at = &buckets_[i];

@@ -2,6 +2,7 @@
 #include "timed_iterator.h"
 
 #include <cstddef>
+#include <iterator>
 #include <new>
 
 #include "object.h"
@@ -33,6 +34,10 @@ PyTypeObject iterator_type(const char* name) { return static_type(name, sizeof(I
 PyTypeObject g_coroutine_type = iterator_type("stagespan._core.TimedCoroutine");
 PyTypeObject g_generator_type = iterator_type("stagespan._core.TimedGenerator");
 PyTypeObject g_step_type = iterator_type("stagespan._core.TimedStep");
+
+// The memory of some that have been freed, for the next ones. All types have the same size.
+IteratorObject* g_spare[16];
+std::size_t g_spares = 0;
 
 IteratorObject* iterator_of(PyObject* object) { return reinterpret_cast<IteratorObject*>(object); }
 
@@ -193,19 +198,30 @@ void iterator_finalize(PyObject* object) {
 }
 
 void iterator_dealloc(PyObject* object) {
-  if (PyObject_CallFinalizerFromDealloc(object) < 0) return;
-  PyObject_GC_UnTrack(object);
   IteratorObject* const self = iterator_of(object);
+  // Most have ended, and have nothing to finalize.
+  const bool may_be_open = self->has_run && !self->run().finished();
+  if (may_be_open && PyObject_CallFinalizerFromDealloc(object) < 0) return;
+  PyObject_GC_UnTrack(object);
   if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
   drop_from(self->inner);
   if (self->has_run) self->run().~SuspendableRun();
   drop_from(self->generator);
-  Py_TYPE(object)->tp_free(object);
+  // The collector would not finalize a finalized object again.
+  if (g_spares < std::size(g_spare) && PyObject_GC_IsFinalized(object) == 0)
+    g_spare[g_spares++] = self;
+  else
+    PyObject_GC_Del(object);
+}
+
+IteratorObject* new_iterator(PyTypeObject& type) noexcept {
+  if (g_spares == 0) return PyObject_GC_New(IteratorObject, &type);
+  return iterator_of(PyObject_Init(reinterpret_cast<PyObject*>(g_spare[--g_spares]), &type));
 }
 
 PyObject* make_iterator(PyTypeObject& type, SpanObject* span, PyObject* inner, PyObject* function, PyObject* args,
                         PyObject* kwargs, std::uint16_t flags) {
-  auto* const self = PyObject_GC_New(IteratorObject, &type);
+  IteratorObject* const self = new_iterator(type);
   if (self == nullptr) {
     Py_DECREF(inner);
     return nullptr;
@@ -237,7 +253,6 @@ PyAsyncMethods g_generator_async_methods = {nullptr, nullptr, nullptr, iterator_
 bool ready_iterator(PyTypeObject& type, PyAsyncMethods* async_methods) {
   type.tp_dealloc = iterator_dealloc;
   type.tp_finalize = iterator_finalize;
-  type.tp_free = PyObject_GC_Del;
   type.tp_traverse = iterator_traverse;
   type.tp_clear = iterator_clear;
   type.tp_repr = iterator_repr;
@@ -301,7 +316,7 @@ PyObject* wrap_generator(SpanObject* span, PyObject* inner, PyObject* function, 
 
 PyObject* make_step(AsyncGeneratorObject* generator, PyObject* inner, bool closes) {
   if (inner == nullptr) return nullptr;
-  auto* const self = PyObject_GC_New(IteratorObject, &g_step_type);
+  IteratorObject* const self = new_iterator(g_step_type);
   if (self == nullptr) {
     Py_DECREF(inner);
     return nullptr;
