@@ -98,7 +98,7 @@ class _Worker(threading.Thread):
 
 
 def _captured(worker: _Worker, folder: Path, max_events: float) -> tuple[Pauses, bool]:
-    """Capture one run. Returns the pauses, and whether a child wrote the trace."""
+    """Capture one run. Returns the pauses, and whether threads went on at its end."""
     ticker = Ticker()
     ticker.start()
     capture = stagespan.capture(
@@ -130,16 +130,16 @@ def _median(pauses: list[Pauses]) -> Pauses:
 
 
 def _compare(worker: _Worker, rounds: int, folder: Path, calls: int, most: float) -> None:
-    captured, by_hand, in_child = [], [], 0
+    captured, by_hand, went_on = [], [], 0
     for _ in range(rounds + 1):  # the first round warms up
         worker.calls = calls
         by_hand.append(_by_hand(worker, folder))
-        pauses, was_forked = _captured(worker, folder, most)
+        pauses, is_unstopped = _captured(worker, folder, most)
         captured.append(pauses)
-        in_child += was_forked
+        went_on += is_unstopped
     ours, theirs = _median(captured[1:]), _median(by_hand[1:])
     is_bounded = most < calls
-    print(f"{calls:,} calls, max_events {most:,}, {in_child} of {rounds + 1} traces by a child")
+    print(f"{calls:,} calls, max_events {most:,}, {went_on} of {rounds + 1} traces without a stop")
     for name, figure, other, bound in (
         ("longest pause", ours.longest_s, theirs.longest_s, MOST_LONGEST),
         ("sum of pauses", ours.sum_s, theirs.sum_s, MOST_SUM),

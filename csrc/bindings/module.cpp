@@ -31,6 +31,7 @@
 #include "timed_iterator.h"
 #include "timed_run.h"
 #include "token_object.h"
+#include "torch_profile.h"
 #include "trace_passes.h"
 #include "trace_scanner.h"
 #include "waiting.h"
@@ -206,6 +207,7 @@ PYBIND11_MODULE(_core_of_main, module) {
   sp::define_trace_scanner(module);
   sp::define_trace_passes(module);
   sp::define_span_encoders(module);
+  sp::define_torch_profile(module);
   module.def("c_api", [] {
     return py::reinterpret_steal<py::object>(
         PyCapsule_New(const_cast<stagespan::Api*>(&sp::api()), stagespan::kApiCapsule, nullptr));

@@ -1205,6 +1205,22 @@ def call_in_child(function: Callable[[Any], object], argument: object, /) -> tup
     the descriptor and waits for the child. Raises TypeError for a function of Python, and OSError
     if the system cannot fork."""
 
+def can_end_torch_profile() -> bool:
+    """Return whether a torch is loaded whose profiler `TorchProfile` can end."""
+
+class TorchProfile:
+    """What torch's profiler has recorded. The constructor ends the profiler of the calling thread,
+    as `torch.autograd._disable_profiler` does, but leaves the interpreter's lock to other threads
+    meanwhile. No profiler may be started in the process before it returns, and the profiler must
+    not record stacks of Python, because these need the lock.
+
+    Raises RuntimeError if `can_end_torch_profile` returns False, or with torch's reason."""
+
+    def __init__(self) -> None: ...
+    def save(self, path: str) -> None:
+        """Write the Chrome trace, without the interpreter's lock. Raises RuntimeError with torch's
+        reason, for example the second time."""
+
 def c_api() -> object:
     """Return the capsule that other extensions attach to (`stagespan/python.h`)."""
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from stagespan.device.table import Device
 from stagespan.harness.standalone.running import was_taken_over
 from stagespan.process.imports import importing
+from stagespan.profiling import unlocked
 from stagespan.profiling.counting import OperatorCounter
 from stagespan.profiling.running import Marks, is_left_over
 
@@ -58,6 +59,9 @@ class Backend(Protocol):
     """Whether it records the operators of all threads, and not only those of its own thread."""
     stop_ns: int
     """For how long the profiler itself has stopped; 0 before."""
+    is_unlocked: bool
+    """Whether other threads have the interpreter's lock while the profiler stops, and while `write`
+    writes its events."""
 
     def start(self) -> None:
         """Start recording."""
@@ -125,6 +129,12 @@ class TorchProfiler:
         )
         self._counter = OperatorCounter()
         self.stop_ns = 0
+        self.is_unlocked = (
+            "trace_only" in experimental
+            and not self.all_threads  # torch may crash if operators run while it stops
+            and not getattr(self.profiler, "_use_cupti_monitor", False)
+            and unlocked.is_possible(self._autograd)
+        )
 
     def start(self) -> None:
         """Start recording."""
@@ -169,7 +179,8 @@ class TorchProfiler:
             self.pause()
             time.sleep(_LET_OPERATORS_END_S)
         begin_ns = time.perf_counter_ns()
-        self.profiler.stop()
+        with unlocked.ending(self._autograd) if self.is_unlocked else contextlib.nullcontext():
+            self.profiler.stop()
         self.stop_ns = time.perf_counter_ns() - begin_ns
         if self._tracker is not None and not self._counted:
             # Like leaving a `with` block. An application's own profiler keeps its count.
@@ -191,6 +202,7 @@ class NpuProfiler:
     """torch_npu.profiler, which has its own classes."""
 
     all_threads = False
+    is_unlocked = False
 
     def __init__(self, options: Options) -> None:
         with importing():

@@ -386,10 +386,11 @@ class Capture:
                 f"waits for a run of {quoted([wish.stage])}, of which {PROBE_EVENTS:,} events show"
                 " what an event costs",
             )
+            with tempfile.TemporaryDirectory(prefix="stagespan-") as folder:
+                window.export(Path(folder, "probe.json.gz"))
         finally:
             recording.pauses.end()
-        with tempfile.TemporaryDirectory(prefix="stagespan-") as folder:
-            window.export(Path(folder, "probe.json.gz"))
+        window.note_pause(recording.pauses.longest_ns)
 
     def _record(self, recording: _Recording, doing: str) -> None:
         """Wait until the window of a recording is closed. Raises StagespanError if it never is."""
@@ -454,6 +455,7 @@ class Capture:
             path = stage_path(folder, wish.stage, run.whose_file(folder) + _file_name())
         written = window.export(path)
         recording.pauses.end()
+        window.note_pause(recording.pauses.longest_ns)
         lines.log_info("[Profiler] Chrome trace saved to: %s", written)
         return CaptureResult(
             stage=wish.stage,
@@ -499,7 +501,8 @@ class Capture:
             )
         if window.in_place is not None:
             remarks.append(
-                f"the trace was written by the process itself, because {window.in_place}"
+                "all Python threads had to wait while the trace was written, because"
+                f" {window.in_place}"
             )
         return [f"{remark[:1].upper()}{remark[1:]}." for remark in remarks]
 

@@ -32,7 +32,8 @@ class CaptureResult(RecordedFigures, Result, frozen=True):
     requests_delayed: Count | None
     """The requests that were open during a pause; None in a process without requests."""
     in_place: str | None
-    """Why the process itself wrote the profiler's trace; None if a forked child did."""
+    """Why all Python threads had to wait while the profiler's trace was written; None if they had
+    not to."""
     remarks: tuple[str, ...]
     """Sentences about what is missing or unexpected."""
 

@@ -84,9 +84,11 @@ class Window:
         self.before_stop: Callable[[], object] | None = None
         """Called in the thread of the window immediately before the profiler stops."""
         self.exports_in_child = False
-        """Whether `export` lets a forked child write the profiler's trace, where that is safe."""
+        """Whether `export` lets a forked child write the profiler's trace, where that is safe and
+        the process itself would stop all its Python threads for it."""
         self.in_place: str | None = None
-        """Why the latest `export` did not use a child, as a part of a sentence; None if it did."""
+        """Why the latest `export` has stopped all Python threads, as a part of a sentence; None if
+        it has not."""
         self._options = options
         if max_seconds is None or max_seconds >= threading.TIMEOUT_MAX:
             max_seconds = math.inf
@@ -226,7 +228,8 @@ class Window:
             begin_ns = time.perf_counter_ns()
             backend.stop()
             taken_ns = time.perf_counter_ns() - begin_ns
-            pauses.note_stop(self._options, self.events, backend.stop_ns, taken_ns)
+            if not backend.is_unlocked:
+                pauses.note_stop(self._options, self.events, backend.stop_ns, taken_ns)
             self.recorded = True
         except Exception as error:
             self._skip(
@@ -236,6 +239,11 @@ class Window:
         finally:
             self.end_ns = time.time_ns()
             self._release()
+
+    def note_pause(self, longest_ns: int) -> None:
+        """Note the longest pause that was measured around its end, for `pause_bound_ns`."""
+        if self._backend is not None and self._backend.is_unlocked:
+            pauses.note_unlocked(self._options, longest_ns)
 
     def is_open_here(self) -> bool:
         """Whether the window is open, and this thread has opened it."""
@@ -329,8 +337,11 @@ class Window:
             self._scratch = None
 
     def _write(self, backend: Backend, plain: Path) -> str | None:
-        """Write the profiler's trace. Returns why this process did it itself, or None."""
+        """Write the profiler's trace. Returns why all Python threads had to wait, or None."""
         why: str | None = "no child was asked for"
+        if backend.is_unlocked:
+            backend.write(plain)
+            return None
         if self.exports_in_child:
             save = backend.saver()
             why = "the profiler has no function for it" if save is None else None

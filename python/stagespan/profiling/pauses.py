@@ -21,6 +21,8 @@ _LONGEST_JOIN_S = 5.0
 _FEWEST_EVENTS = 500
 """What a window costs at least is counted as the cost of so many events."""
 _MOST_KEPT = 8
+_LEAST_UNLOCKED_NS = 25_000_000
+"""A request needs several turns of the interpreter's lock, and waits for each of them."""
 _MARGIN = 2.0
 """A pause depends on what else the machine does, so the bound is this times what was measured."""
 
@@ -90,6 +92,9 @@ class _Costs:
     """For each event, if the process itself writes the trace."""
     fork: collections.deque[float] = field(default_factory=_latest)
     """The fork, if a child writes the trace."""
+    unlocked: collections.deque[float] = field(default_factory=_latest)
+    """The longest pause of a thread, if other threads have the interpreter's lock all the time. It
+    does not depend on the events."""
 
 
 _costs: dict[Hashable, _Costs] = {}
@@ -116,6 +121,11 @@ def note_fork(options: Hashable, fork_ns: int) -> None:
     _costs.setdefault(options, _Costs()).fork.append(fork_ns)
 
 
+def note_unlocked(options: Hashable, longest_ns: int) -> None:
+    """Note the longest pause around the end of a window that has left the lock to others."""
+    _costs.setdefault(options, _Costs()).unlocked.append(longest_ns)
+
+
 def bound_ns(options: Hashable, max_events: float, *, in_child: bool) -> int | None:
     """Return an upper bound of the longest pause that the end of a window causes, in ns.
 
@@ -123,6 +133,8 @@ def bound_ns(options: Hashable, max_events: float, *, in_child: bool) -> int | N
     says whether a child will write the trace. None if this is not known, or if there is no limit.
     """
     costs = _costs.get(options)
+    if costs is not None and costs.unlocked:
+        return round(_MARGIN * max(*costs.unlocked, _LEAST_UNLOCKED_NS))
     if costs is None or not costs.stop or math.isinf(max_events):
         return None
     events = max(max_events, _FEWEST_EVENTS)

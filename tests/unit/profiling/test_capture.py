@@ -295,7 +295,7 @@ def serve():
         with stagespan.span("serve"):
             for _ in range(100):
                 torch.neg(values)
-thread = threading.Thread(target=serve)
+thread = threading.Thread(target=serve, daemon=True)
 thread.start()
 first = stagespan.capture("serve", probe=False)
 first.wait()
@@ -482,10 +482,11 @@ def test_many_captures_leave_nothing_behind(work: Work) -> None:
 
 
 @_LINUX
-def test_the_trace_is_written_by_a_child(work: Work) -> None:
+def test_stacks_are_written_by_a_child(work: Work) -> None:
     with Service(work):
-        result = capture("serve", max_seconds=60).wait(60)
+        result = capture("serve", stacks=True, max_seconds=60).wait(60)
     assert result.in_place is None
+    assert names_in(result.path)["aten::matmul"] == 10
 
 
 @_LINUX
@@ -523,7 +524,7 @@ def test_the_process_itself_writes_the_trace_during_an_import(
     until(lambda: "reads_a_fifo" in sys.modules)
     try:
         with Service(work):
-            result = capture("serve", max_seconds=60).wait(60)
+            result = capture("serve", stacks=True, max_seconds=60).wait(60)
     finally:
         fifo.write_text("")
         importer.join()
@@ -567,7 +568,7 @@ def test_the_process_itself_writes_the_trace_on_such_hardware(
 ) -> None:
     monkeypatch.setattr(f"stagespan.profiling.forked_export.{name}", lambda: answer)
     with Service(work):
-        result = capture("serve", max_seconds=60).wait(60)
+        result = capture("serve", stacks=True, max_seconds=60).wait(60)
     assert result.in_place == reason
     assert names_in(result.path)["aten::matmul"] == 10
 

@@ -1,0 +1,190 @@
+"""The end of torch's profiler, and its trace, without the interpreter's lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagespan import _core
+from stagespan.profiling import unlocked
+
+torch = pytest.importorskip("torch")
+autograd: Any = pytest.importorskip("torch.autograd.profiler")
+
+_MANY = 20_000
+_LONGEST_S = 60
+
+
+def started(operators: int) -> Any:
+    """A profiler that has recorded a number of operators, and that still records."""
+    profiler = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        experimental_config=torch.profiler._ExperimentalConfig(trace_only=True),
+    )
+    profiler.start()
+    values = torch.zeros(4)
+    for _ in range(operators):
+        torch.neg(values)
+    return profiler
+
+
+def stopped(operators: int) -> Any:
+    """What a profiler has recorded that was ended without the lock."""
+    profiler = started(operators)
+    with unlocked.ending(autograd):
+        profiler.stop()
+    results = profiler.profiler.kineto_results
+    assert type(results) is _core.TorchProfile
+    return results
+
+
+@pytest.fixture(autouse=True)
+def is_possible() -> None:
+    if not unlocked.is_possible(autograd):
+        pytest.skip("this torch cannot end its profiler without the interpreter's lock")
+
+
+@contextmanager
+def counting() -> Iterator[list[int]]:
+    """A thread that counts, and that gets the lock only if another thread gives it up."""
+    counted, is_over = [0], threading.Event()
+
+    def count() -> None:
+        while not is_over.is_set():
+            counted[0] += 1
+            time.sleep(0)  # gives the lock up
+
+    interval_s = sys.getswitchinterval()
+    thread = threading.Thread(target=count)
+    thread.start()
+    sys.setswitchinterval(1_000)
+    try:
+        yield counted
+    finally:
+        is_over.set()
+        sys.setswitchinterval(interval_s)
+        thread.join()
+
+
+def counts_meanwhile(profiler: Any) -> bool:
+    """Whether another thread has counted while the profiler stopped."""
+    counts: list[int] = []
+
+    def end() -> object:
+        counts.append(counted[0])
+        results = _core.TorchProfile()
+        counts.append(counted[0])
+        return results
+
+    with counting() as counted, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autograd, "_disable_profiler", end)
+        profiler.stop()
+    before, after = counts
+    return after > before
+
+
+def test_other_threads_run_while_the_profiler_stops() -> None:
+    # The other thread needs a processor in these milliseconds, so it may miss one of them.
+    assert any(counts_meanwhile(started(_MANY)) for _ in range(5))
+
+
+def test_other_threads_run_while_the_trace_is_written(tmp_path: Path) -> None:
+    fifo, results = tmp_path / "fifo", stopped(100)
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=results.save, args=(str(fifo),), daemon=True)
+    writer.start()  # it blocks until somebody reads, which this thread cannot without the lock
+    events = json.loads(fifo.read_text())["traceEvents"]
+    writer.join(_LONGEST_S)
+    assert sum(event.get("name") == "aten::neg" for event in events) == 100
+
+
+def test_a_profiler_of_another_thread_waits_for_the_end() -> None:
+    begun = threading.Event()
+
+    def profile() -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            begun.set()
+
+    thread = threading.Thread(target=profile)
+    with unlocked.ending(autograd):
+        thread.start()
+        assert not begun.wait(0.5)
+    assert begun.wait(_LONGEST_S)
+    thread.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_of_another_thread_waits_for_the_end() -> None:
+    forked = threading.Event()
+
+    def fork() -> None:
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        forked.set()
+        os.waitpid(child, 0)
+
+    thread = threading.Thread(target=fork)
+    with unlocked.ending(autograd):
+        thread.start()
+        assert not forked.wait(0.5)
+    assert forked.wait(_LONGEST_S)
+    thread.join()
+
+
+def test_torch_has_its_functions_again_afterwards() -> None:
+    names = ("_disable_profiler", "_prepare_profiler", "_enable_profiler")
+    before = [getattr(autograd, name) for name in names]
+    stopped(1)
+    with pytest.raises(KeyError), unlocked.ending(autograd):
+        raise KeyError
+    assert [getattr(autograd, name) for name in names] == before
+
+
+def test_an_error_of_torch_is_an_exception(tmp_path: Path) -> None:
+    # In a process of its own, because the first exception of libtorch is the one that matters.
+    program = f"""
+import torch
+from torch.autograd import profiler as autograd
+from stagespan.profiling import unlocked
+with torch.profiler.profile(
+    activities=[torch.profiler.ProfilerActivity.CPU],
+    experimental_config=torch.profiler._ExperimentalConfig(trace_only=True),
+) as profiler:
+    torch.zeros(4).neg()
+    with unlocked.ending(autograd):
+        profiler.profiler.__exit__(None, None, None)
+    profiler.profiler.enabled = False
+results = profiler.profiler.kineto_results
+results.save({str(tmp_path / "first.json")!r})
+try:
+    results.save({str(tmp_path / "second.json")!r})
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["Trace is already saved."], done.stderr
+
+
+def test_without_torch_nothing_can_be_ended() -> None:
+    program = """
+from stagespan import _core
+print(_core.can_end_torch_profile())
+try:
+    _core.TorchProfile()
+except RuntimeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    refused = "this torch cannot end its profiler without the interpreter's lock"
+    assert done.stdout.splitlines() == ["False", refused], done.stderr
