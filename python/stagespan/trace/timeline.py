@@ -29,7 +29,7 @@ from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import step_times
 from stagespan.trace.derived.threads import named
 from stagespan.trace.evidence import window_of
-from stagespan.trace.read.groups import by_group, pairs
+from stagespan.trace.read.groups import by_group, numbered, pairs
 from stagespan.trace.read.intervals import Rows
 from stagespan.trace.read.model import Trace
 
@@ -160,10 +160,10 @@ def _annotations(trace: Trace) -> list[TimelineRow]:
     kept = marks[np.argsort(-events.dur_ns[marks], kind="stable")[:MOST_STAGES]]
     rows, depths = _depths(trace, kept)
     # Each of the longest stages has its own colour, regardless of numbers in its name.
-    codes, which = np.unique(events.name[rows], return_inverse=True)
+    codes, which = numbered(events.name[rows])
     words = [shortened(_DIGITS.sub("#", trace.names[code]), 40) for code in codes.tolist()]
     distinct = {word: at for at, word in enumerate(dict.fromkeys(words))}
-    key = np.array([distinct[word] for word in words], dtype=np.intp)[which.reshape(-1)]
+    key = np.array([distinct[word] for word in words], dtype=np.intp)[which]
     time = np.bincount(key, weights=events.dur_ns[rows], minlength=len(distinct))
     rank = np.empty(len(distinct), dtype=np.intp)
     rank[np.argsort(-time, kind="stable")] = np.arange(len(distinct))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stagespan.pages.figures import Count, Figures, Internal, first
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.launch_sources import host_operators
+from stagespan.trace.read.groups import numbered
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import TraceView
@@ -117,8 +118,7 @@ def _rows(
     launched: NDArray[np.bool_],
     on_device: bool,
 ) -> list[KernelRow]:
-    codes, group = np.unique(trace.events.name[events], return_inverse=True)
-    group = group.reshape(-1)
+    codes, group = numbered(trace.events.name[events])
     size = len(codes)
     time = np.bincount(group, weights=time_ns, minlength=size).astype(np.int64)
     count = np.bincount(group, minlength=size)

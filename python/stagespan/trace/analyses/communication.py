@@ -37,7 +37,7 @@ from stagespan.trace.rates.collectives import (
     ops_of,
     work_of,
 )
-from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.groups import by_group, numbered
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -277,11 +277,11 @@ class _Line(NamedTuple):
 
 def _line(calls: _Calls, chosen: Rows) -> _Line | None:
     """Return the line through the shortest calls of each size; None if the sizes are similar."""
-    sizes, which = np.unique(calls.bytes_in[chosen], return_inverse=True)
+    sizes, which = numbered(calls.bytes_in[chosen])
     if len(sizes) < 2 or sizes[-1] < _LEAST_RANGE * sizes[0]:
         return None
     shortest = np.full(len(sizes), np.iinfo(np.int64).max)
-    np.minimum.at(shortest, which.reshape(-1), calls.dur_ns[chosen])
+    np.minimum.at(shortest, which, calls.dur_ns[chosen])
     slope, constant = np.polyfit(sizes.astype(np.float64), shortest.astype(np.float64), 1)
     if not 0 < slope <= _MOST_NS_PER_BYTE:
         return _Line(float(shortest.min()), 0.0)

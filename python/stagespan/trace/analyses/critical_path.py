@@ -32,7 +32,7 @@ from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.threads import ThreadIndex
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.derived.windows import base_window, steps_of
-from stagespan.trace.read.groups import sums
+from stagespan.trace.read.groups import numbered, sums
 from stagespan.trace.read.intervals import Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -326,7 +326,7 @@ def _names(trace: Trace, edges: Edges) -> _Named:
     around = _operators(trace, edges.row[of_host])
     code[of_host] = np.where(around >= 0, events.name[around], code[of_host] + count)
     code[edges.row < 0] = 2 * count
-    codes, word = np.unique(code, return_inverse=True)
+    codes, word = numbered(code)
     words = [
         trace.names[code]
         if code < count
@@ -335,7 +335,7 @@ def _names(trace: Trace, edges: Edges) -> _Named:
         else "after the last call or work"
         for code in codes.tolist()
     ]
-    return _joined(words, word.reshape(-1))
+    return _joined(words, word)
 
 
 def _joined(words: list[str], word: Rows) -> _Named:

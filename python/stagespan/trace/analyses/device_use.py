@@ -47,6 +47,7 @@ from stagespan.trace.derived.missing import needs_device
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.collectives import exposed_calls
+from stagespan.trace.read.groups import values_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, merged
 from stagespan.trace.read.model import Trace
 
@@ -347,7 +348,7 @@ def _on_computing_stream(trace: Trace, rows: Rows, kind: NDArray[np.int8], of: i
     _, stream = streams(trace, rows)
     durations, kinds = trace.events.dur_ns[rows], kind[rows]
     shared = 0
-    for number in np.unique(stream):
+    for number in values_of(stream):
         here = stream == number
         mine = int(durations[here & (kinds == of)].sum())
         if int(durations[here & (kinds == COMPUTE)].sum()) > mine:

@@ -35,7 +35,7 @@ from stagespan.trace.derived.trees import (
     Paths,
     levels,
 )
-from stagespan.trace.read.groups import sums
+from stagespan.trace.read.groups import numbered, sums, values_of
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 
@@ -220,7 +220,7 @@ def _of_frames(trace: Trace) -> Flame | Unavailable:
     own_ns = np.concatenate((np.zeros(len(with_frames), dtype=np.int64), own_ns))
     word: Numbers = np.concatenate((len(trace.names) + with_frames, events.name[forest.rows]))
     is_work = ~trace.rows_of(["python_function"])[forest.rows]
-    names_of_work = np.unique(events.name[forest.rows[is_work]])
+    names_of_work = values_of(events.name[forest.rows[is_work]])
     # The paths take much memory.
     del forest, is_work
     paths = Paths(parents, word, _DEEPEST_STACK)
@@ -244,7 +244,7 @@ def _forest_of_frames(trace: Trace) -> tuple[Nesting | None, NDArray[np.int64], 
     # Threads without a frame have no stacks.
     index = ThreadIndex(trace, rows)
     thread = index.of[0]
-    with_frames = np.unique(thread[frames[rows]])
+    with_frames = values_of(thread[frames[rows]])
     if not index.fits:
         return None, index.threads, with_frames
     if len(with_frames) < len(index.threads):
@@ -279,8 +279,8 @@ def _of_stacks(trace: Trace) -> Flame | None:
         events.begin_ns[operators], events.end_ns[operators], of_operators.of[0]
     )
     cell = written.codes.astype(np.int64) * len(trace.names) + events.name[written.rows]
-    cells, of = np.unique(cell, return_inverse=True)
-    times = sums(of.reshape(-1), own_ns[written.rows], len(cells)).tolist()
+    cells, of = numbered(cell)
+    times = sums(of, own_ns[written.rows], len(cells)).tolist()
     index: dict[tuple[int, str], int] = {}
     names: list[str] = []
     parents: list[int] = []

@@ -37,6 +37,7 @@ from stagespan.trace.derived.threads import Axis, named
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence, window_of
 from stagespan.trace.rates.collectives import exposed_calls, work_of
+from stagespan.trace.read.groups import counts_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -336,7 +337,7 @@ def _fillers(
     if len(rows) == 0 or len(begins) == 0:
         return filler
     begin, end = _placed(axis, trace, possible)
-    threads, count = np.unique(events.tid[operators], return_counts=True)
+    threads, count = counts_of(events.tid[operators])
     main = events.tid[rows] == threads[np.argmax(count)]
     for at in np.argsort(begins - ends, kind="stable")[:_MOST_STRETCHES].tolist():
         inside = np.minimum(end, ends[at]) - np.maximum(begin, begins[at])

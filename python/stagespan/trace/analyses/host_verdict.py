@@ -21,7 +21,7 @@ from stagespan.trace.derived.missing import (
 from stagespan.trace.derived.threads import named
 from stagespan.trace.derived.windows import BaseWindow
 from stagespan.trace.evidence import window_of
-from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.groups import grouped, values_of
 from stagespan.trace.read.intervals import exclusive
 from stagespan.trace.read.model import Trace
 
@@ -166,7 +166,7 @@ def _of_stages(trace: Trace) -> HostVerdict | None:
         times[trace.names[each.code]] = each.time_ns
     if not sum(times.values()):
         return None
-    threads = len(np.unique(marks.thread))
+    threads = len(values_of(marks.thread))
     empty = steps_without_operators(trace)
     of_stages = verdict_on_stages(
         times,

@@ -38,6 +38,7 @@ from stagespan.trace.derived.threads import name_codes
 from stagespan.trace.derived.windows import base_window
 from stagespan.trace.derived.work_table import Column, WorkTable
 from stagespan.trace.rates.calls import inputs_in_words
+from stagespan.trace.read.groups import values_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once, operators_of
@@ -199,7 +200,7 @@ class KernelRows:
     @cached_property
     def names(self) -> list[int]:
         """The codes of the different names."""
-        codes: list[int] = np.unique(self.name).tolist()
+        codes: list[int] = values_of(self.name).tolist()
         return codes
 
     def by_name(self) -> list[KernelTime]:

@@ -45,7 +45,7 @@ from stagespan.trace.derived.trees import (
     with_those_below,
 )
 from stagespan.trace.evidence import window_of
-from stagespan.trace.read.groups import pairs, sums
+from stagespan.trace.read.groups import counts_of, numbered, pairs, sums
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import operators_of
@@ -380,8 +380,8 @@ def _block(trace: Trace, rows: Rows, runs: list[Repeat], origin_ns: int) -> Laye
     here = np.concatenate([rows[run.begin : run.end] for run in runs])
     length = runs[0].length
     times: Numbers = events.dur_ns[here].reshape(-1, length).sum(axis=1)
-    names, of = np.unique(events.name[here], return_inverse=True)
-    heaviest = names[np.argmax(np.bincount(of.reshape(-1), weights=events.dur_ns[here]))]
+    names, of = numbered(events.name[here])
+    heaviest = names[np.argmax(np.bincount(of, weights=events.dur_ns[here]))]
     return LayerBlock(
         first=trace.names[events.name[here[0]]],
         heaviest=trace.names[heaviest],
@@ -406,8 +406,8 @@ def _layers(rows: Rows, block: Rows, times: int, trace: Trace) -> int:
     Layers that are not part of a repetition at all are found by their attention, which takes about
     as long as that in the block.
     """
-    inside, per_block = np.unique(trace.events.name[block], return_counts=True)
-    found, counts = np.unique(trace.events.name[rows], return_counts=True)
+    inside, per_block = counts_of(trace.events.name[block])
+    found, counts = counts_of(trace.events.name[rows])
     total = counts[np.searchsorted(found, inside)]
     layers = times
     for more in range(times + 1, times + _MOST_MORE + 1):
@@ -507,8 +507,8 @@ def modules_of(trace: Trace) -> Modules | None:
     if calls is None:
         return None
     events, rows, tree = calls.trace.events, calls.rows, calls.tree
-    codes, instance = np.unique(events.name[rows], return_inverse=True)
-    instance = instance.reshape(-1).astype(np.int64)
+    codes, instance = numbered(events.name[rows])
+    instance = instance.astype(np.int64)
     classes = [class_of_module(trace.names[code]) or trace.names[code] for code in codes]
     number = {name: at for at, name in enumerate(dict.fromkeys(classes))}
     word = np.array([number[name] for name in classes], dtype=np.int64)[instance]
@@ -603,8 +603,7 @@ def _spread(
     node: Rows, instance: NDArray[np.int64], of_call: Numbers, count: int
 ) -> list[tuple[int, Spread, int]]:
     """Return, by node, its instances and the least, median and longest of their mean calls."""
-    cells, of = np.unique(node * count + instance, return_inverse=True)
-    of = of.reshape(-1)
+    cells, of = numbered(node * count + instance)
     mean = sums(of, of_call, len(cells)) // np.bincount(of)
     nodes = cells // count
     bounds = np.searchsorted(nodes, np.arange(int(node.max()) + 2))

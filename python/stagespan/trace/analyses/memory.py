@@ -31,7 +31,7 @@ from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
 from stagespan.trace.derived.threads import ThreadIndex, named, numbers_of, processes
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.evidence import window_of
-from stagespan.trace.read.groups import pairs
+from stagespan.trace.read.groups import numbered, pairs, values_of
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 
@@ -343,7 +343,7 @@ class Locator:
         times = table.begin_ns[instants]
         thread = numbers_of(calls.threads, table.pid[instants], table.tid[instants])
         own = calls.tree.at(thread, times)
-        only = calls.tree.in_one_thread(np.unique(calls.thread), times)
+        only = calls.tree.in_one_thread(values_of(calls.thread), times)
         return values_at(calls.rows, np.where(own >= 0, own, only))
 
 
@@ -621,8 +621,7 @@ def _holders(
     width = len(trace.names) + 1
     group = (names[operators] + 1) * width + names[stages] + 1
     allocates = np.flatnonzero(events.bytes > 0)
-    codes, of = np.unique(group[allocates], return_inverse=True)
-    of = of.reshape(-1)
+    codes, of = numbered(group[allocates])
     counts = np.bincount(of)
     sizes = np.bincount(of, weights=events.bytes[allocates]).astype(np.int64)
     held = np.zeros(len(codes), dtype=np.int64)
@@ -662,7 +661,7 @@ def _curve(events: MemoryEvents, begin_ns: int) -> list[tuple[int, int]]:
     stretch = (times - times[0]) * _POINTS // (length + 1)
     order = np.lexsort((np.arange(len(times)), -sizes, stretch))
     firsts = np.flatnonzero(np.diff(stretch[order], prepend=-1))
-    chosen = np.unique(np.concatenate((order[firsts], [0, len(times) - 1])))
+    chosen = values_of(np.concatenate((order[firsts], [0, len(times) - 1])))
     points = [(int(times[at]) - begin_ns, int(sizes[at])) for at in chosen]
     # The peak is in the curve, also if it was reached before the first event.
     return points if events.peak >= 0 else [(points[0][0], events.before_bytes), *points]

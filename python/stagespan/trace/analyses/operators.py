@@ -28,7 +28,7 @@ from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.calls import call_of
 from stagespan.trace.rates.collectives import argument_of
-from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.groups import grouped, numbered, values_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -90,8 +90,7 @@ class _Operators(msgspec.Struct, frozen=True, dict=True):
         """Which of `outer` do little work: at least half of the calls with its name are short."""
         name = self.trace.events.name[self.rows[self.outer]]
         durations = self.dur_ns[self.outer]
-        _, which = np.unique(name, return_inverse=True)
-        which = which.reshape(-1)
+        _, which = numbered(name)
         order = np.lexsort((durations, which))
         count = np.bincount(which)
         firsts = np.concatenate(([0], np.cumsum(count)[:-1]))
@@ -249,7 +248,7 @@ def _source_of(trace: Trace, rows: Rows, key: str) -> tuple[Mask, Mask]:
     """Whether the second element of an argument is empty, and whether it contains 0."""
     codes, texts = argument_of(trace, rows, key)
     broadcasts = np.zeros((2, len(texts) + 1), dtype=np.bool_)
-    for code in np.unique(codes[codes >= 0]).tolist():
+    for code in values_of(codes[codes >= 0]).tolist():
         try:
             written = json.loads(texts[code])
             source = written[1]
@@ -298,7 +297,7 @@ def _in_double(trace: Trace) -> Mask:
         return in_double
     rows, of_dims, of_types = np.intersect1d(dims.rows, types.rows, return_indices=True)
     pairs = dims.codes[of_dims] * np.int64(len(types.texts)) + types.codes[of_types]
-    used, which = np.unique(pairs, return_inverse=True)
+    used, which = numbered(pairs)
     chosen = np.zeros(len(used), dtype=np.bool_)
     for at, pair in enumerate(used.tolist()):
         of_dim, of_type = divmod(pair, len(types.texts))
@@ -308,15 +307,16 @@ def _in_double(trace: Trace) -> Mask:
         # A number is a tensor without dimensions.
         tensors = [] if call is None else [each for each in call.all_tensors() if each.dims]
         chosen[at] = bool(tensors) and all(each.type == "double" for each in tensors)
-    in_double[rows] = chosen[which.reshape(-1)]
+    in_double[rows] = chosen[which]
     return in_double
 
 
 def _often(operators: _Operators, of: Rows) -> Rows:
     """Those of some operators whose name occurs often in a step."""
     name = operators.trace.events.name[operators.rows[of]]
-    _, which, count = np.unique(name, return_inverse=True, return_counts=True)
-    often: Rows = of[count[which.reshape(-1)] >= _OFTEN * max(operators.base.steps, 1)]
+    _, which = numbered(name)
+    count = np.bincount(which)
+    often: Rows = of[count[which] >= _OFTEN * max(operators.base.steps, 1)]
     return often
 
 
@@ -408,7 +408,7 @@ def _not_fused(operators: _Operators) -> Finding | None:
     # Small operators and views between two others do not keep a compiler from fusing these.
     of = operators.in_base(operators.outer[~operators.is_small])
     of = of[~operators.are(VIEWS)[of]]
-    kinds = {code: kind_of(trace.names[code]) for code in np.unique(_name(operators, of)).tolist()}
+    kinds = {code: kind_of(trace.names[code]) for code in values_of(_name(operators, of)).tolist()}
     fusible = np.array([kinds[code] == ELEMENTWISE for code in _name(operators, of).tolist()])
     if not fusible.any():
         return None
@@ -434,7 +434,7 @@ def _not_fused(operators: _Operators) -> Finding | None:
         of_size(severity, time),
         f"{counted(len(of), 'elementwise operator')} ran one after another for"
         f" {in_words(time, 'ns')} of {operators.base.whose} ({share(time, whole):.1f} %), in"
-        f" {counted(len(np.unique(run[~alone])), 'run')} of several, and no code in the trace was"
+        f" {counted(len(values_of(run[~alone])), 'run')} of several, and no code in the trace was"
         " compiled.",
         (operators.longest(of), Evidence(shortened(names[0][0]), None, names[0][2], "events")),
         "operators.not_fused",

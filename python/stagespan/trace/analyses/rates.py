@@ -61,7 +61,7 @@ from stagespan.trace.rates.peaks import (
     vendor_of,
 )
 from stagespan.trace.rates.work import Rate, ShapeRate, Work, ideal_ns, together
-from stagespan.trace.read.groups import grouped, pairs
+from stagespan.trace.read.groups import firsts_of, grouped, pairs, values_of
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -390,7 +390,7 @@ class _Found:
         self._called, self._kind, self._wraps = called, kind, wraps
 
     def _different_calls(self) -> Rows:
-        return np.unique(self._call[self._call >= 0])
+        return values_of(self._call[self._call >= 0])
 
     def _events(self, called: Rows) -> Rows:
         """Return the row of each call in the trace that has the operators."""
@@ -479,7 +479,7 @@ class _Found:
         self._total = int(self._time.sum())
         # Each call belongs to the part of its first row.
         rows = np.flatnonzero(self._is_rated)
-        _, first = np.unique(self._call[rows], return_index=True)
+        _, first = firsts_of(self._call[rows])
         self._first_call = np.full(len(of_row), -1, dtype=np.intp)
         self._first_call[rows[first]] = self._call[rows[first]]
         work = [each for _, each in self._work()]
@@ -518,8 +518,8 @@ class _Found:
         how = "the small part alone is written"
         return Appends(
             longest=evidence(self._trace, int(self._rows[rows[times.argmax()]])),
-            calls=len(np.unique(self._call[rows])),
-            sizes=len(np.unique(self._of_row[rows])),
+            calls=len(values_of(self._call[rows])),
+            sizes=len(values_of(self._of_row[rows])),
             time_ns=int(times.sum()),
             gain=gain_of_rows(self._trace, self._rows[rows], times, how),
         )
@@ -582,7 +582,7 @@ class _Found:
     def _devices(self) -> list[int]:
         if not self._on_device:
             return []
-        return [int(each) for each in np.unique(self._trace.events.device[self._rows])]
+        return [int(each) for each in values_of(self._trace.events.device[self._rows])]
 
     def _peaks(self) -> Peaks | None:
         """Return the peaks of the devices in use; None if they are unknown or differ."""

@@ -40,7 +40,7 @@ from stagespan.trace.derived.trees import (
 )
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence
-from stagespan.trace.read.groups import sums
+from stagespan.trace.read.groups import counts_of, firsts_of, numbered, sums
 from stagespan.trace.read.intervals import Cover, Intervals, Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -320,7 +320,7 @@ def stage_tree(trace: Trace) -> StageTree | None:
     in_stage = np.flatnonzero(stage_of >= 0)
     by_time = thread[stage_of[in_stage]] != threads_of(marks.threads, trace, origin[in_stage])
     in_stage = in_stage[calls[in_stage] >= 0]
-    launch, first = np.unique(calls[in_stage], return_index=True)
+    launch, first = firsts_of(calls[in_stage])
     launched_in = paths.node[stage_of[in_stage[first]]]
     return StageTree(
         rows=rows,
@@ -452,7 +452,7 @@ def _most_frequent_operators(trace: Trace, rows: Rows, chosen: NDArray[np.bool_]
     if sources is None:
         return []
     operators = sources.operator[chosen]
-    names, counts = np.unique(trace.events.name[operators[operators >= 0]], return_counts=True)
+    names, counts = counts_of(trace.events.name[operators[operators >= 0]])
     most = np.argsort(-counts, kind="stable")[:_NAMED_OPERATORS]
     many = [int(at) for at in most if counts[at] * _LEAST_PART_OF_LAUNCHES >= len(operators)]
     return [trace.names[int(names[at])] for at in many]
@@ -470,14 +470,14 @@ def _idle(trace: Trace, tree: Tree, device: Rows, count: int) -> Numbers:
 
 def _words(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:
     """Return the names of stages and calls, without numbers if there are too many names."""
-    codes, word = np.unique(trace.events.name[rows], return_inverse=True)
+    codes, word = numbered(trace.events.name[rows])
     names = [trace.names[code] for code in codes]
     if len(names) <= _MOST_NAMES:
-        return names, word.reshape(-1).astype(np.int64)
+        return names, word.astype(np.int64)
     plain = [_DIGITS.sub("#", name) for name in names]
     number = {name: at for at, name in enumerate(dict.fromkeys(plain))}
     of = np.array([number[name] for name in plain], dtype=np.int64)
-    return list(number), of[word.reshape(-1)]
+    return list(number), of[word]
 
 
 _SHOWN, _ON_SCREEN = 40, 3

@@ -27,7 +27,7 @@ from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.collectives import number_of
-from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.groups import by_group, numbered, values_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -226,7 +226,7 @@ def _recomputed(trace: Trace, forest: Nesting | None, backward: Mask) -> Mask:
     recorded &= ~backward[rows]
     node = forest.first_around(backward[rows])
     in_forest = recorded & (node >= 0)
-    nodes = np.unique(node[in_forest])
+    nodes = values_of(node[in_forest])
     if len(nodes) == 0 or share(len(nodes), int(backward.sum())) > _MOST_NODES:
         return recomputed
     # With everything that these operators call.
@@ -302,10 +302,10 @@ def _optimizers(
     optimizers = []
     many = named(trace, _MANY_TENSORS)
     names = events.name[mark]
-    for code in np.unique(names).tolist():
+    for code in values_of(names).tolist():
         of_name = np.flatnonzero(names == code)
-        calls, of = np.unique(mark[of_name], return_inverse=True)
-        groups = by_group(of.reshape(-1), len(calls))
+        calls, of = numbered(mark[of_name])
+        groups = by_group(of, len(calls))
         time = int(events.dur_ns[calls].sum())
         if on_device:
             ends = events.end_ns[rows[of_name]]

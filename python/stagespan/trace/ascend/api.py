@@ -23,7 +23,7 @@ from stagespan.trace.derived.gains import gain_on_host
 from stagespan.trace.derived.threads import ASCEND_HOST, in_processes
 from stagespan.trace.evidence import window_of
 from stagespan.trace.read.csv_tables import CsvTable, count
-from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.groups import by_group, numbered
 from stagespan.trace.read.model import Trace
 
 _COMPILES = re.compile(r"^aclopCompile")
@@ -178,8 +178,7 @@ def _of_trace(trace: Trace) -> dict[str, ApiCall]:
     """Return the calls in the process CANN by name, without the part before the @."""
     events = trace.events
     rows = np.flatnonzero(in_processes(trace, ASCEND_HOST))
-    codes, group = np.unique(events.name[rows], return_inverse=True)
-    group = group.reshape(-1)
+    codes, group = numbered(events.name[rows])
     calls: dict[str, ApiCall] = {}
     for code, here in zip(codes.tolist(), by_group(group, len(codes)), strict=False):
         level, _, name = trace.names[code].rpartition("@")

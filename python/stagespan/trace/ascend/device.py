@@ -14,6 +14,7 @@ from stagespan.trace.derived.device import (
     DeviceWork,
 )
 from stagespan.trace.derived.threads import in_processes
+from stagespan.trace.read.groups import values_of
 from stagespan.trace.read.intervals import Intervals, Mask, joined, merged, minus
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.plausibility import ASCEND_DEVICE
@@ -87,7 +88,7 @@ def overlap_in(trace: Trace) -> dict[str, KindIntervals]:
 def overlap_from_events(trace: Trace, work: DeviceWork) -> dict[str, KindIntervals]:
     """Return the same tracks, computed from the operators, by device."""
     events, rows, of_pid = trace.events, work.rows, devices(trace)
-    pids = {pid: of_pid.get(pid, "") for pid in np.unique(events.pid[rows]).tolist()}
+    pids = {pid: of_pid.get(pid, "") for pid in values_of(events.pid[rows]).tolist()}
     received = _received(trace)
     by_device: dict[str, KindIntervals] = {}
     for device in sorted(set(pids.values())):
@@ -124,7 +125,7 @@ def _received(trace: Trace) -> dict[str, Intervals]:
     events, of_pid = trace.events, devices(trace)
     rows = np.flatnonzero(np.isin(events.name, codes)) if codes else np.empty(0, np.intp)
     received: dict[str, Intervals] = {}
-    for pid in np.unique(events.pid[rows]).tolist():
+    for pid in values_of(events.pid[rows]).tolist():
         if pid in of_pid:
             mine = rows[events.pid[rows] == pid]
             received[of_pid[pid]] = (events.begin_ns[mine], events.end_ns[mine])

@@ -24,7 +24,7 @@ from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.derived.idle_causes import SYNC_OPERATORS, WAITING_OPERATORS, WAITS
 from stagespan.trace.derived.threads import ThreadIndex, name_codes, named
 from stagespan.trace.evidence import evidence, window_of
-from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.groups import grouped, values_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, covered
 from stagespan.trace.read.model import Trace
 
@@ -216,7 +216,7 @@ def _operators_alone(trace: Trace, around: Numbers, has_calls: bool) -> Numbers:
     found: Mask = np.isin(trace.events.name, codes) & trace.rows_of(["cpu_op"])
     rows = np.flatnonzero(found & (trace.events.dur_ns >= _LONG_NS))
     outer = waiting_operators(trace, rows)
-    rows = np.unique(np.where(outer >= 0, outer, rows))
+    rows = values_of(np.where(outer >= 0, outer, rows))
     # An operator around a call, and those around and within it.
     taken = np.isin(rows, around)
     if len(around) and len(rows):

@@ -38,7 +38,7 @@ from stagespan.trace.ascend.folder import (
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.evidence import evidence
 from stagespan.trace.read.csv_tables import CsvTable, count
-from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.groups import firsts_of, grouped
 from stagespan.trace.read.model import Trace
 
 _AI_CPU = re.compile(r"AI_?CPU", re.IGNORECASE)
@@ -372,7 +372,7 @@ def cores(trace: Trace) -> Cores | Unavailable:
     cpu_types = [each.code for each in types if _AI_CPU.match(trace.names[each.code])]
     on_cpu = rows[np.isin(events.task_type[rows], cpu_types)]
     longest_first = on_cpu[np.argsort(-events.dur_ns[on_cpu], kind="stable")]
-    names, first = np.unique(events.name[longest_first], return_index=True)
+    names, first = firsts_of(events.name[longest_first])
     longest = dict(zip(names.tolist(), longest_first[first].tolist(), strict=True))
     slow = [
         AiCpuOperator(

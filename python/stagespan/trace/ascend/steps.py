@@ -46,7 +46,7 @@ from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.flows import joined_flows
 from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.read.csv_tables import CsvTable
-from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.groups import by_group, values_of
 from stagespan.trace.read.intervals import Intervals, Numbers
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.sources import is_collective
@@ -130,7 +130,7 @@ def _launched(trace: Trace) -> tuple[Numbers, Numbers, Numbers]:
 def _ends_of(trace: Trace, begin: Numbers, pid: Numbers) -> Numbers:
     """Return the latest end of the events that begin at these times."""
     events = trace.events
-    rows = np.flatnonzero(np.isin(events.pid, np.unique(pid)))
+    rows = np.flatnonzero(np.isin(events.pid, values_of(pid)))
     rows = rows[np.lexsort((events.end_ns[rows], events.begin_ns[rows]))]
     if len(rows) == 0:
         return begin
@@ -200,7 +200,7 @@ def ascend_step_times(tracks: dict[str, KindIntervals], ranges: list[StepRange])
     for device, of_device in sorted(tracks.items()):
         kinds = [of_device[kind] for kind in TRACK_KINDS]
         steps = [step_of(ranges, begin) for begin, _ in kinds]
-        present = np.unique(np.concatenate(steps))
+        present = values_of(np.concatenate(steps))
         groups = [by_group(np.searchsorted(present, each), len(present)) for each in steps]
         for step, *rows in zip(present.tolist(), *groups, strict=True):
             if step >= 0:

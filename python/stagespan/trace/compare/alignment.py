@@ -30,6 +30,7 @@ from stagespan.trace.derived.launch_sources import launch_sources, stage_marks
 from stagespan.trace.derived.modules import class_of_module
 from stagespan.trace.derived.step_ranges import FRAMEWORK, PROFILER_STEP
 from stagespan.trace.derived.windows import Windows, steps_of, whole
+from stagespan.trace.read.groups import counts_of
 from stagespan.trace.read.intervals import Cover, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import TraceView
@@ -203,7 +204,7 @@ def _parts(trace: Trace) -> set[str]:
 
 
 def _counts(codes: Numbers | NDArray[np.int32]) -> list[tuple[int, int]]:
-    found, counts = np.unique(codes, return_counts=True)
+    found, counts = counts_of(codes)
     return list(zip(found.tolist(), counts.tolist(), strict=True))
 
 
@@ -397,7 +398,7 @@ def _calls(trace: Trace, categories: list[str]) -> Counter[str]:
 
 
 def _counted(trace: Trace, rows: NDArray[np.intp]) -> Counter[str]:
-    codes, counts = np.unique(trace.events.name[rows], return_counts=True)
+    codes, counts = counts_of(trace.events.name[rows])
     return Counter(
         {trace.names[c]: int(n) for c, n in zip(codes.tolist(), counts.tolist(), strict=True)}
     )

@@ -42,7 +42,7 @@ from stagespan.trace.derived.trees import Paths, first_around
 from stagespan.trace.derived.windows import Windows
 from stagespan.trace.derived.work_table import Column
 from stagespan.trace.rates.collectives import argument_of
-from stagespan.trace.read.groups import distinct, sums
+from stagespan.trace.read.groups import distinct, numbered, sums
 from stagespan.trace.read.intervals import Cover, Numbers, Rows, exclusive, minus
 from stagespan.trace.read.model import Trace
 
@@ -224,10 +224,10 @@ class Surroundings:
 
     def _spelled(self, rows: Rows, parent: Rows, names: list[str]) -> tuple[list[str], Rows]:
         """The paths of names in a tree of `rows`, preceded by "", and the path of each row."""
-        used, which = np.unique(self.trace.events.name[rows], return_inverse=True)
+        used, which = numbered(self.trace.events.name[rows])
         number: dict[str, int] = {}
         words = [number.setdefault(names[code], len(number)) for code in used.tolist()]
-        paths = Paths(parent, np.array(words, dtype=np.int64)[which.reshape(-1)])
+        paths = Paths(parent, np.array(words, dtype=np.int64)[which])
         spelled = list(number)
         texts = [""]
         for above, word in zip(paths.parent.tolist(), paths.word.tolist(), strict=True):

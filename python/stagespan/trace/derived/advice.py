@@ -15,6 +15,7 @@ from stagespan.trace.derived.device import COPY, device_work
 from stagespan.trace.derived.gaps import NAMES, Gaps, IdleParts, graph_calls
 from stagespan.trace.derived.recording_cost import StackCost, stack_cost
 from stagespan.trace.derived.threads import named
+from stagespan.trace.read.groups import values_of
 from stagespan.trace.read.intervals import Cover, Numbers
 from stagespan.trace.read.model import Trace
 
@@ -93,7 +94,7 @@ class Facts:
         at, time = events.begin_ns[gaps.first_origin[known]], time[known]
         rows = np.flatnonzero(named(self._trace, _REGION))
         best: tuple[str, int, int] | None = None
-        for code in np.unique(events.name[rows]).tolist():
+        for code in values_of(events.name[rows]).tolist():
             of_name = rows[events.name[rows] == code]
             inside = Cover(events.begin_ns[of_name], events.end_ns[of_name]).within(at, at + 1) > 0
             spent = int(time[inside].sum())

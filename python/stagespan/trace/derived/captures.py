@@ -39,7 +39,7 @@ from stagespan.trace.derived.launch_sources import (
 )
 from stagespan.trace.derived.threads import ThreadIndex, named, threads
 from stagespan.trace.derived.trees import Nesting
-from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.groups import by_group, firsts_of, numbered, values_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once, operators_of
@@ -183,14 +183,14 @@ def _operators_around(hosts: Trace, calls: Rows) -> tuple[Rows, Rows]:
     operators = np.flatnonzero(hosts.rows_of(["cpu_op"]))
     if not launched.any() or len(operators) == 0:
         return none, none
-    called, which = np.unique(calls[launched], return_inverse=True)
+    called, which = numbered(calls[launched])
     index = ThreadIndex(hosts, operators, called)
     if not index.fits:
         return none, none
     forest = Nesting.of(hosts, index.axis, operators, index.of[0])
     inside = none.copy()
     places = index.axis.place(index.of[1], hosts.events.begin_ns[called])
-    inside[launched] = forest.at(places)[which.reshape(-1)]
+    inside[launched] = forest.at(places)[which]
     work = ~no_operators(hosts)[forest.rows]
     operator = values_at(forest.rows, values_at(forest.first_around(work), inside))
     return operator, values_at(forward_operators(hosts, index, forest), inside)
@@ -237,7 +237,7 @@ class _Search:
         )
         places = places[order]
         code = self._device_codes(self._rows[places])
-        call, first = np.unique(self._graph_calls[places], return_index=True)
+        call, first = firsts_of(self._graph_calls[places])
         by_codes: dict[bytes, tuple[Numbers, list[tuple[int, Rows]]]] = {}
         parts = zip(np.split(places, first[1:]), np.split(code, first[1:]), strict=True)
         by_time = sorted(zip(call.tolist(), parts, strict=True), key=lambda each: each[0])
@@ -327,8 +327,7 @@ class _Search:
         part_of[order] = part
         if len(rows) == 0:
             return []
-        _, number = np.unique(part_of[: len(rows)], return_inverse=True)
-        number = number.reshape(-1)
+        _, number = numbered(part_of[: len(rows)])
         groups = by_group(number, int(number.max()) + 1)
         with_edges = np.isin(events.pid[rows], events.pid[edges])
         return [Tape(rows[some], code[some], True, bool(with_edges[some[0]])) for some in groups]
@@ -337,7 +336,7 @@ class _Search:
     def _work_of_launch(self) -> tuple[Rows, Numbers, Numbers]:
         """All launches of tapes in ascending order, and the operator and shapes of each."""
         tapes = self._tapes
-        calls = np.unique(np.concatenate([each.calls for each in tapes]))
+        calls = values_of(np.concatenate([each.calls for each in tapes]))
         operator, _ = _operators_around(self.hosts, calls)
         names = np.where(operator >= 0, self.hosts.events.name[operator], -1).astype(np.int64)
         return calls, names, values_at(_codes(self.hosts, "Input Dims"), operator)

@@ -35,7 +35,7 @@ from stagespan.trace.derived.launch_sources import (
 )
 from stagespan.trace.derived.threads import ThreadIndex, named, names_with, processes
 from stagespan.trace.derived.trees import Nesting
-from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.groups import firsts_of, grouped, numbered, values_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -155,7 +155,7 @@ def forest_of(trace: Trace) -> Forest | None:
     nodes = Nesting.of(trace, index.axis, rows, index.of[0])
     parts = compiler_parts(trace)
     table = np.zeros(len(trace.names) + 1, dtype=np.int8)
-    for code in np.unique(trace.events.name[nodes.rows]).tolist():
+    for code in values_of(trace.events.name[nodes.rows]).tolist():
         name = trace.names[code]
         role = next((role for role, rule in _ROLES if rule.search(name)), OPERATOR)
         table[code] = COMPILING if role == OPERATOR and name in parts else role
@@ -247,7 +247,7 @@ def frames_of(forest: Forest) -> Frames:
         variant = labels[forest.name[region]][1]
         if variant is not None:
             entry.variants[str(variant)] = entry.variants.get(str(variant), 0) + 1
-    _, firsts = np.unique(forest.name[regions], return_index=True)
+    _, firsts = firsts_of(forest.name[regions])
     for region, function in zip(
         regions[firsts].tolist(), forest.functions(regions[firsts]), strict=True
     ):
@@ -366,8 +366,7 @@ def breaks_of(forest: Forest, functions: dict[str, str]) -> list[Break]:
     seen = ~unclear[around[after]]
     between = _operators_between(forest, gap_begin, gap_end, around)
     # A frame breaks once: the last part follows the break, and frames before it were called inside.
-    broken, number = np.unique(around[after], return_inverse=True)
-    number = number.reshape(-1)
+    broken, number = numbered(around[after])
     last = np.searchsorted(number, np.arange(len(broken)), side="right") - 1
     time = np.bincount(number, weights=time).astype(np.int64)
     groups: dict[tuple[str, str], list[int]] = {}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stagespan.pages.figures import Figures, Internal, Ns
 from stagespan.trace.derived.device import COPY, device_work, launched
 from stagespan.trace.derived.threads import named, names_with
-from stagespan.trace.read.groups import by_group, pairs
+from stagespan.trace.read.groups import by_group, pairs, values_of
 from stagespan.trace.read.intervals import Cover, SortedIntervals
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import once
@@ -127,7 +127,7 @@ def compiled_calls(trace: Trace) -> list[CompiledCall]:
     calls: list[CompiledCall] = []
     marked = np.flatnonzero(marks)
     threads, thread = pairs(events.pid[marked], events.tid[marked])
-    asked = np.unique(thread[np.searchsorted(marked, compilers)]).tolist()
+    asked = values_of(thread[np.searchsorted(marked, compilers)]).tolist()
     of_thread = by_group(thread, len(threads))
     for number in asked:
         calls += _Thread(trace, marked[of_thread[number]]).calls()

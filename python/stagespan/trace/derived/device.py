@@ -19,8 +19,8 @@ from stagespan.trace.derived.threads import (
     names_with,
     outermost,
 )
-from stagespan.trace.read.groups import by_group, pairs
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.groups import by_group, counts_of, numbered, pairs, values_of
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, order_of
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.plausibility import (
     ASCEND_DEVICE,
@@ -115,7 +115,7 @@ def device_work(trace: Trace) -> DeviceWork:
 def _named(trace: Trace, rows: Mask, condition: Callable[[str], bool]) -> Mask:
     """Which of `rows` have a name that meets the condition."""
     chosen = np.zeros(len(trace.names) + 1, dtype=np.bool_)
-    for code in np.unique(trace.events.name[rows]).tolist():
+    for code in values_of(trace.events.name[rows]).tolist():
         chosen[code] = condition(trace.names[code])
     found: Mask = rows & chosen[trace.events.name]
     return found
@@ -192,7 +192,7 @@ def _launch_by_flow(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int32]:
     if len(calls) == 0 or len(start) == 0:
         return launched_by
     thread, time = flows.tid[start], flows.begin_ns[start]
-    for tid in np.unique(thread).tolist():
+    for tid in values_of(thread).tolist():
         of_thread = calls[events.tid[calls] == tid]
         around = outermost(trace, of_thread)
         here = np.flatnonzero(thread == tid)
@@ -207,7 +207,7 @@ def _launch_by(trace: Trace, correlations: Numbers) -> NDArray[np.int32]:
     """Return the row of the launching call for each correlation, or -1."""
     events = trace.events
     calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING)).astype(np.int32)
-    calls = calls[np.lexsort((events.dur_ns[calls], events.correlation[calls]))]
+    calls = calls[order_of(events.correlation[calls], events.dur_ns[calls])]
     call_ids = events.correlation[calls]
     lasts = np.flatnonzero(call_ids[1:] != call_ids[:-1])
     lasts = np.append(lasts, len(call_ids) - 1) if len(call_ids) else lasts
@@ -251,8 +251,8 @@ def _launch_by_external_id(trace: Trace) -> NDArray[np.int32]:
     work = np.flatnonzero((device_work(trace).kind != NOT_DEVICE) & known)
     calls = calls[np.lexsort((events.begin_ns[calls], events.external_id[calls]))]
     work = work[np.lexsort((events.begin_ns[work], events.external_id[work]))]
-    ids, count = np.unique(events.external_id[calls], return_counts=True)
-    of_work, number = np.unique(events.external_id[work], return_counts=True)
+    ids, count = counts_of(events.external_id[calls])
+    of_work, number = counts_of(events.external_id[work])
     both, of_calls, of_device = np.intersect1d(ids, of_work, return_indices=True)
     same = both[count[of_calls] == number[of_device]]
     launched_by[work[np.isin(events.external_id[work], same)]] = calls[
@@ -336,17 +336,16 @@ def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:
     rows = np.flatnonzero(on_stream & works_there)
     if len(rows) == 0:
         return kernels
-    hosts = np.unique(events.pid[trace.rows_of(_ON_HOST)])
+    hosts = values_of(events.pid[trace.rows_of(_ON_HOST)])
     rows = rows[~np.isin(events.pid[rows], hosts)]
     # Other tracks of the device, such as that of its DMA engine, have the same category.
-    beside = works_there & np.isin(events.pid, np.unique(events.pid[rows]))
-    categories = [c for c in np.unique(events.category[rows]).tolist() if trace.categories[c]]
+    beside = works_there & np.isin(events.pid, values_of(events.pid[rows]))
+    categories = [c for c in values_of(events.category[rows]).tolist() if trace.categories[c]]
     beside &= np.isin(events.category, categories)
     rows = np.union1d(rows, np.flatnonzero(beside))
-    names, of = np.unique(events.name[rows], return_inverse=True)
+    names, of = numbered(events.name[rows])
     copies = np.array([_COPIES.search(trace.names[code]) is not None for code in names], np.bool_)
     marks = [_STREAM_EVENTS.search(trace.names[code]) is not None for code in names]
-    of = of.reshape(-1)
     kind[rows] = np.where(copies[of], COPY, COMPUTE)
     kernels[rows] = ~(copies | np.array(marks, np.bool_))[of]
     return kernels

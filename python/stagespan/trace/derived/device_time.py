@@ -19,7 +19,7 @@ from stagespan.trace.derived.device import (
     streams,
     work_by_stream,
 )
-from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.groups import by_group, counts_of, numbered
 from stagespan.trace.read.intervals import Mask, Rows, covered
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import TraceView, once
@@ -67,8 +67,8 @@ def device_rows(trace: Trace) -> dict[int, Rows]:
     device, _ = streams(trace, rows)
     if is_ascend(trace):
         device = np.where(trace.events.device[rows] == MISSING, 0, device)
-    found, group = np.unique(device, return_inverse=True)
-    mine = by_group(group.reshape(-1), len(found))
+    found, group = numbered(device)
+    mine = by_group(group, len(found))
     return {int(number): rows[mine[at]] for at, number in enumerate(found.tolist())}
 
 
@@ -173,7 +173,7 @@ def device_use(trace: Trace) -> DeviceUse:
     events, work = trace.events, device_work(trace)
     rows, kernels, devices = work.rows, work.kernels, device_times(trace)
     time = _time(trace, rows, work) if len(devices) > 1 else next(iter(devices.values()), None)
-    categories, counts = np.unique(events.category[rows], return_counts=True)
+    categories, counts = counts_of(events.category[rows])
     triton = np.array([name.startswith("triton_") for name in trace.names] + [False])
     by_stream = streams_by_name(trace)
     return DeviceUse(

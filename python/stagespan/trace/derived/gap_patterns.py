@@ -321,12 +321,13 @@ def started_in(where: CallSites, origin: int, limits: tuple[int, int], least_ns:
             return int(mark)
     for operator in where.operators(origin)[::-1].tolist():
         begin, end = np.clip((events.begin_ns[operator], events.end_ns[operator]), *limits)
+        if end - begin < max(least_ns, 1):
+            continue
         same: Mask = events.name == events.name[operator]
         others = np.flatnonzero(same)
         others = others[others != operator]
         if (
-            end - begin >= max(least_ns, 1)
-            and len(others)
+            len(others)
             and events.begin_ns[operator] < events.begin_ns[others].min()
             and events.dur_ns[operator] >= _FIRST * np.median(events.dur_ns[others])
         ):

@@ -29,7 +29,7 @@ from stagespan.trace.derived.threads import (
     threads,
 )
 from stagespan.trace.evidence import window_of
-from stagespan.trace.read.groups import pairs, parts
+from stagespan.trace.read.groups import firsts_of, numbered, pairs, parts, values_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -141,7 +141,7 @@ def _with_launch(trace: Trace, rows: Rows, calls: Rows, asked: Rows) -> Rows:
     first = np.where(first < np.iinfo(np.int64).max, first, begin[launched].min())
     lacks &= begin[asked] >= first[asked]
     nearest = asked.copy()
-    for number in np.unique(device[asked[lacks]]).tolist():
+    for number in values_of(device[asked[lacks]]).tolist():
         on_device = np.flatnonzero((device == number) & launched)
         here = np.flatnonzero(lacks & (device[asked] == number))
         at = np.searchsorted(on_device, asked[here])
@@ -172,15 +172,15 @@ def graph_calls(trace: Trace, calls: Rows) -> Mask:
     of_graph: Mask = (calls >= 0) & named(trace, GRAPH_LAUNCHES, calls)
     if is_ascend(trace):
         return of_graph
-    _, of, counts = np.unique(calls, return_inverse=True, return_counts=True)
-    several = (counts > 1)[of.reshape(-1)] & ~named(trace, SINGLE_LAUNCHES, calls)
+    _, of = numbered(calls)
+    several = (np.bincount(of) > 1)[of] & ~named(trace, SINGLE_LAUNCHES, calls)
     return of_graph | (several & (calls >= 0))
 
 
 def _later_in_graph(trace: Trace, calls: Rows) -> Mask:
     """Return which device events, in the order of time, are not the first of their graph."""
     later = graph_calls(trace, calls)
-    _, firsts = np.unique(calls, return_index=True)
+    _, firsts = firsts_of(calls)
     later[firsts] = False
     return later
 
@@ -221,44 +221,64 @@ class _HostActivity:
         program_calls: Mask,
     ) -> None:
         """`program_calls` are calls that contain other calls, so they are parts of the program."""
-        self._events, self._axis = trace.events, axis
+        events = trace.events
+        self._events, self._axis = events, axis
         self._thread = _thread_of_events(trace, owners)
-        work = (trace.rows_of(["cpu_op"]) & ~named(trace, causes.MARKS)) | calls
-        begin, end = self._placed(np.flatnonzero(work & (self._thread >= 0)))
+        # Others have no place on the axis, or only one of its edges.
+        self._rows = np.flatnonzero(
+            (self._thread >= 0)
+            & (events.end_ns >= axis.begin_ns)
+            & (events.begin_ns <= axis.end_ns)
+        )
+        self._begin, self._end = self._placed(self._rows)
+        work = trace.rows_of(["cpu_op"])[self._rows] & ~named(trace, causes.MARKS, self._rows)
+        work |= calls[self._rows]
+        begin, end = self._begin[work], self._end[work]
         self.busy = Cover(begin, end)
         quiet = quiet_stretches(axis, begin, end, QUIET_NS)
-        del begin, end
+        del work, begin, end
         self._nested: list[Cover] = []
         for each in self._of_classes(trace, calls, waits, allocates, program_calls):
             self._nested.append(self._nested[-1] | each if self._nested else each)
         self._nested.append(self._nested[-1] | quiet)
+        del self._rows, self._begin, self._end
         blocking = np.flatnonzero((waits | allocates) & (self._thread >= 0))
-        order = np.lexsort((self._events.begin_ns[blocking], self._placed(blocking)[0]))
-        self._blocking = blocking[order]
+        begin, _ = self._placed(blocking)
+        order = np.lexsort((events.begin_ns[blocking], begin))
+        self._blocking, self._blocking_begin = blocking[order], begin[order]
 
     def _of_classes(
         self, trace: Trace, calls: Mask, waits: Mask, allocates: Mask, program_calls: Mask
     ) -> Iterator[Cover]:
         """Yield the intervals of each of _CLASSES. One at a time, because they take much memory."""
+        captures = self._captures(trace, calls)
+        rows = self._rows
+        calls = calls[rows]
+        # Overhead belongs to no thread.
         overhead = trace.rows_of(["overhead"])
-        loads = among(overhead | calls, trace, causes.LOADS_KERNELS)
+        loads = among(overhead, trace, causes.LOADS_KERNELS)
         # The mark of a step is around all that happens in it, and shows nothing of it.
-        marks = trace.rows_of(["user_annotation", "cpu_op"]) & ~named(trace, causes.STEP_MARKS)
-        frames = trace.rows_of(["python_function"])
-        yield self._captures(trace, calls)
-        yield self._cover(waits)
-        yield self._cover(allocates)
-        yield self._cover_of_all(overhead & loads) | self._cover(calls & loads)
+        seen = trace.rows_of(["user_annotation", "cpu_op"])[rows]
+        seen &= ~named(trace, causes.STEP_MARKS, rows)
+        seen |= calls | trace.rows_of(["python_function"])[rows]
+        long = self._events.dur_ns[rows] > QUIET_NS
+        yield captures
+        yield self._cover(waits[rows])
+        yield self._cover(allocates[rows])
+        loading_calls = calls & named(trace, causes.LOADS_KERNELS, rows)
+        yield self._cover_of_all(loads) | self._cover(loading_calls)
         yield self._cover_of_all(overhead & ~loads)
-        yield self._cover(calls & ~program_calls & (trace.events.dur_ns > QUIET_NS))
-        yield self._cover(causes.loads_data(trace))
-        yield self._cover(causes.compiles(trace))
-        yield self._unseen(marks | calls | frames, overhead)
+        yield self._cover(calls & ~program_calls[rows] & long)
+        yield self._cover(causes.loads_data(trace)[rows])
+        yield self._cover(causes.compiles(trace)[rows])
+        yield self._unseen(seen, overhead)
 
     def _captures(self, trace: Trace, calls: Mask) -> Cover:
         """Return when a thread captured a device graph: until the graph can be launched."""
-        begins = np.flatnonzero(among(calls, trace, causes.CAPTURE_BEGINS) & (self._thread >= 0))
-        ends = np.flatnonzero(among(calls, trace, causes.CAPTURE_ENDS) & (self._thread >= 0))
+        # Also of captures that began before the axis' time.
+        rows = np.flatnonzero(calls & (self._thread >= 0))
+        begins = rows[named(trace, causes.CAPTURE_BEGINS, rows)]
+        ends = rows[named(trace, causes.CAPTURE_ENDS, rows)]
         begin, (end, done) = np.sort(self._placed(begins)[0]), self._placed(ends)
         order = np.argsort(end)
         end, done = end[order], done[order]
@@ -272,18 +292,22 @@ class _HostActivity:
         """Return the time of each interval in each of _CLASSES, the quiet time, and the rest."""
         begin, end = self._axis.place(thread, begin_ns), self._axis.place(thread, end_ns)
         end = np.maximum(begin, end)
-        reached = [cover.within(begin, end) for cover in self._nested]
-        edges = np.stack([np.zeros_like(begin), *reached, end - begin], axis=1)
-        result: NDArray[np.int64] = np.diff(edges, axis=1)
+        # Each class is a column, which is used alone.
+        result = np.empty((len(begin), len(self._nested) + 1), dtype=np.int64, order="F")
+        before: Numbers | int = 0
+        for number, cover in enumerate(self._nested):
+            reached = cover.within(begin, end)
+            np.subtract(reached, before, out=result[:, number])
+            before = reached
+        np.subtract(end - begin, before, out=result[:, -1])
         return result
 
     def blocked_at(self, thread: Numbers, time_ns: Numbers, until_ns: Numbers) -> Rows:
         """Return the blocking call of a thread at a time, if it ended by another time; or -1."""
         if len(self._blocking) == 0:
             return np.full(len(time_ns), -1, dtype=np.intp)
-        events = self._events
-        begin, _ = self._placed(self._blocking)
-        at = np.searchsorted(begin, self._axis.place(thread, time_ns), side="left") - 1
+        events, place = self._events, self._axis.place(thread, time_ns)
+        at = np.searchsorted(self._blocking_begin, place, side="left") - 1
         row = self._blocking[at]
         inside = (
             (at >= 0)
@@ -326,7 +350,7 @@ class _HostActivity:
         return begin, end
 
     def _cover(self, which: Mask) -> Cover:
-        return Cover(*self._placed(np.flatnonzero(which & (self._thread >= 0))))
+        return Cover(self._begin[which], self._end[which])
 
     def _unseen(self, seen: Mask, of_all: Mask) -> Cover:
         """Return long intervals without any event of a thread."""
@@ -504,7 +528,8 @@ def host_classes(trace: Trace, event: int, begin_ns: int, end_ns: int) -> dict[s
 class _Splitter:
     def __init__(self, trace: Trace, gaps: Gaps, step_begins: Numbers) -> None:
         self.trace, self.gaps = trace, gaps
-        self.parts = np.zeros((len(gaps.begin_ns), len(NAMES)), dtype=np.int64)
+        # Most causes do not occur in a trace, and take no memory as columns that are not written.
+        self.parts = np.zeros((len(gaps.begin_ns), len(NAMES)), dtype=np.int64, order="F")
         self.calls = launches(trace)
         self.waits = waiting_calls(trace, gaps.rows, gaps.calls)
         self.allocates = among(self.calls, trace, causes.ALLOCATES) & ~self.waits
@@ -725,6 +750,5 @@ class _Splitter:
         self.parts[which, NAMES.index(cause)] += time[which]
 
     def _add_at(self, cause: str, which: Rows, time: Numbers) -> None:
-        # Most causes do not occur in a trace, and the columns of `parts` are slow to write.
         if time.any():
             self.parts[which, NAMES.index(cause)] += time

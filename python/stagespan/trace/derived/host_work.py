@@ -11,6 +11,7 @@ from stagespan.trace.derived.device import launches
 from stagespan.trace.derived.idle_causes import COMMUNICATES, COMPILES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
 from stagespan.trace.derived.threads import ThreadIndex, TimeIndex, named
+from stagespan.trace.read.groups import values_of
 from stagespan.trace.read.intervals import Cover, Intervals, Mask, Numbers, Rows, merged, minus
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -136,5 +137,5 @@ def _host_events(trace: Trace) -> TimeIndex:
     events, calls = trace.events, launches(trace)
     host = (trace.rows_of(_HOST) & ~named(trace, _NO_PLACE)) | calls
     rows = np.flatnonzero(host)
-    working = np.unique(events.tid[trace.rows_of(["cpu_op"]) | calls])
+    working = values_of(events.tid[trace.rows_of(["cpu_op"]) | calls])
     return TimeIndex(trace, rows[np.isin(events.tid[rows], working)] if len(working) else rows)

@@ -28,7 +28,7 @@ from stagespan.trace.derived.threads import (
     threads_of,
 )
 from stagespan.trace.derived.trees import Nesting, Tree
-from stagespan.trace.read.groups import pairs
+from stagespan.trace.read.groups import numbered, pairs, values_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import once
@@ -98,7 +98,7 @@ def _forward_by_sequence(trace: Trace, forest: Nesting) -> tuple[Rows, Rows] | N
     if len(forward) == 0 or len(ends) == 0:
         return None
     thread = forest.begin[forward] // forest.axis.stride
-    if len(np.unique(thread)) > 1:
+    if len(values_of(thread)) > 1:
         # Each thread has its own numbers, so a number is not unique.
         return None
     forward = forward[np.lexsort((forest.begin[forward], sequence[forward]))]
@@ -162,16 +162,14 @@ def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
     events = trace.events
     calls = launch_of(trace, rows)
     launched = np.flatnonzero(calls >= 0)
-    called, which = np.unique(calls[launched], return_inverse=True)
+    called, which = numbered(calls[launched])
     operators = np.flatnonzero(trace.rows_of(["cpu_op"]))
     index = ThreadIndex(trace, operators, called)
     if not index.fits:
         return None
     forest = Nesting.of(trace, index.axis, operators, index.of[0])
     inside = np.full(len(rows), -1, dtype=np.intp)
-    inside[launched] = forest.at(index.axis.place(index.of[1], events.begin_ns[called]))[
-        which.reshape(-1)
-    ]
+    inside[launched] = forest.at(index.axis.place(index.of[1], events.begin_ns[called]))[which]
     _by_flows(trace, rows, inside, index, forest)
     _by_external_id(trace, rows, inside, forest)
     work = ~no_operators(trace)[forest.rows]
@@ -291,13 +289,13 @@ def stage_calls(trace: Trace) -> StageCalls | None:
         same = np.isin(tid[spans], found[found[:, 0] == main[0], 1])
         tid, process = tid.copy(), process.copy()
         process[spans[same]] = main[0]
-        if not same.any() and len(np.unique(tid[spans])) == 1:
+        if not same.any() and len(values_of(tid[spans])) == 1:
             process[spans], tid[spans] = main
         elif not same.any():
             unknown[spans] = True
     owners, thread = pairs(process, tid)
     tree = Tree(events.begin_ns[rows], events.end_ns[rows], thread)
-    return StageCalls(rows, owners, thread, tree, np.unique(thread[unknown]))
+    return StageCalls(rows, owners, thread, tree, values_of(thread[unknown]))
 
 
 @once
@@ -319,7 +317,7 @@ def stages_around(trace: Trace, rows: Rows) -> Rows:
     outside = np.flatnonzero(stage < 0)
     launching, of = threads(trace, asked[outside])
     of_backward = backward_threads(trace, launching)[of]
-    for which, owners in ((of_backward, np.unique(calls.thread)), (~of_backward, calls.unknown)):
+    for which, owners in ((of_backward, values_of(calls.thread)), (~of_backward, calls.unknown)):
         without = outside[which]
         if len(without) and len(owners):
             stage[without] = calls.tree.in_one_thread(owners, time_ns[without])

@@ -12,6 +12,7 @@ from stagespan.trace.derived.device import STARTS_WORK, device_work, launches
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
 from stagespan.trace.derived.threads import named
+from stagespan.trace.read.groups import counts_of
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.other_tools import unknown_categories
 from stagespan.trace.read.view import once
@@ -49,7 +50,7 @@ def unrecorded_device(trace: Trace) -> str | None:
         (launches(trace), STARTS_WORK),
         (trace.rows_of(["cpu_op"]), _NEEDS_DEVICE),
     ):
-        codes, counts = np.unique(trace.events.name[rows], return_counts=True)
+        codes, counts = counts_of(trace.events.name[rows])
         for code in codes[np.argsort(-counts, kind="stable")].tolist():
             if pattern.search(trace.names[code]):
                 return shortened(trace.names[code], 60)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from stagespan.pages.amounts import in_words
 from stagespan.pages.result import share
 from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.read.groups import counts_of
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -75,7 +76,7 @@ def stack_cost(trace: Trace) -> StackCost | None:
     calls = launch_of(trace, device_work(trace).rows)
     tids = events.tid[calls[calls >= 0]]
     tids = tids[np.isin(tids, events.tid[rows])]
-    found, counts = np.unique(tids if len(tids) else events.tid[rows], return_counts=True)
+    found, counts = counts_of(tids if len(tids) else events.tid[rows])
     rows = rows[events.tid[rows] == found[np.argmax(counts)]]
     at = np.concatenate((events.begin_ns[rows], events.end_ns[rows]))
     order = np.argsort(at, kind="stable")

@@ -23,7 +23,7 @@ from stagespan.trace.derived.idle_causes import MARKS, STEP_MARKS
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.derived.threads import among, named, outermost, threads
 from stagespan.trace.derived.trees import tree_of
-from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.groups import by_group, counts_of, numbered, values_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -93,7 +93,7 @@ def _lengths(codes: Numbers, least_times: int, least_length: int) -> list[int]:
     ordered = codes[order]
     distance = np.diff(order)[ordered[1:] == ordered[:-1]]
     distance = distance[(distance >= least_length) & (distance * least_times <= len(codes))]
-    lengths, counts = np.unique(distance, return_counts=True)
+    lengths, counts = counts_of(distance)
     # A longer block occurs less often.
     weight = counts * lengths
     chosen = lengths[np.argsort(-weight, kind="stable")[:_CANDIDATES]]
@@ -267,7 +267,7 @@ def _of_annotations(trace: Trace) -> StepRanges | None:
     marks = trace.rows_of(["user_annotation"])
     marks = marks & ~among(marks, trace, FRAMEWORK)
     all_rows = np.flatnonzero(marks & (events.dur_ns > 0))
-    words = {code: _DIGITS.sub("#", trace.names[code]) for code in np.unique(events.name[all_rows])}
+    words = {code: _DIGITS.sub("#", trace.names[code]) for code in values_of(events.name[all_rows])}
     numbers = {word: number for number, word in enumerate(dict.fromkeys(words.values()))}
     least = _LEAST_SHARE * _length_on_host(trace)
     best: tuple[int, StepRanges] | None = None
@@ -360,7 +360,7 @@ def _of_optimizer(trace: Trace) -> StepRanges | None:
     rows = np.flatnonzero(marks)
     if len(rows) == 0:
         return None
-    codes, counts = np.unique(events.name[rows], return_counts=True)
+    codes, counts = counts_of(events.name[rows])
     every = rows[events.name[rows] == codes[np.argmax(counts)]]
     rows = _without_overlaps(trace, every)
     overlapping = len(every) - len(rows)
@@ -481,9 +481,9 @@ def _of_kernels(trace: Trace) -> StepRanges | None:
     if len(rows) == 0:
         return None
     device, stream = streams(trace, rows)
-    of_stream = np.unique(device, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    names, of = np.unique(stream, return_inverse=True)
-    of_stream = of_stream * len(names) + of.reshape(-1)
+    of_stream = numbered(device)[1]
+    names, of = numbered(stream)
+    of_stream = of_stream * len(names) + of
     rows = rows[of_stream == np.argmax(np.bincount(of_stream))]
     rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
     repeat = longest_repeat(events.name[rows].astype(np.int64), _LEAST, _LEAST_BLOCK)

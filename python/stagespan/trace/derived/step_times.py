@@ -21,6 +21,7 @@ from stagespan.trace.derived.host_work import host_work
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
 from stagespan.trace.derived.threads import among, named
+from stagespan.trace.read.groups import firsts_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -132,7 +133,7 @@ def _end_of_unrecorded_work(
     call, and the number of its stream.
     """
     order = np.argsort(begin, kind="stable")
-    _, at = np.unique(of_stream[order], return_index=True)
+    _, at = firsts_of(of_stream[order])
     firsts = order[at]
     firsts = firsts[begin[firsts] - issued[firsts] > _QUEUED_NS]
     for first in firsts[np.argsort(-begin[firsts], kind="stable")].tolist():

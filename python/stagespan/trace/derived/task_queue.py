@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from stagespan.trace.derived.flows import flows_at, joined_flows, started_by
+from stagespan.trace.read.groups import values_of
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 
@@ -26,7 +27,7 @@ def tasks_at(trace: Trace, tid: Numbers, time_ns: Numbers) -> tuple[Rows, Rows]:
     put = started_by(trace, _FLOWS, dequeue)
     dequeue, put = dequeue[put >= 0], put[put >= 0]
     task_of = np.full(len(time_ns), -1, dtype=np.intp)
-    for thread in np.unique(events.tid[dequeue]):
+    for thread in values_of(events.tid[dequeue]):
         of_thread = np.flatnonzero(events.tid[dequeue] == thread)
         of_thread = of_thread[np.argsort(events.begin_ns[dequeue[of_thread]], kind="stable")]
         asked = np.flatnonzero(tid == thread)

@@ -115,7 +115,7 @@ def named(trace: Trace, pattern: Pattern[str], rows: Rows | None = None) -> Mask
         names_with(trace, pattern) if rows is None else _of_used_names(trace, pattern, name)
     )
     # Most patterns occur in no name of a trace.
-    return with_pattern[name] if with_pattern.any() else np.zeros(len(name), dtype=np.bool_)
+    return with_pattern.take(name) if with_pattern.any() else np.zeros(len(name), dtype=np.bool_)
 
 
 def among(which: Mask, trace: Trace, pattern: Pattern[str]) -> Mask:
@@ -125,7 +125,7 @@ def among(which: Mask, trace: Trace, pattern: Pattern[str]) -> Mask:
     """
     name = trace.events.name
     with_pattern = _of_used_names(trace, pattern, name[which])
-    return which & with_pattern[name] if with_pattern.any() else np.zeros_like(which)
+    return which & with_pattern.take(name) if with_pattern.any() else np.zeros_like(which)
 
 
 # More names are not remembered.
@@ -187,9 +187,7 @@ def _containing(trace: Trace, pattern: Pattern[str], codes: Rows) -> Mask:
 
 
 def _of_used_names(trace: Trace, pattern: Pattern[str], used: Codes) -> Mask:
-    is_used = np.zeros(len(trace.names) + 1, dtype=np.bool_)
-    is_used[used] = True
-    return _containing(trace, pattern, np.flatnonzero(is_used[:-1]))
+    return _containing(trace, pattern, np.flatnonzero(np.bincount(used)))
 
 
 @once

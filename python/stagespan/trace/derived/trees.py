@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stagespan import _core
 from stagespan.trace.derived.threads import Axis, threads
-from stagespan.trace.read.groups import sums
+from stagespan.trace.read.groups import firsts_of, numbered, sums
 from stagespan.trace.read.intervals import Endpoints, Numbers, Rows, nested, outermost_first
 from stagespan.trace.read.model import Trace
 
@@ -69,7 +69,7 @@ class Tree:
         """Return the index of the innermost interval around each time in a thread, or -1."""
         owner = np.full(len(time_ns), -1, dtype=np.intp)
         by_thread = np.argsort(thread, kind="stable")
-        numbers, firsts = np.unique(thread[by_thread], return_index=True)
+        numbers, firsts = firsts_of(thread[by_thread])
         lows = np.searchsorted(self._thread, numbers).tolist()
         highs = np.searchsorted(self._thread, numbers, side="right").tolist()
         ends = np.append(firsts, len(by_thread))[1:].tolist()
@@ -249,8 +249,8 @@ class Paths:
                 begin = stop
                 continue
             above = np.where(holder >= 0, self.node[holder], -1)
-            codes, of = np.unique((above + 1) * words + word[here], return_inverse=True)
-            self.node[here] = count + of.reshape(-1)
+            codes, of = numbered((above + 1) * words + word[here])
+            self.node[here] = count + of
             parents.append((codes // words - 1).astype(np.intp))
             named.append(codes % words)
             count, begin = count + len(codes), stop

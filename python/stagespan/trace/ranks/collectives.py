@@ -24,6 +24,7 @@ from stagespan.trace.rates.collectives import (
     work_of,
 )
 from stagespan.trace.read.csv_tables import CsvTable
+from stagespan.trace.read.groups import values_of
 from stagespan.trace.read.intervals import Cover, Numbers, Rows
 from stagespan.trace.read.model import Trace
 
@@ -186,7 +187,7 @@ def _groups_in_names(trace: Trace, rows: Rows) -> tuple[Numbers, list[str]]:
     """The groups in Ascend's names of collectives, in the form that `argument_of` returns."""
     groups: dict[str, int] = {}
     of_name = {}
-    for code in np.unique(trace.events.name[rows]).tolist():
+    for code in values_of(trace.events.name[rows]).tolist():
         found = ASCEND_GROUP.match(trace.names[code])
         of_name[code] = -1 if found is None else groups.setdefault(found[1], len(groups))
     codes = [of_name[code] for code in trace.events.name[rows].tolist()]

@@ -38,7 +38,7 @@ from stagespan.trace.ranks.find import least_ranks, rank_of, world_size_of
 from stagespan.trace.ranks.stages import MANY_RUNS, StageRuns
 from stagespan.trace.rates.collectives import work_of
 from stagespan.trace.read.columns import without_events
-from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.groups import counts_of, grouped
 from stagespan.trace.read.intervals import Cover, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.reader import read_trace
@@ -288,7 +288,7 @@ def summarise_trace(
 
 
 def _process(trace: Trace) -> int | None:
-    pids, counts = np.unique(trace.events.pid[trace.rows_of(["cpu_op"])], return_counts=True)
+    pids, counts = counts_of(trace.events.pid[trace.rows_of(["cpu_op"])])
     return int(pids[np.argmax(counts)]) if len(pids) else None
 
 

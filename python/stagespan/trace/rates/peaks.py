@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from stagespan import settings
 from stagespan.errors import SettingsError, TraceError
+from stagespan.trace.read.groups import values_of
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import once
 
@@ -157,7 +157,7 @@ def with_device(trace: Trace, name: str) -> Trace:
             f"The peaks of {name!r} are unknown: pass a name as torch.cuda.get_device_name()"
             " returns it, or name a file with the peaks (STAGESPAN_PEAKS)."
         )
-    numbers = np.unique(trace.events.device[trace.events.device != MISSING]).tolist()
+    numbers = values_of(trace.events.device[trace.events.device != MISSING]).tolist()
     devices = [{"id": number, "name": name} for number in numbers or [0]]
     return replace(trace, metadata={**trace.metadata, "deviceProperties": devices})
 
@@ -171,7 +171,7 @@ def vendor_of(trace: Trace) -> str | None:
     """Return the vendor of a trace's devices, by their names or by the calls of the runtime."""
     vendors = {each.vendor for each in device_peaks(trace).values() if each is not None}
     if not vendors:
-        used = np.unique(trace.events.name[trace.rows_of(["cuda_runtime", "cuda_driver"])])
+        used = values_of(trace.events.name[trace.rows_of(["cuda_runtime", "cuda_driver"])])
         names = [trace.names[code] for code in used.tolist()]
         vendors = {
             vendor

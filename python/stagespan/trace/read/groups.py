@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.intervals import Codes, Numbers, Rows
 
 _PART_ROWS = 1 << 16
 # A lookup table is used if it has at most one entry for each row, or this many.
@@ -33,14 +33,15 @@ class _Distinct:
     times as long if millions of elements have few values.
     """
 
-    def __init__(self, column: Numbers) -> None:
+    def __init__(self, column: Numbers | Codes) -> None:
         self._table = None
         low, high = (int(column.min()), int(column.max())) if len(column) else (0, -1)
         if high - low < max(len(column), _SMALL_TABLE_ENTRIES):
             self._low = low
             self._table = np.zeros(high - low + 1, dtype=np.int64)
             for some in parts(len(column)):
-                self._table[self._offset(column[some])] = 1
+                counts = np.bincount(self._offset(column[some]))
+                self._table[: len(counts)] += counts
             offsets = np.flatnonzero(self._table)
             self._table[offsets] = np.arange(len(offsets))
             self.values: Numbers = offsets + low
@@ -49,15 +50,41 @@ class _Distinct:
             ordered = np.sort(column, kind="stable")
             self.values = ordered[np.append(True, ordered[1:] != ordered[:-1])]
 
-    def index(self, values: Numbers) -> Numbers:
+    def index(self, values: Numbers | Codes) -> Numbers:
         """Return the index of each of some values of the column."""
         if self._table is None:
             return np.searchsorted(self.values, values)
         return self._table[self._offset(values)]
 
-    def _offset(self, values: Numbers) -> Numbers:
+    def _offset(self, values: Numbers | Codes) -> Numbers:
         result: Numbers = np.subtract(values, self._low, dtype=np.int64)
         return result
+
+
+def values_of(column: Numbers | Codes) -> Numbers:
+    """Return the different values of a column, ascending."""
+    return _Distinct(column).values
+
+
+def numbered(column: Numbers | Codes) -> tuple[Numbers, Numbers]:
+    """Return the different values of a column, ascending, and the index of each element's."""
+    distinct_values = _Distinct(column)
+    return distinct_values.values, distinct_values.index(column)
+
+
+def counts_of(column: Numbers | Codes) -> tuple[Numbers, Numbers]:
+    """Return the different values of a column, ascending, and how often each occurs."""
+    values, index = numbered(column)
+    return values, np.bincount(index, minlength=len(values))
+
+
+def firsts_of(column: Numbers | Codes) -> tuple[Numbers, Rows]:
+    """Return the different values of a column, ascending, and the first element with each."""
+    values, index = numbered(column)
+    firsts = np.empty(len(values), dtype=np.intp)
+    # Of several assignments to one element, the last remains.
+    firsts[index[::-1]] = np.arange(len(column))[::-1]
+    return values, firsts
 
 
 def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:

@@ -58,14 +58,18 @@ def outermost_first(begin: Numbers, end: Numbers, *ties: NDArray[Any]) -> Rows:
 
     Those that also end together are sorted by `ties`.
     """
-    order: Rows = np.argsort(begin, kind="stable")
-    begins = begin[order]
-    same = begins[1:] == begins[:-1]
-    # Only the few that begin together need the slower sort.
+    return order_of(begin, -end, *ties)
+
+
+def order_of(column: Numbers, *ties: NDArray[Any]) -> Rows:
+    """Sort a column, of which long parts may be sorted; equal elements are sorted by `ties`."""
+    order: Rows = np.argsort(column, kind="stable")
+    ordered = column[order]
+    same = ordered[1:] == ordered[:-1]
+    # Only the few that are equal need the slower sort.
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
     few = order[tied]
-    keys = (*(each[few] for each in reversed(ties)), -end[few], begin[few])
-    order[tied] = few[np.lexsort(keys)]
+    order[tied] = few[np.lexsort((*(each[few] for each in reversed(ties)), column[few]))]
     return order
 
 
@@ -106,10 +110,14 @@ class Cover:
 
     def __init__(self, begin: Numbers, end: Numbers) -> None:
         longer = end > begin
-        self.begin, self.end = merged(begin[longer], end[longer])
+        if not longer.all():
+            begin, end = begin[longer], end[longer]
+        self.begin, self.end = merged(begin, end)
         self._before = np.concatenate(([0], np.cumsum(self.end - self.begin)))
 
     def __or__(self, other: Cover) -> Cover:
+        if len(other.begin) == 0:
+            return self
         return Cover(*joined((self.begin, self.end), (other.begin, other.end)))
 
     def within(self, begin: Numbers, end: Numbers) -> Numbers:

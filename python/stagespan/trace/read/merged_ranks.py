@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stagespan.trace.read.groups import pairs
+from stagespan.trace.read.groups import pairs, values_of
 from stagespan.trace.read.model import MISSING, Trace
 
 # SGLang writes the rank in front of each process: "[TP00-DP00-PP00-EP00] 0".
@@ -33,7 +33,7 @@ def separated(trace: Trace) -> Trace:
     }
     owners, of = pairs(number, pid)
     numbers = owners[:, 0]
-    if len(np.unique(numbers)) == len(numbers):
+    if len(values_of(numbers)) == len(numbers):
         return trace
     device = events.device.copy()
     # Of several with one number, the first rank keeps it.

@@ -287,5 +287,5 @@ class Trace:
         """Return a mask of the rows of `events` whose category is one of `names`."""
         chosen = np.zeros(len(self.categories) + 1, dtype=np.bool_)
         chosen[self.category_codes(names)] = True
-        rows: Mask = chosen[self.events.category]
+        rows: Mask = chosen.take(self.events.category)
         return rows

@@ -42,7 +42,10 @@ class ByteStream:
             with open(self.path, "rb", buffering=0) as file:
                 start = file.read(max(self._chunk_bytes, len(_GZIP_MAGIC)))
                 if start[:2] == _GZIP_MAGIC:
-                    yield from _one_ahead(self._gunzip(start, file))
+                    pieces = self._gunzip(start, file)
+                    # To unpack a small file takes less time than to start a thread.
+                    is_small = os.fstat(file.fileno()).st_size < _COMPRESSED_BYTES
+                    yield from pieces if is_small else _one_ahead(pieces)
                     return
                 while start:
                     yield start

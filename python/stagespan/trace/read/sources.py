@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import structs
 
 from stagespan.trace.read.csv_tables import CsvTable
+from stagespan.trace.read.groups import values_of
 from stagespan.trace.read.intervals import Intervals, Mask, Numbers, Rows, joined, merged, minus
 from stagespan.trace.read.model import MISSING, Events, Settled, Trace
 from stagespan.trace.read.plausibility import ASCEND_DEVICE, ascend_collectives, ascend_kernels
@@ -176,7 +177,7 @@ def with_table(trace: Trace, table: CsvTable) -> Trace:
     task = _nearest(events.begin_ns[tasks], rows.begin_ns[here])
     task = np.where(task >= 0, np.append(tasks, -1)[task], -1)
     # A task that computes shows the same work by another clock if it is in no row.
-    seen = np.unique(task[task >= 0])
+    seen = values_of(task[task >= 0])
     if 2 * int(kernels[seen].sum()) < int(kernels.sum()):
         return trace
     lacking = np.flatnonzero((task < 0) | ~np.append(kernels, True)[task])
