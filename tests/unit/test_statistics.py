@@ -345,8 +345,8 @@ def test_a_table_of_known_figures() -> None:
     head = "stage count total ms mean ms p50 ms p95 ms p99 ms max ms errors suspended ms"
     assert [" ".join(line.split()) for line in str(found).splitlines()] == [
         f"{head} device mean ms work",
-        "a 2,500 10,000.000 4.000 3.000 8.000 8.500 9.000 1,000 2,500.000 1.500 rows 4,600 (460/s)",
-        "bb 1 0.000 4.000 3.000 8.000 8.500 9.000 0",
+        "a 2,500 10,000 4.00 3.00 8.00 8.50 9.00 1,000 2,500 1.50 rows 4,600 (460/s)",
+        "bb 1 0 4.00 3.00 8.00 8.50 9.00 0",
         "lost: overwritten 1,234",
     ]
     assert len({len(line) for line in str(found).splitlines()[:2]}) == 1

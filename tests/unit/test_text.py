@@ -14,20 +14,49 @@ from stagespan.pages.tables import Column, markdown_table, plain_table
 
 
 @pytest.mark.parametrize(
-    ("ns", "short", "exact"),
+    ("ns", "short", "in_words"),
     [
-        (0, "0 µs", "0.000 µs"),
-        (1_234, "1.2 µs", "1.234 µs"),
-        (1_234_567, "1.2 ms", "1.235 ms"),
-        (340_000_000, "340 ms", "340.000 ms"),
-        (42_100_000_000, "42.1 s", "42.100 s"),
-        (200_000_000_000, "3 min 20 s", "200.000 s"),
-        (7_500_000_000_000, "2 h 5 min", "7,500.000 s"),
+        (0, "0 µs", "0 µs"),
+        (1_234, "1.2 µs", "1.23 µs"),
+        (1_234_567, "1.2 ms", "1.23 ms"),
+        (340_000_000, "340 ms", "340 ms"),
+        (42_100_000_000, "42.1 s", "42.1 s"),
+        (200_000_000_000, "3 min 20 s", "200 s"),
+        (7_500_000_000_000, "2 h 5 min", "7,500 s"),
     ],
 )
-def test_times_are_short_or_exact(ns: int, short: str, exact: str) -> None:
+def test_times_have_at_most_three_digits(ns: int, short: str, in_words: str) -> None:
     assert amounts.duration(ns) == short
-    assert amounts.in_words(ns, "ns") == exact
+    assert amounts.in_words(ns, "ns") == in_words
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        *((0, "0"), (-0.0, "0"), (0.0631, "0.0631"), (-1.2, "-1.20"), (12.3456, "12.3")),
+        *((9.994, "9.99"), (9.996, "10.0"), (99.96, "100"), (999.6, "1,000"), (12345.6, "12,346")),
+    ],
+)
+def test_three_digits(number: float, text: str) -> None:
+    assert amounts.three_digits(number) == text
+
+
+@pytest.mark.parametrize(
+    ("percent", "text"),
+    [(0.04, "0.0 %"), (8.53, "8.5 %"), (99.94, "99.9 %"), (99.96, "100 %"), (1234.5, "1,234 %")],
+)
+def test_shares_have_one_digit_after_the_point(percent: float, text: str) -> None:
+    assert amounts.in_percent(percent) == amounts.in_words(percent, "%") == text
+    assert amounts.signed_percent(percent / 100) == f"+{text}"
+
+
+def test_a_time_has_the_unit_that_it_is_rounded_to() -> None:
+    assert amounts.in_words(999_499, "ns") == "999 µs"
+    assert amounts.in_words(999_600, "ns") == "1.00 ms"
+    assert amounts.in_words(5, "ns") == "0.005 µs"
+    # A place in a trace has all the digits that people need to find it.
+    assert amounts.point_in_time(12_892_227_279) == "12.892 s"
+    assert amounts.point_in_time(0) == "0.000 µs"
 
 
 def test_figures_have_units() -> None:
@@ -36,7 +65,7 @@ def test_figures_have_units() -> None:
     assert amounts.in_words(512, "bytes") == "512 bytes"
     assert amounts.in_words(12.345, "%") == "12.3 %"
     rates = [amounts.in_words(rate, "bytes/s") for rate in (2.5e12, 3e7, 400)]
-    assert rates == ["2,500.0 GB/s", "30.0 MB/s", "0.4 kB/s"]
+    assert rates == ["2,500 GB/s", "30.0 MB/s", "0.400 kB/s"]
     assert amounts.in_words(1, "calls") == "1 call"
     assert amounts.counted(1, "process", "processes") == "1 process"
     assert amounts.counted(1200, "process", "processes") == "1,200 processes"

@@ -7,7 +7,7 @@ from typing import Any
 
 from stagespan.harness.config import HarnessResult
 from stagespan.harness.standalone.figures import clock_change, idle, profiled_line, spread
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.figures import Flat, RecordedFigures, document_schema
 from stagespan.pages.page import ResultPage, Words
 from stagespan.pages.result import Block, Line, Result, Table, share
@@ -122,7 +122,8 @@ def _rates_line(rates: Mapping[str, Any] | None) -> str | None:
     percent = rates["mfu_percent"]
     if percent is None:
         return f"One iteration computes {speed}."
-    return f"One iteration computes {speed}, {percent:.1f} % of the peak of {rates['peaks_of']}."
+    of_peak = f"{in_percent(percent)} of the peak of {rates['peaks_of']}"
+    return f"One iteration computes {speed}, {of_peak}."
 
 
 def _compile_sentence(found: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stagespan import _core
 from stagespan.live.quantiles import quantile, rank
 from stagespan.live.span_kinds import REQUESTS, AnyKind, number_of, numbers_of
-from stagespan.pages.amounts import amount, counted
+from stagespan.pages.amounts import amount, counted, of_time
 from stagespan.pages.escaping import one_line
 from stagespan.pages.tables import Column, plain_table
 from stagespan.process import imports, run
@@ -301,7 +301,7 @@ def _cells(stage: StageStats) -> list[str]:
 
 
 def _ms(ns: float) -> str:
-    return f"{ns / 1e6:,.3f}"
+    return of_time(ns, 1e6)
 
 
 def work_text(stage: StageStats) -> str:

@@ -7,20 +7,52 @@ from collections.abc import Iterable
 
 MOST_LISTED = 8
 """The number of names that `listed` shows."""
-_UNITS: dict[str, tuple[tuple[float, str, int], ...]] = {
-    "ns": ((1e9, "s", 3), (1e6, "ms", 3), (0.0, "µs", 3)),
-    "FLOP": ((1e12, "TFLOP", 3), (1e9, "GFLOP", 3), (1e6, "MFLOP", 3)),
-    "FLOP/s": ((1e12, "TFLOP/s", 3), (1e9, "GFLOP/s", 3), (1e6, "MFLOP/s", 3)),
-    "bytes/s": ((1e9, "GB/s", 1), (1e6, "MB/s", 1), (0.0, "kB/s", 1)),
-    "bytes": ((2**30, "GiB", 2), (2**20, "MiB", 2), (2**10, "KiB", 2)),
+_UNITS: dict[str, tuple[tuple[float, str], ...]] = {
+    "ns": ((1e9, "s"), (1e6, "ms"), (1e3, "µs")),
+    "FLOP": ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")),
+    "FLOP/s": ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")),
+    "bytes/s": ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")),
+    "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")),
 }
-"""The larger units of a unit, each from this size on, and the digits after the point."""
+"""The larger units of a unit, with their sizes."""
+# Units that people do not use: their figures are in the smallest larger unit.
+_NOT_USED = ("ns", "bytes/s")
+_MOST_DECIMALS = 3
+
+
+def three_digits(number: float, most_decimals: int = 15) -> str:
+    """Return a number with three significant digits: ``0.0631``, ``1.20``, ``98.9``, ``1,307``.
+
+    All pages show figures so; JSON has them exactly. Digits before the point are never replaced by
+    zeros, because a number such as 1,310 would seem to be exact, and 0 is ``0``. There are at most
+    ``most_decimals`` digits after the point.
+    """
+    if not number or not math.isfinite(number):
+        return f"{number:.0f}".removeprefix("-") if not number else f"{number}"
+    # 9.996 has the exponent of 10.0, to which it is rounded.
+    exponent = int(f"{number:.2e}".partition("e")[2])
+    return f"{number:,.{min(max(2 - exponent, 0), most_decimals)}f}"
+
+
+def in_percent(percent: float) -> str:
+    """Return a share in percent with one digit after the point, and from 100 % on without:
+    ``8.5 %``, ``92.5 %``, ``100 %``.
+    """
+    text = f"{percent:,.1f}"
+    return f"{text if abs(percent) < 99.95 else f'{percent:,.0f}'} %"
+
+
+def of_time(ns: float, size: float) -> str:
+    """Return a time in a unit of ``size`` ns for a table: `three_digits`, at most three of them
+    after the point.
+    """
+    return three_digits(ns / size, _MOST_DECIMALS)
 
 
 def duration(ns: float) -> str:
     """Return a time, rounded for people: ``1.2 µs``, ``340 ms``, ``42.1 s``, ``3 min 20 s``.
 
-    `in_words` returns a time with all its digits.
+    `in_words` returns a time with three digits.
     """
     if ns <= 0:
         return "0 µs"
@@ -41,16 +73,34 @@ def rate(per_s: float) -> str:
     return f"{per_s:,.{0 if per_s >= 100 or not per_s else 1 if per_s >= 10 else 2}f}"
 
 
+def point_in_time(ns: float) -> str:
+    """Return a time since a beginning, such as that of a trace, with three digits after the point:
+    ``12.892 s``, ``943.100 µs``. Unlike a length, it is a place that people search for.
+    """
+    size, name = next((each for each in _UNITS["ns"] if abs(ns) >= each[0]), (1e3, "µs"))
+    return f"{ns / size:,.3f} {name}"
+
+
 def in_words(figure: float | None, unit: str) -> str:
-    """Return a figure with a suitable unit: 1,234,567 ns is "1.235 ms"; None is "unknown"."""
+    """Return a figure with a suitable unit: 1,234,567 ns is "1.23 ms"; None is "unknown".
+
+    Integers of a unit that has no larger units, such as counts, have all their digits; all other
+    figures have three (`three_digits`, `in_percent`), except for points in time
+    (`point_in_time`).
+    """
     if figure is None:
         return "unknown"
     if unit == "%":
-        return f"{figure:.1f} %"
-    for least, name, digits in _UNITS.get(unit, ()):
-        if abs(figure) >= least:
-            return f"{figure / (least or 1e3):,.{digits}f} {name}"
-    number = f"{figure:,}" if isinstance(figure, int) else f"{figure:,.3f}"
+        return in_percent(figure)
+    sizes = _UNITS.get(unit, ())
+    for size, name in sizes:
+        # 999,600 ns are rounded to 1.00 ms.
+        if float(f"{abs(figure) / size:.2e}") >= 1:
+            return f"{three_digits(figure / size)} {name}"
+    if unit in _NOT_USED:
+        size, name = sizes[-1]
+        return f"{of_time(figure, size)} {name}"
+    number = f"{figure:,}" if isinstance(figure, int) else three_digits(figure)
     return f"{number} {unit.removesuffix('s') if figure == 1 else unit}".rstrip()
 
 
@@ -87,8 +137,11 @@ def signed(value: float, digits: int) -> str:
 
 
 def signed_percent(fraction: float) -> str:
-    """Return the fraction by which something changed as a percentage: 0.05 is ``+5.0 %``."""
-    return f"{signed(100 * fraction, 1)} %"
+    """Return the fraction by which something changed as a percentage: 0.05 is ``+5.0 %``; from
+    100 % on there is no digit after the point.
+    """
+    percent = 100 * fraction
+    return f"{signed(percent, 1 if abs(percent) < 99.95 else 0)} %"
 
 
 # --- what users write -----------------------------------------------------------------------------

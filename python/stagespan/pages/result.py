@@ -20,7 +20,7 @@ from msgspec import structs
 
 from stagespan.errors import StagespanError
 from stagespan.pages import kernel_names as names
-from stagespan.pages.amounts import duration, in_words, rate
+from stagespan.pages.amounts import duration, in_percent, in_words, of_time, point_in_time, rate
 from stagespan.pages.escaping import one_line
 from stagespan.pages.figures import Figures, Internal, Ns, in_us
 
@@ -96,7 +96,7 @@ class Evidence(Figures, frozen=True):
     @property
     def details(self) -> str:
         """When it was, and the figure: " at 1.200 ms: 30.000 µs"."""
-        at = "" if self.time_ns is None else f" at {in_words(self.time_ns, 'ns')}"
+        at = "" if self.time_ns is None else f" at {point_in_time(self.time_ns)}"
         figure = "" if self.figure is None else f": {in_words(self.figure, self.unit)}"
         return f"{at}{figure}"
 
@@ -686,9 +686,9 @@ def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[li
         )
         for is_when in (False, True)
     }
-    of_time = [units_of[own][at] for at, own in enumerate(when)]
+    units_of_time = [units_of[own][at] for at, own in enumerate(when)]
     heads = [
-        f"{name} ({of_time[at][1]})" if unit == "ns" else name
+        f"{name} ({units_of_time[at][1]})" if unit == "ns" else name
         for at, (name, unit) in enumerate(table.columns)
     ]
     shown_as = [
@@ -702,7 +702,8 @@ def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[li
         if isinstance(cell, str):
             return shown_as[at][cell]
         if cell is not None and units[at] == "ns":
-            return f"{cell / of_time[at][0]:,.3f}"
+            size, _ = units_of_time[at]
+            return f"{cell / size:,.3f}" if when[at] else of_time(cell, size)
         return in_cell(cell, units[at], most)
 
     rows = [[text(cell, at) for at, cell in enumerate(row)] for row in table.rows]
@@ -770,7 +771,7 @@ def _bar_html(bar: Bar) -> str:
         drawn.append(
             f'<rect x="{at:.1f}" width="{width:.1f}" height="{_BAR_HEIGHT}" fill="{colour}"/>'
         )
-        words = escape(f"{part.name} {share(part.time_ns, bar.whole_ns):.1f} %")
+        words = escape(f"{part.name} {in_percent(share(part.time_ns, bar.whole_ns))}")
         legend.append(f'<span style="color:{colour}">\u25a0</span> {words}')
         at += width
     label = escape(f"{bar.name}: {', '.join(part.name for part in bar.parts)}")

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from stagespan.pages.amounts import counted
+from stagespan.pages.amounts import counted, in_percent, of_time, signed_percent
 from stagespan.pages.console import encodable, set_width
 from stagespan.pages.escaping import one_line
 from stagespan.pages.kernel_names import labels
@@ -286,7 +286,7 @@ def _bar(bar: Bar) -> RenderableType:
     words = Text()
     for part in bar.parts:
         words.append("  " + f"{part.name} ".replace(" ", _GLUE))
-        percent = f"{share(part.time_ns, bar.whole_ns):.1f}{_GLUE}%"
+        percent = in_percent(share(part.time_ns, bar.whole_ns)).replace(" ", _GLUE)
         words.append(percent, _BAR_COLOURS.get(part.colour))
     name = bar.name if bar.count == 1 else f"{bar.count} {bar.name.lower()}s, sums"
     drawn = Text(f"{name}  ")
@@ -439,9 +439,9 @@ def _changes_table(changes: Changes, most: int) -> RenderableType:
         is_sum = changes.has_sum and name == changes.rows[-1][0]
         grid.add_row(
             text_block(names[name], "bold" if is_sum else ""),
-            f"{before / size:,.3f}",
-            f"{after / size:,.3f}",
-            Text(f"{change / size:{'+' if change else ''},.3f}{percent}", colour),
+            of_time(before, size),
+            of_time(after, size),
+            Text(f"{'+' if change > 0 else ''}{of_time(change, size)}{percent}", colour),
         )
     return grid
 
@@ -451,4 +451,4 @@ def _percent_of(change_ns: int, before_ns: int, whole_ns: int) -> str:
     if before_ns <= 0 or share(before_ns, whole_ns) < _LEAST_BEFORE:
         return ""
     percent = share(change_ns, before_ns)
-    return f" ({percent:+.1f} %)" if abs(percent) < _MOST_PERCENT else ""
+    return f" ({signed_percent(percent / 100)})" if abs(percent) < _MOST_PERCENT else ""

@@ -11,7 +11,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from stagespan.errors import ReportError
-from stagespan.pages.amounts import percent, quoted, signed, signed_percent
+from stagespan.pages.amounts import (
+    in_percent,
+    percent,
+    quoted,
+    signed,
+    signed_percent,
+    three_digits,
+)
 from stagespan.report.differences import (
     have_same_speed_unit,
     machine_differences,
@@ -472,7 +479,8 @@ def _judgement(change: TimingChange, tolerance: Tolerance) -> _Judgement:
 
 def _told(part: PartChange) -> str:
     return (
-        f"{part.name} takes {part.after_ms:,.3f} ms instead of {part.before_ms:,.3f} ms "
+        f"{part.name} takes {three_digits(part.after_ms)} ms instead of"
+        f" {three_digits(part.before_ms)} ms "
         f"({part.bounds})"
     )
 
@@ -663,8 +671,8 @@ def _with_outcome(
     verdict, reason, label = change.verdict, change.reason, change.label
     if label == _TOO_SHORT_LABEL and change.before.total_ms and change.after.total_ms is not None:
         reason += (
-            f"; {change.after.count:,} runs take {change.after.total_ms:,.3f} ms in all, and "
-            f"{change.before.count:,} took {change.before.total_ms:,.3f} ms before"
+            f"; {change.after.count:,} runs take {three_digits(change.after.total_ms)} ms in all,"
+            f" and {change.before.count:,} took {three_digits(change.before.total_ms)} ms before"
         )
     if verdict == "slower" and doubt is not None and not heavy:
         verdict, reason = "unknown", f"slower, but {doubt}"
@@ -736,8 +744,8 @@ def _notes(changes: Iterable[TimingChange], before: Timed, after: Timed) -> list
         has_runs = any(each is not None and each.basis == "samples" for each in times)
         test = "a bootstrap of the medians" if has_runs else "the quartiles of the runs"
         notes.append(
-            f"To reduce the noise (from {test}, at {100 * CONFIDENCE:.1f} %), measure in more "
-            "processes, for longer, or on a calmer machine."
+            f"To reduce the noise (from {test}, at {in_percent(100 * CONFIDENCE)}), measure in"
+            " more processes, for longer, or on a calmer machine."
         )
     notes += software_differences(before.environment, after.environment)
     return notes

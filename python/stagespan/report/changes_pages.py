@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from stagespan.pages.amounts import signed, signed_percent
+from stagespan.pages.amounts import of_time, signed_percent
 from stagespan.pages.figures import Count, RecordedFigures, document_schema
 from stagespan.pages.markdown import markdown
 from stagespan.pages.page import Page, Words
@@ -180,7 +180,7 @@ class Changes(Result):
             (lambda total: _ns(total.before_ms), "before", "ns"),
             (lambda total: _ns(total.after_ms), "after", "ns"),
             (
-                lambda total: "" if total.change_ms is None else signed(total.change_ms, 3),
+                lambda total: "" if total.change_ms is None else _change(total.change_ms),
                 "change ms",
                 "",
             ),
@@ -249,7 +249,11 @@ def _ns(ms: float | None) -> float | None:
 
 
 def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:,.3f}"
+    return "" if value is None else of_time(value, 1.0)
+
+
+def _change(ms: float) -> str:
+    return f"{'+' if ms > 0 else ''}{_ms(ms)}"
 
 
 def _share(before: float | None, after: float | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from stagespan.pages.amounts import amount, signed_percent
+from stagespan.pages.amounts import amount, signed_percent, three_digits
 from stagespan.report.noise import Z
 from stagespan.report.reader import count_of, number
 
@@ -154,7 +154,8 @@ def _mean(before: Outcome, after: Outcome, tolerance: float) -> Objection | None
         return None
     noise = _relative_noise(before, after)
     sentence = (
-        f"on average, a run takes {after.mean_ms:,.3f} ms instead of {before.mean_ms:,.3f} ms "
+        f"on average, a run takes {three_digits(after.mean_ms)} ms instead of"
+        f" {three_digits(before.mean_ms)} ms "
         f"({signed_percent(rise)})"
     )
     return Objection("worse" if noise is not None and rise > noise else "unclear", sentence)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stagespan.pages.amounts import counted
+from stagespan.pages.amounts import counted, three_digits
 from stagespan.pages.escaping import one_line
 from stagespan.pages.figures import RecordedFigures
 from stagespan.pages.page import ResultPage, Words
@@ -138,7 +138,7 @@ class Timing(Result):
         for label, key in (("wall clock", "wall_clock_ms"), ("in stages", "total_stages_ms")):
             value = number(report.get(key))
             if value is not None:
-                amounts.append(f"{label} {value:,.1f} ms")
+                amounts.append(f"{label} {three_digits(value)} ms")
         return amounts
 
     def _tree(self) -> Table:

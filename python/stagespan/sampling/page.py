@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from stagespan.pages.amounts import in_percent, three_digits
 from stagespan.pages.console import encodable, width_of
 from stagespan.pages.escaping import one_line
 from stagespan.pages.page import Page, ResultPage, Words
@@ -45,7 +46,7 @@ def _columns(table: Table) -> list[Column]:
 
     return [
         Column(one_line(table.title), texts(function), is_flexible=True),
-        Column("share", [f"{cell:.1f} %" for cell in share], is_number=True),
-        Column("time", [f"{cell / 1e9:,.2f} s" for cell in time], is_number=True),
+        Column("share", [f"{in_percent(cell)}" for cell in share], is_number=True),
+        Column("time", [f"{three_digits(cell / 1e9)} s" for cell in time], is_number=True),
         Column("mostly", texts(mostly), optional=1),
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stagespan.pages.amounts import counted, duration
+from stagespan.pages.amounts import counted, duration, in_percent
 from stagespan.pages.figures import Figures, Internal
 from stagespan.pages.result import Bar, BarPart, Block, Line, StructResult, Table
 from stagespan.sampling import rows, stages
@@ -157,7 +157,7 @@ def _verdict(shown: Sequence[Row]) -> str:
     if row is None:
         return "No function takes much of the time."
     mostly = f", mostly {row.mostly}" if row.mostly else ""
-    return f"{row.label} takes {100 * row.share:.1f} % of the time{mostly}."
+    return f"{row.label} takes {in_percent(100 * row.share)} of the time{mostly}."
 
 
 def _times_ns(role: Role) -> dict[str, int]:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from stagespan.pages.amounts import in_words
+from stagespan.pages.amounts import in_percent, in_words
 from stagespan.pages.figures import Count, Figures, Ns
 from stagespan.pages.page import Page, Words
 from stagespan.pages.result import (
@@ -268,7 +268,7 @@ def _cost_of_stacks(trace: Trace) -> str | None:
         return None
     return (
         f"Record again without stacks (with_stack=False): by estimate, recording them took at least"
-        f" {in_words(took, 'ns')} of {base.whose} ({percent:.1f} %)."
+        f" {in_words(took, 'ns')} of {base.whose} ({in_percent(percent)})."
     )
 
 

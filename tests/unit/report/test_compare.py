@@ -77,20 +77,20 @@ def new(tmp_path: Path) -> Path:
 
 def test_changes_are_shown_in_ms_and_percent(old: Path, new: Path) -> None:
     found = rows(compare_timing_reports(old, new))
-    assert found["wall clock"] == ["1,300.000", "900.000", "-400.000", "-30.8 %"]
-    assert found["all stages"] == ["1,200.000", "850.000", "-350.000", "-29.2 %"]
+    assert found["wall clock"] == ["1,300", "900", "-400", "-30.8 %"]
+    assert found["all stages"] == ["1,200", "850", "-350", "-29.2 %"]
     # the old file has no counts, so its time is taken as that of one run
     assert found["denoise"] == [
-        *("1,000.000", "400.000", "-60.0 %", "", "? / 2", "faster"),
-        *("-20.0 %", "? / 400.000", "1,000.000 / 800.000"),
+        *("1,000", "400", "-60.0 %", "", "? / 2", "faster"),
+        *("-20.0 %", "? / 400", "1,000 / 800"),
     ]
 
 
 def test_stages_that_only_one_report_has_are_named(old: Path, new: Path) -> None:
     found = rows(compare_timing_reports(old, new))
     added, removed = found["text \\| encode\\\\n"], found["vae_decode"]
-    assert added == ["", "50.000", "", "", "1", "added", "", "50.000", "50.000"]
-    assert removed == ["200.000", "", "", "", "?", "missing", "", "", "200.000"]
+    assert added == ["", "50.0", "", "", "1", "added", "", "50.0", "50.0"]
+    assert removed == ["200", "", "", "", "?", "missing", "", "", "200"]
 
 
 def test_the_largest_change_comes_first_and_counts_are_paired(tmp_path: Path) -> None:
@@ -108,14 +108,14 @@ def test_the_largest_change_comes_first_and_counts_are_paired(tmp_path: Path) ->
 
     assert [name for name in found if len(name) == 1] == ["b", "a", "c"]
     assert found["b"][4] == "1 / 2"
-    assert found["b"][6:] == ["-75.0 %", "-50.0 %", "10.000 / 2.500", "10.000 / 5.000"]
+    assert found["b"][6:] == ["-75.0 %", "-50.0 %", "10.0 / 2.50", "10.0 / 5.00"]
     assert found["c"][2] == found["c"][6] == found["c"][7] == "+0.0 %"
 
 
 def test_a_stage_that_took_no_time_before_has_no_percentage(tmp_path: Path) -> None:
     a = write(tmp_path / "a.json", {"stages": {"s": {"duration_ms": 0}}})
     b = write(tmp_path / "b.json", {"stages": {"s": {"duration_ms": 2}}})
-    assert rows(compare_timing_reports(a, b))["s"][:3] == ["0.000", "2.000", ""]
+    assert rows(compare_timing_reports(a, b))["s"][:3] == ["0", "2.00", ""]
 
 
 def test_a_change_that_rounds_to_zero_has_no_minus(tmp_path: Path) -> None:
@@ -202,9 +202,9 @@ def test_a_stage_with_several_signatures_keeps_its_total_and_mean(tmp_path: Path
 
     found = rows(compare_timing_reports(*paths))
 
-    assert found["s (small)"][:3] == found["s (large)"][:3] == ["10.000", "20.000", "+100.0 %"]
-    assert found["total of s"] == ["200.000", "400.000", "+200.000", "+100.0 %"]
-    assert found["mean of s"] == ["10.000", "20.000", "+10.000", "+100.0 %"]
+    assert found["s (small)"][:3] == found["s (large)"][:3] == ["10.0", "20.0", "+100 %"]
+    assert found["total of s"] == ["200", "400", "+200", "+100 %"]
+    assert found["mean of s"] == ["10.0", "20.0", "+10.0", "+100 %"]
     done = CliRunner().invoke(command, ["compare", *map(str, paths), "--json", "-"])
     totals = {total["name"]: total["change_ms"] for total in json.loads(done.output)["totals"]}
     assert totals["total of s"] == 200.0

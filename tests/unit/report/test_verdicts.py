@@ -209,19 +209,19 @@ SLOW_TAIL = {"p95_ms": 90.0, "p99_ms": 95.0, "max_ms": 99.0, "mean_ms": 15.0, "d
             stage(20, work_per_s={"images": 400.0}),
             stage(30, work_per_s={"images": 900.0}),
             0,
-            "slower, but 900 images/s instead of 400 (+125.0 %)",
+            "slower, but 900 images/s instead of 400 (+125 %)",
         ),
         (
             stage(10, max_ms=10.5),
             stage(10, **SLOW_TAIL),
             1,
-            "unchanged, but on average, a run takes 15.000 ms instead of 10.000 ms (+50.0 %)",
+            "unchanged, but on average, a run takes 15.0 ms instead of 10.0 ms (+50.0 %)",
         ),
         (
             stage(0.002, 100_000),
             stage(0.009, 100_000),
             0,
-            "100,000 runs take 900.000 ms in all, and 100,000 took 200.000 ms before",
+            "100,000 runs take 900 ms in all, and 100,000 took 200 ms before",
         ),
     ],
 )

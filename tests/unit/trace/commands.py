@@ -52,7 +52,7 @@ def _optional(code: str) -> set[str]:
 
 def _written(name: str, figure: float) -> str:
     if name.endswith("percent"):
-        return f"{figure:.1f} %"
+        return in_words(figure, "%")
     unit = next((unit for unit in ("ns", "bytes") if name.endswith(f"_{unit}")), "")
     return in_words(figure, unit)
 

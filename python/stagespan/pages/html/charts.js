@@ -169,7 +169,7 @@ function memory(parent, { devices }) {
     marks: devices.map(({ device, curve }, at) => ({
       colour: STAGE_COLOURS[at % STAGE_COLOURS.length], isStepped: true, isFilled: devices.length === 1,
       line: curve.map(([time, bytes]) => [time / size, bytes / 2 ** power,
-        `${device} at ${inWords(time, "ns")}: ${inWords(bytes, "bytes")}`]),
+        `${device} at ${pointInTime(time)}: ${inWords(bytes, "bytes")}`]),
     })),
     legend: devices.map(({ device }, at) => [STAGE_COLOURS[at % STAGE_COLOURS.length], device]),
   }));

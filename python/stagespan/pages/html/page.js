@@ -93,7 +93,7 @@ function findings() {
 function evidence([event, time, figure, unit]) {
   const made = element("li", {}, element("code", { dir: "auto" }, event));
   if (time !== null) {
-    const words = `at ${inWords(time, "ns")}`;
+    const words = `at ${pointInTime(time)}`;
     const length = unit === "ns" && typeof figure === "number" ? figure : 0;
     made.append(" ", DATA.rows.length
       ? element("button", {

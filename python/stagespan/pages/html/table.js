@@ -30,6 +30,18 @@ function number(value, digits) {
   return FORMATS[digits].format(value);
 }
 
+// A number with three significant digits, as by `three_digits` in Python.
+function threeDigits(value, mostDecimals = 15) {
+  if (!value) return "0";
+  const exponent = Number(value.toExponential(2).split("e")[1]);
+  return number(value, Math.min(Math.max(2 - exponent, 0), mostDecimals));
+}
+
+const LARGER = {
+  "ns": [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]],
+  "bytes": [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]],
+};
+
 // Returns [size, name] of the unit for times up to `most` ns.
 function timeUnit(most) {
   if (most >= 1e9) return [1e9, "s"];
@@ -57,22 +69,24 @@ function rounded(ns) {
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+// A time since the start with three digits after the point: a place that people search for.
+function pointInTime(ns) {
+  const [size, name] = timeUnit(Math.abs(ns));
+  return `${number(ns / size, 3)} ${name}`;
+}
+
 function inWords(value, unit) {
   if (value === null) return "unknown";
   if (typeof value === "string") return value;
-  if (unit === "ns") {
-    const [size, name] = timeUnit(Math.abs(value));
-    return `${number(value / size, 3)} ${name}`;
-  }
-  if (unit === "%") return `${number(value, 1)} %`;
+  if (unit === "%") return `${number(value, Math.abs(value) < 99.95 ? 1 : 0)} %`;
   if (unit === "rounded ns") return rounded(value);
   if (unit === "rate") return number(value, value >= 100 || !value ? 0 : value >= 10 ? 1 : 2);
-  if (unit === "bytes") {
-    for (const [power, name] of [[30, "GiB"], [20, "MiB"], [10, "KiB"]]) {
-      if (Math.abs(value) >= 2 ** power) return `${number(value / 2 ** power, 2)} ${name}`;
-    }
+  for (const [size, name] of LARGER[unit] || []) {
+    if (Number((Math.abs(value) / size).toExponential(2)) >= 1) return `${threeDigits(value / size)} ${name}`;
   }
-  return `${number(value, Number.isInteger(value) ? 0 : 3)} ${value === 1 ? unit.replace(/s$/, "") : unit}`.trim();
+  if (unit === "ns") return `${threeDigits(value / 1e3, 3)} µs`;
+  const figure = Number.isInteger(value) ? number(value, 0) : threeDigits(value);
+  return `${figure} ${value === 1 ? unit.replace(/s$/, "") : unit}`.trim();
 }
 
 // Formats of the columns. Points in time can be much larger than durations, so they have their own unit.
@@ -84,10 +98,11 @@ function columnStyles({ columns, rows }) {
   const when = columnUnits(longest.map((each, at) => (isWhen(columns[at]) ? each : 0)));
   const time = columnUnits(longest.map((each, at) => (isWhen(columns[at]) ? 0 : each)));
   return columns.map((column, at) => columnStyle(column[1], rows.map((row) => row[at]),
-    (isWhen(column) ? when : time)[at]));
+    (isWhen(column) ? when : time)[at], isWhen(column)));
 }
 
-function columnStyle(unit, cells, [size, name]) {
+// `when` is whether the column has points in time, which have more digits.
+function columnStyle(unit, cells, [size, name], when) {
   const figures = cells.filter((cell) => typeof cell === "number");
   const texts = cells.some((cell) => typeof cell === "string" && cell !== "");
   const figure = !texts && (!["", "state", "words"].includes(unit) || figures.length > 0);
@@ -99,7 +114,7 @@ function columnStyle(unit, cells, [size, name]) {
   return {
     figure,
     suffix: name,
-    text: (v) => (typeof v === "number" ? number(v / size, 3) : inWords(v, unit)),
+    text: (v) => (typeof v !== "number" ? inWords(v, unit) : when ? number(v / size, 3) : threeDigits(v / size, 3)),
   };
 }
 

@@ -96,14 +96,14 @@ function rectangles(row, from, to, cells) {
 
 function rectangleText(row, { begin, end, shares, bar, count }) {
   if (count === 1 && shares.length === 1 && end - begin <= row.end[bar] - row.begin[bar]) {
-    return `${wrapped(row.names[bar])}\nat ${inWords(row.begin[bar], "ns")}: `
+    return `${wrapped(row.names[bar])}\nat ${pointInTime(row.begin[bar])}: `
       + inWords(row.end[bar] - row.begin[bar], "ns");
   }
   const parts = [...shares].sort((one, other) => other[1] - one[1]).slice(0, 4)
     .map(([key, part]) => `${ROWS.words[key][1]} ${inWords(100 * part, "%")}`);
   const many = `${number(Math.max(count, 1), 0)} ${row.what}`;
   return `${many}, the longest: ${wrapped(row.names[bar])}\n${parts.join("\n")}\n`
-    + `of the ${inWords(end - begin, "ns")} from ${inWords(begin, "ns")}`;
+    + `of the ${inWords(end - begin, "ns")} from ${pointInTime(begin)}`;
 }
 
 // The boxes of the visible range, as marks of a chart, one for each colour.

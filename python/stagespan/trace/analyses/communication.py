@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.figures import Count, CountedTime, Figures, Internal, Ns, first, one_of
 from stagespan.pages.result import (
     Evidence,
@@ -324,8 +324,8 @@ class Communication(StructResult, frozen=True):
         exposed = share(self.exposed_ns, self.time_ns)
         return (
             f"{counted(self.calls, 'collective')}, {in_words(self.time_ns, 'ns')}, of which"
-            f" {exposed:.1f} % exposed; {in_words(self.room_ns, 'ns')} of computation could run"
-            " beside it"
+            f" {in_percent(exposed)} exposed; {in_words(self.room_ns, 'ns')} of computation could"
+            " run beside it"
         )
 
     def tables(self) -> list[Table]:
@@ -406,14 +406,14 @@ class Communication(StructResult, frozen=True):
             code, how = "communication.waiting", f"each call is as short as the shortest{which}"
             beyond = "calls of the same size" if worst.grows else "call, whatever the size"
             text = (
-                f", {percent:.1f} % of which is beyond the shortest {beyond}: the calls"
+                f", {in_percent(percent)} of which is beyond the shortest {beyond}: the calls"
                 " waited for other ranks, or shared the link."
             )
             action = "The traces of all ranks in one folder show which rank was late."
         elif part == PER_CALL and worst.per_call_ns >= _CALL_NS:
             code, how = "communication.waiting", "a call takes only the time that depends on size"
             text = (
-                f", and {percent:.1f} % of it does not depend on the size: each call takes at"
+                f", and {in_percent(percent)} of it does not depend on the size: each call takes at"
                 f" least {per_call}{rate}. That is more than a call of a library costs: the ranks"
                 " wait for each other in each call, or the link needs this long to begin."
             )
@@ -421,7 +421,7 @@ class Communication(StructResult, frozen=True):
         elif part == PER_CALL:
             code, how = "communication.latency", "one call a step carries the data of all"
             text = (
-                f", and {percent:.1f} % of it does not depend on the size: each call takes at"
+                f", and {in_percent(percent)} of it does not depend on the size: each call takes at"
                 f" least {per_call}{rate}."
             )
             action = (
@@ -429,7 +429,7 @@ class Communication(StructResult, frozen=True):
             )
         else:
             code, how = "communication.volume", "each call carries half of the bytes"
-            text = f", and {percent:.1f} % of it grows with the size{rate}."
+            text = f", and {in_percent(percent)} of it grows with the size{rate}."
             action = (
                 "Less data (gradients in half precision, or of several steps together) or a faster"
                 " link needs less time."
@@ -483,7 +483,7 @@ class Communication(StructResult, frozen=True):
         return Finding(
             of_size(severity, cost),
             f"{len(small):,} of {counted(len(calls.rows), 'collective')} carry {what}. While"
-            f" nothing computed, they took {in_words(cost, 'ns')} ({percent:.1f} % of"
+            f" nothing computed, they took {in_words(cost, 'ns')} ({in_percent(percent)} of"
             f" {self.base.label}).",
             (
                 evidence(calls.trace, int(calls.rows[small[np.argmax(calls.dur_ns[small])]])),
@@ -526,8 +526,8 @@ class Communication(StructResult, frozen=True):
             of_size(severity, exposed),
             f"DistributedDataParallel broadcasts the buffers of the model in each forward pass:"
             f" {counted(len(broadcasts), 'broadcast')}, {in_words(exposed, 'ns')}"
-            f" ({share(exposed, self.base.whole_ns):.1f} % of {self.base.label}) in which nothing"
-            " computed.",
+            f" ({in_percent(share(exposed, self.base.whole_ns))} of {self.base.label}) in which"
+            " nothing computed.",
             (
                 evidence(
                     calls.trace, int(calls.rows[broadcasts[np.argmax(calls.dur_ns[broadcasts])]])

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_words, listed
+from stagespan.pages.amounts import counted, in_percent, in_words, listed
 from stagespan.pages.figures import Count, CountedTime, Figures, Internal, Ns, first
 from stagespan.pages.result import (
     Evidence,
@@ -269,7 +269,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
             severity = "medium"
         details = (
             f"The time between graphs was {least}{in_words(time, 'ns')}"
-            f" ({percent:.1f} % of the calls' time)."
+            f" ({in_percent(percent)} of the calls' time)."
         )
         seen.append(Evidence("from graph to graph", None, time, "ns"))
         numbers |= {"time_ns": time, "percent": percent}
@@ -308,8 +308,8 @@ def _recompiled(compiled: Compiled) -> Finding | None:
     return Finding(
         of_size(_AGAIN_SHARES.severity(percent) or "low", time),
         f"{what} compiled again, {counted(len(again), 'time')} ({ids}), for {in_words(time, 'ns')}"
-        f" ({percent:.1f} % of the trace): something that the compiled code relies on changed,"
-        " such as a shape, a number or the grad mode.",
+        f" ({in_percent(percent)} of the trace): something that the compiled code relies on"
+        " changed, such as a shape, a number or the grad mode.",
         tuple(evidence(compiled.forest.trace, each.row) for each in again[:3]),
         "compiled.recompiled",
         action="TORCH_LOGS=recompiles shows what changed: torch._dynamo.mark_dynamic, or a tensor"
@@ -397,8 +397,8 @@ def _limit_reached(compiled: Compiled) -> Finding | None:
     with_variants = f" ({variants} variants of a frame)" if variants > 1 else ""
     return Finding(
         _LIMIT_SHARES.severity(percent) or "low",
-        f"{eager:,} of {counted(count, 'call')} of compiled functions ({percent:.1f} %) found no"
-        " compiled version that fits and ran eagerly: the limit of recompilations is"
+        f"{eager:,} of {counted(count, 'call')} of compiled functions ({in_percent(percent)})"
+        " found no compiled version that fits and ran eagerly: the limit of recompilations is"
         f" reached{with_variants}, or the program requested this.",
         (
             *(evidence(trace, each.row) for each in refused[:1]),
@@ -433,7 +433,7 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
     severity = at_most(severity, "medium" if on_device else "high")
     return Finding(
         of_size(severity, time),
-        f"torch.compile compiled for {in_words(time, 'ns')} ({percent:.1f} % of the trace),"
+        f"torch.compile compiled for {in_words(time, 'ns')} ({in_percent(percent)} of the trace),"
         f" {counted(len(first), 'frame')} for the first time.",
         (
             *(evidence(trace, each.row) for each in first[:2]),
@@ -505,8 +505,8 @@ def _no_inductor(compiled: Compiled) -> Finding | None:
     return Finding(
         "medium",
         f"The compiled graphs ran only aten's kernels, not Inductor's: {in_words(time, 'ns')}"
-        f" ({percent:.1f} % of the time in graphs) went into {listed} and similar kernels. The"
-        " backend generates no code (eager, aot_eager).",
+        f" ({in_percent(percent)} of the time in graphs) went into {listed} and similar kernels."
+        " The backend generates no code (eager, aot_eager).",
         _evidence_of(plain),
         "compiled.no_inductor",
         action="backend='inductor' would fuse them.",
@@ -528,8 +528,8 @@ def _fallbacks(compiled: Compiled) -> Finding | None:
     listed = ", ".join(work.name for work in left[:3])
     return Finding(
         severity,
-        f"In compiled graphs {in_words(time, 'ns')} ({percent:.1f} %) went into operators that"
-        f" Inductor left to aten: {listed}. They cannot be fused.",
+        f"In compiled graphs {in_words(time, 'ns')} ({in_percent(percent)}) went into operators"
+        f" that Inductor left to aten: {listed}. They cannot be fused.",
         _evidence_of(left),
         "compiled.fallback",
         details="Libraries for products, convolutions and attention,"
@@ -551,8 +551,8 @@ def _lookups(compiled: Compiled) -> Finding | None:
     longest = index[forest.dur_ns(index).argmax()]
     return Finding(
         severity,
-        f"{in_words(time, 'ns')} ({percent:.1f} % of the calls of compiled functions) went into"
-        f" {count:,} look-ups of compiled code, which check its guards.",
+        f"{in_words(time, 'ns')} ({in_percent(percent)} of the calls of compiled functions) went"
+        f" into {count:,} look-ups of compiled code, which check its guards.",
         (evidence(forest.trace, int(forest.nodes.rows[longest])),),
         "compiled.guards",
         action="Fewer graph breaks, fewer variants, or larger compiled functions reduce look-ups.",

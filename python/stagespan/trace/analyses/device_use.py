@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from stagespan.pages.amounts import in_words
+from stagespan.pages.amounts import in_percent, in_words
 from stagespan.pages.figures import Internal, Ns
 from stagespan.pages.result import (
     Evidence,
@@ -174,9 +174,9 @@ class Use(DeviceUse, StructResult, frozen=True):
             does = "communicate" if kind == COMMUNICATION else "copy"
             behind = "computation" if kind == COMMUNICATION else "computation or communication"
             sentence = (
-                f"For {in_words(exposed, 'ns')} of {self.base.whose} ({percent:.1f} %) {which} did"
-                f" nothing but {does}: {share(whole - exposed, whole):.1f} % of all"
-                f" {'its ' if several else ''}{what} was hidden behind {behind}."
+                f"For {in_words(exposed, 'ns')} of {self.base.whose} ({in_percent(percent)})"
+                f" {which} did nothing but {does}: {in_percent(share(whole - exposed, whole))} of"
+                f" all {'its ' if several else ''}{what} was hidden behind {behind}."
             )
             details, action = self._advice(worst, kind)
             findings.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from stagespan.pages.amounts import counted
+from stagespan.pages.amounts import counted, in_percent
 from stagespan.pages.figures import Count, Figures, Ns, first
 from stagespan.pages.result import StructResult, Table, Unavailable, share
 from stagespan.trace.derived.captures import LEAST_PERCENT, captured_work
@@ -92,7 +92,8 @@ class Captures(StructResult, frozen=True):
         if self.matched == 0:
             return f"the operators of {work} are unknown: {self._why()}"
         percent = share(self.matched, self.device_events)
-        shapes_known = f"the operators of {percent:.1f} % of {work} are those of their capture"
+        known = in_percent(percent)
+        shapes_known = f"the operators of {known} of {work} are those of their capture"
         if self.with_shapes < self.matched:
             missing = self.matched - self.with_shapes
             shapes_known += (

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from stagespan.pages.amounts import in_words
+from stagespan.pages.amounts import in_percent, in_words
 from stagespan.pages.result import share, shortened
 from stagespan.trace.analyses import host
 from stagespan.trace.analyses.kernel_rows import KernelRows, kernel_rows
@@ -84,7 +84,7 @@ def _of_operators(trace: Trace, host_times: host.Host) -> HostVerdict:
     times = {name: time for name, time in sorted(times.items(), key=lambda i: -i[1]) if time}
     word = next(iter(times))
     time = f"for {in_words(times[word], 'ns')} of {host_times.base.whose}"
-    time += f" ({share(times[word], host_times.span_ns):.1f} %)"
+    time += f" ({in_percent(share(times[word], host_times.span_ns))})"
     sentence = _SENTENCES[word](trace, host_times, time)
     sentence = " ".join(filter(None, (sentence, host_times.base.split)))
     device = unrecorded_device(trace)
@@ -197,7 +197,7 @@ def verdict_on_stages(
     total = sum(times_ns.values())
     order = sorted(times_ns, key=lambda name: -times_ns[name])[: _MOST_NAMED + 1]
     listed = [
-        f"{shortened(name, 60)} {share(times_ns[name], total):.1f} %"
+        f"{shortened(name, 60)} {in_percent(share(times_ns[name], total))}"
         for name in order
         if share(times_ns[name], total) >= _LEAST_STAGE_PERCENT
     ]

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.result import (
     Evidence,
     Finding,
@@ -287,7 +287,7 @@ class IdleFindings(msgspec.Struct, frozen=True):
         counted = f", {gaps:,} gaps" if gaps > 1 else ""
         return (
             f"{self._subject} idle for {in_words(time, 'ns')} of {self.base.whose}"
-            f" ({share(time, self.base.whole_ns):.1f} %{counted})"
+            f" ({in_percent(share(time, self.base.whole_ns))}{counted})"
         )
 
     def _numbers(self, time: int, gaps: int) -> dict[str, float]:
@@ -349,8 +349,8 @@ class IdleFindings(msgspec.Struct, frozen=True):
         if cause == causes.EARLIER_WORK:
             return (
                 f"For {in_words(time, 'ns')} of {self.base.whose}"
-                f" ({share(time, self.base.whole_ns):.1f} %), before the device's first work in the"
-                f" trace, {causes.CAUSES[cause]}, in {self.evidence[cause][0].event}."
+                f" ({in_percent(share(time, self.base.whole_ns))}), before the device's first"
+                f" work in the trace, {causes.CAUSES[cause]}, in {self.evidence[cause][0].event}."
             )
         idle = self._idle_for(time, self.gaps_by_cause.get(cause, 0))
         if cause in _NOT_SEEN:
@@ -499,7 +499,7 @@ class IdleFindings(msgspec.Struct, frozen=True):
         return [
             Finding(
                 of_size(severity, time),
-                f"{in_words(time, 'ns')} of {self.base.whose} ({percent:.1f} %) passed"
+                f"{in_words(time, 'ns')} of {self.base.whose} ({in_percent(percent)}) passed"
                 f" {place}{mostly}.",
                 (work,),
                 f"idle.{cause}",

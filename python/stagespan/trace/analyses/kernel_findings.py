@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.result import Evidence, Finding, Gain, Thresholds, of_size, share, shortened
 from stagespan.trace.analyses.kernel_rows import KIND_OF_CODE, KernelRows
 from stagespan.trace.analyses.operators import operator_findings
@@ -102,7 +102,8 @@ def _dominant(kernels: KernelRows) -> Finding | None:
     return Finding(
         of_size("medium", first.time_ns),
         f"The kernel {shortened(first.kernel)}{launched} takes {in_words(first.time_ns, 'ns')}"
-        f" ({first.percent:.1f} % of device work) in {counted(first.count, 'launch', 'launches')}.",
+        f" ({in_percent(first.percent)} of device work) in"
+        f" {counted(first.count, 'launch', 'launches')}.",
         tuple(_longest_two(kernels, of_kernel)),
         "kernels.dominant",
         numbers={
@@ -128,7 +129,7 @@ def _tiny(kernels: KernelRows) -> Finding | None:
     first = grouped(kernels.name[tiny], kernels.time_ns[tiny])[0]
     return Finding(
         "medium",
-        f"{count:,} kernels ({percent:.1f} % of those launched one by one) ran for less than"
+        f"{count:,} kernels ({in_percent(percent)} of those launched one by one) ran for less than"
         f" {in_words(_TINY_NS, 'ns')} each, {in_words(time, 'ns')} in total.",
         (
             Evidence("kernels below 5 µs", None, count, "events"),
@@ -158,7 +159,7 @@ def _fusible(kernels: KernelRows) -> Finding | None:
     groups = grouped(kernels.name[chosen], kernels.time_ns[chosen])
     return Finding(
         of_size(severity, time),
-        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
+        f"{in_words(time, 'ns')} ({in_percent(percent)} of device work) went into"
         f" {counted(int(chosen.sum()), 'memory-bound kernel')} (elementwise, copies, norms,"
         " reductions), and no code in the trace was compiled.",
         tuple(Evidence(names[each.code], None, each.time_ns, "ns") for each in groups[:2]),
@@ -191,7 +192,7 @@ def _layout(kernels: KernelRows) -> Finding | None:
         )
     return Finding(
         of_size(severity, time),
-        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
+        f"{in_words(time, 'ns')} ({in_percent(percent)} of device work) went into"
         f" {counted(int(chosen.sum()), 'kernel')} that only"
         f" {'changes' if chosen.sum() == 1 else 'change'} the layout of tensors.",
         tuple(_longest_two(kernels, chosen)),
@@ -219,7 +220,7 @@ def _single_precision(kernels: KernelRows) -> Finding | None:
         how = "autocast to bfloat16"
     return Finding(
         of_size(severity, time),
-        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into products and"
+        f"{in_words(time, 'ns')} ({in_percent(percent)} of device work) went into products and"
         " convolutions in single precision that, by the kernels' names, do not use the device's"
         " matrix units.",
         tuple(_longest_two(kernels, chosen)),
@@ -247,9 +248,9 @@ def _attention_in_parts(kernels: KernelRows) -> Finding | None:
     return Finding(
         of_size(severity, time),
         f"Attention ran as separate kernels: {in_words(time, 'ns')}"
-        f" ({percent:.1f} % of device work) went into {int(chosen.sum()):,} softmax kernels, and"
-        f" {in_words(products, 'ns')} ({share(products, total):.1f} %) into the batched products"
-        " around them.",
+        f" ({in_percent(percent)} of device work) went into {int(chosen.sum()):,} softmax"
+        f" kernels, and {in_words(products, 'ns')} ({in_percent(share(products, total))}) into the"
+        " batched products around them.",
         (_longest(kernels, chosen), _longest(kernels, batched)),
         "kernels.attention_in_parts",
         gain=_gain(kernels, chosen, "one kernel computes the softmax with the products"),
@@ -286,9 +287,9 @@ def _few_blocks(kernels: KernelRows) -> Finding | None:
     how = "the same work is spread over all multiprocessors"
     return Finding(
         of_size(severity, time),
-        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
+        f"{in_words(time, 'ns')} ({in_percent(percent)} of device work) went into"
         f" {counted(int(chosen.sum()), 'kernel')} with fewer blocks than the device has"
-        f" multiprocessors: on average they could use at most {part:.1f} % of these.",
+        f" multiprocessors: on average they could use at most {in_percent(part)} of these.",
         tuple(_longest_two(kernels, chosen)),
         "kernels.few_blocks",
         numbers={

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.pages.amounts import in_percent
 from stagespan.pages.figures import Count, Figures, Ns, one_of
 from stagespan.pages.result import Unavailable, shortened
 from stagespan.trace.derived.captures import captured_work
@@ -217,7 +218,7 @@ class KernelRows:
         return [
             KINDS[row.kind]
             + (f" (mostly {shortened(row.kernel, 40)})" if row.kind == OTHER else "")
-            + f" {row.percent:.1f} %"
+            + f" {in_percent(row.percent)}"
             for row in main
         ]
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stagespan.pages.amounts import in_percent, three_digits
 from stagespan.pages.figures import Count, Figures, Ns
 from stagespan.pages.result import StructResult, Table, Unavailable, share
 from stagespan.trace.derived.device import device_work, launch_of, shared_correlations
@@ -81,9 +82,9 @@ class Launches(StructResult, frozen=True):
         note = ""
         if self.depth is not None:
             note = (
-                f"{share(self.found_empty, self.launched):.1f} % of {self.launched:,} launches"
-                f" found the device empty; on average {self.depth.mean:.1f} were queued"
-                f" (at most {self.depth.max:,})."
+                f"{in_percent(share(self.found_empty, self.launched))} of {self.launched:,}"
+                f" launches found the device empty; on average {three_digits(self.depth.mean)} were"
+                f" queued (at most {self.depth.max:,})."
             )
         tables = [
             Table(

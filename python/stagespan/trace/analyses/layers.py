@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.pages.amounts import in_words
+from stagespan.pages.amounts import in_percent, in_words
 from stagespan.pages.figures import Count, Figures, Internal, Ns, Path, one_of
 from stagespan.pages.result import (
     Column,
@@ -177,7 +177,7 @@ class Layers(StructResult, frozen=True):
         return (
             f"{most.layers:,}{what}, by {most.times:,} repetitions of"
             f" {most.length:,} {self.blocks.what}, {in_words(most.block_ns.median, 'ns')} each in"
-            f" the median: {percent:.1f} % of the {self.blocks.what}' time in {where}"
+            f" the median: {in_percent(percent)} of the {self.blocks.what}' time in {where}"
         )
 
     def tables(self) -> list[Table]:
@@ -660,7 +660,7 @@ def _modules_line(modules: Modules | None) -> str:
         return ""
     return (
         f"{most.instances:,} x {shortened(most.path[-1])}, {in_words(most.call_ns.median, 'ns')} a"
-        f" call in the median: {percent:.1f} % of device work"
+        f" call in the median: {in_percent(percent)} of device work"
     )
 
 

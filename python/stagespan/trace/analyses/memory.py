@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_words, point_in_time
 from stagespan.pages.figures import Count, Figures, Internal, Ns, first
 from stagespan.pages.result import (
     LONGEST_NAME,
@@ -129,7 +129,7 @@ class Memory(StructResult, frozen=True):
             return ""
         return (
             f"at most {in_words(first.peak_bytes, 'bytes')} on {shortened(first.device, 30)},"
-            f" at {in_words(first.peak_ns, 'ns')}"
+            f" at {point_in_time(first.peak_ns)}"
         )
 
 
@@ -689,4 +689,4 @@ def _holders_table(memory: DeviceMemoryUse) -> Table:
 
 
 def _time_of_peak(memory: DeviceMemoryUse) -> str:
-    return in_words(memory.peak_ns, "ns") + (f", {memory.step}" if memory.step else "")
+    return point_in_time(memory.peak_ns) + (f", {memory.step}" if memory.step else "")

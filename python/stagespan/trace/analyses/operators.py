@@ -13,7 +13,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_words, listed
+from stagespan.pages.amounts import counted, in_percent, in_words, listed
 from stagespan.pages.result import Evidence, Finding, Gain, Thresholds, of_size, share, shortened
 from stagespan.trace.derived.compile_events import runs_compiled
 from stagespan.trace.derived.gains import gain_of_rows
@@ -212,7 +212,7 @@ def _of_copies(operators: _Operators) -> Finding | None:
     hidden = outside[outside >= 0]
     sentence = (
         f"{counted(len(copies), 'copy', 'copies')} of tensors took {in_words(time, 'ns')} of"
-        f" {operators.base.whose} ({share(time, whole):.1f} %), mostly {names[0][0]}"
+        f" {operators.base.whose} ({in_percent(share(time, whole))}), mostly {names[0][0]}"
     )
     if len(hidden):
         sentence += f", some of them in {operators.names(hidden)[0][0]}"
@@ -275,7 +275,7 @@ def _of_double(operators: _Operators) -> Finding | None:
     return Finding(
         of_size(severity, time),
         f"Operators on tensors in double precision (float64) took {in_words(time, 'ns')} of"
-        f" {operators.base.whose} ({share(time, whole):.1f} %), mostly {listed(names)}.",
+        f" {operators.base.whose} ({in_percent(share(time, whole))}), mostly {listed(names)}.",
         (operators.longest(of), Evidence(names[0], None, groups[0].count, "events")),
         "operators.float64",
         numbers={"time_ns": time, "percent": share(time, whole), "whole_ns": whole},
@@ -357,7 +357,7 @@ def _one_by_one(operators: _Operators, of: Rows) -> Finding | None:
     return Finding(
         of_size(severity, time),
         f"The program read {counted(len(reads), 'value')} of tensors one by one, for"
-        f" {in_words(time, 'ns')} of {operators.base.whose} ({share(time, whole):.1f} %).",
+        f" {in_words(time, 'ns')} of {operators.base.whose} ({in_percent(share(time, whole))}).",
         (operators.longest(of), Evidence("values read", None, len(reads), "events")),
         "operators.read_one_by_one",
         numbers={
@@ -381,7 +381,8 @@ def _small(operators: _Operators, of: Rows) -> Finding | None:
     return Finding(
         of_size(severity, time),
         f"{counted(len(of), 'operator')}, which usually take less than {in_words(SMALL_NS, 'ns')},"
-        f" took {in_words(time, 'ns')} of {operators.base.whose} ({share(time, whole):.1f} %) with"
+        f" took {in_words(time, 'ns')} of {operators.base.whose}"
+        f" ({in_percent(share(time, whole))}) with"
         f" the short times between them, mostly {listed(name for name, _, _ in names[:_NAMED])}.",
         (
             operators.longest(of),
@@ -433,7 +434,7 @@ def _not_fused(operators: _Operators) -> Finding | None:
     return Finding(
         of_size(severity, time),
         f"{counted(len(of), 'elementwise operator')} ran one after another for"
-        f" {in_words(time, 'ns')} of {operators.base.whose} ({share(time, whole):.1f} %), in"
+        f" {in_words(time, 'ns')} of {operators.base.whose} ({in_percent(share(time, whole))}), in"
         f" {counted(len(values_of(run[~alone])), 'run')} of several, and no code in the trace was"
         " compiled.",
         (operators.longest(of), Evidence(shortened(names[0][0]), None, names[0][2], "events")),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
 from msgspec import structs
 
-from stagespan.pages.amounts import counted, in_words, listed
+from stagespan.pages.amounts import counted, in_percent, in_words, listed, three_digits
 from stagespan.pages.result import (
     Evidence,
     Finding,
@@ -86,11 +86,11 @@ def unaligned(shapes: Sequence[ShapeRate], work_ns: int, work: str) -> Finding |
     products = counted(sum(each.calls for each, _ in slowed), "product")
     be = "is not a multiple" if len(sizes) == 1 else "are not multiples"
     rate = f"{products} at {_range([each.tflop_s or 0.0 for each, _ in slowed])} TFLOP/s"
-    rate += f", at most {max(peaks):.1f} % of the peak, because" if peaks else ", and"
+    rate += f", at most {in_percent(max(peaks))} of the peak, because" if peaks else ", and"
     gain = _joined([each.gain_at(USED_WELL) for each, _ in slowed]) if peaks else None
     return Finding(
         of_size(severity if peaks else "medium", time),
-        f"{in_words(time, 'ns')} ({percent:.1f} % of {work}) went into {rate}"
+        f"{in_words(time, 'ns')} ({in_percent(percent)} of {work}) went into {rate}"
         f" {listed(f'{each:,}' for each in sizes)} {be} of 8: rows of the matrices"
         " do not begin at multiples of 16 bytes, as the fast kernels need.",
         (Evidence(f"{first.operator} {first.shape}", None, first.time_ns, "ns"),),
@@ -142,11 +142,11 @@ def _below(
     advice = _ADVICE.get((kind, vendor or ""), "") if by_torch else ""
     return Finding(
         of_size(severity, time),
-        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
+        f"{in_words(time, 'ns')} ({in_percent(percent)} of device work) went into"
         f" {counted(sum(each.calls for each in shapes), *noun)}{mostly} at"
-        f" {_range([each.tflop_s or 0.0 for each in most])} TFLOP/s, {_range(peaks, 1)} % of the"
-        f" peak of {listed(types)}, although the memory was used at no more than {memory:.1f} % of"
-        " its peak.",
+        f" {_range([each.tflop_s or 0.0 for each in most])} TFLOP/s,"
+        f" {_range(peaks, in_percent)} of the peak of {listed(types)}, although the memory was"
+        f" used at no more than {in_percent(memory)} of its peak.",
         tuple(
             Evidence(f"{each.operator} {each.shape}", None, each.time_ns, "ns")
             for each in shapes[:2]
@@ -202,7 +202,7 @@ def appended(appends: Appends, work_ns: int, work: str) -> Finding | None:
         return None
     return Finding(
         of_size(severity, time),
-        f"{in_words(time, 'ns')} ({percent:.1f} % of {work}) went into"
+        f"{in_words(time, 'ns')} ({in_percent(percent)} of {work}) went into"
         f" {counted(appends.calls, 'call')} of aten::cat that append to tensors of"
         f" {appends.sizes:,} sizes at least {_TIMES_LARGER} times as large as the new part: each"
         " call copies all of the tensor.",
@@ -241,9 +241,9 @@ def slow_in_memory(shapes: Sequence[ShapeRate], work_ns: int, vendor: str | None
     ]
     return Finding(
         of_size("medium", time),
-        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
+        f"{in_words(time, 'ns')} ({in_percent(percent)} of device work) went into"
         f" {counted(sum(each.calls for each in of_operator), 'call')} of {name}, which mostly moves"
-        f" data{_bytes_per_s(rates)}: {reached:.1f} % of the memory's peak.",
+        f" data{_bytes_per_s(rates)}: {in_percent(reached)} of the memory's peak.",
         (Evidence(f"{name} {of_operator[0].shape}", None, of_operator[0].time_ns, "ns"),),
         "rates.memory",
         action=f"{kernel_profiler(vendor)} shows what limits {name}.",
@@ -270,7 +270,7 @@ def dominant_on_host(shapes: Sequence[ShapeRate], work_ns: int) -> Finding | Non
         of_size("medium", first.time_ns),
         f"{counted(first.calls, 'call')} of {first.operator} with inputs {first.shape}"
         f" {'takes' if first.calls == 1 else 'take'} {in_words(first.time_ns, 'ns')}"
-        f" ({percent:.1f} % of the operators' time), at {' and '.join(rates)}{because}.",
+        f" ({in_percent(percent)} of the operators' time), at {' and '.join(rates)}{because}.",
         (Evidence(f"{first.operator} {first.shape}", None, first.time_ns, "ns"),),
         "rates.dominant",
         no_gain="the trace does not show how fast they could be",
@@ -294,9 +294,11 @@ def _sizes_that_slow(shape: ShapeRate) -> list[int]:
     return unaligned_sizes(shape.call, shape.cost)
 
 
-def _range(numbers: list[float], digits: int = 0) -> str:
+def _range(numbers: list[float], in_text: Callable[[float], str] = three_digits) -> str:
     """Return `457 to 629`, or one number if both are the same when they are rounded."""
-    least, most = f"{min(numbers):,.{digits}f}", f"{max(numbers):,.{digits}f}"
+    least, most = in_text(min(numbers)), in_text(max(numbers))
+    if least != most and least.endswith(" %"):
+        least = least.removesuffix(" %")
     return least if least == most else f"{least} to {most}"
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words, three_digits
 from stagespan.pages.figures import Count, Figures, Internal, MeanNs, Ns, one_of
 from stagespan.pages.result import Chart, Finding, Gain, StructResult, Table, Unavailable, share
 from stagespan.trace.analyses.kernel_rows import KIND_OF_CODE, KernelRows, kernel_rows
@@ -159,8 +159,8 @@ class Rates(StructResult, frozen=True):
         """The rate of all products, and the part of the device's work that has a rate."""
         rated = self.rated
         if rated.tflop_s is None:
-            return f"{rated.percent:.1f} % of {self.work} has a rate, but no products do"
-        peak = "" if self.mfu_percent is None else f", {self.mfu_percent:.1f} % of the peak"
+            return f"{in_percent(rated.percent)} of {self.work} has a rate, but no products do"
+        peak = "" if self.mfu_percent is None else f", {in_percent(self.mfu_percent)} of the peak"
         whole, flops = self.base.whole_ns, rated.flops or 0.0
         unrated = share(self.unrated_products_ns, self.work_ns)
         least = "at least " if unrated >= _MUCH_UNRATED else ""
@@ -169,7 +169,8 @@ class Rates(StructResult, frozen=True):
             f" {least}{in_words(flops / max(whole, 1) * 1e9, 'FLOP/s')}{peak}"
         )
         if least:
-            text += f". {unrated:.1f} % of {self.work} is products or Triton kernels without a rate"
+            work = f"{in_percent(unrated)} of {self.work}"
+            text += f". {work} is products or Triton kernels without a rate"
         return text
 
     def findings(self) -> list[Finding]:
@@ -258,10 +259,10 @@ class Rates(StructResult, frozen=True):
                     " percentages: STAGESPAN_PEAKS can name a file with them."
                 )
             else:
-                rates = [f"{name} {_short(value)}" for name, value in device.tflop_s.items()]
+                rates = [f"{name} {three_digits(value)}" for name, value in device.tflop_s.items()]
                 notes.append(
                     f"Peaks of {device.known_as} in TFLOP/s: {', '.join(rates)}; memory"
-                    f" {device.memory_tb_s:.3g} TB/s"
+                    f" {three_digits(device.memory_tb_s or 0.0)} TB/s"
                     f" ({device.source}{device.date and f', {device.date}'})."
                 )
         if any(row.bytes_at_least for row in self.by_shape[:_SHOWN]):
@@ -704,11 +705,11 @@ def _point(rate: ShapeRate) -> tuple[str, float, float, float, list[str]]:
     flops, moved = rate.flops or 0.0, rate.bytes or 0.0
     per_byte, per_s = flops / moved, flops / max(rate.time_ns, 1) * 1e9
     at_most = "at most " if rate.bytes_at_least else ""
-    peak = "" if rate.peak_percent is None else f", {rate.peak_percent:.1f} % of the peak"
+    peak = "" if rate.peak_percent is None else f", {in_percent(rate.peak_percent)} of the peak"
     text = [
         f"{rate.operator} {rate.shape}",
         f"{in_words(per_s, 'FLOP/s')}{peak}",
-        f"{at_most}{per_byte:,.1f} FLOP per byte",
+        f"{at_most}{three_digits(per_byte)} FLOP per byte",
         f"{in_words(rate.time_ns, 'ns')} in {counted(rate.calls, 'call')}",
     ]
     return rate.operator, per_byte, per_s, rate.percent, text
@@ -720,8 +721,3 @@ def _why(kind: _Kind) -> tuple[str, str]:
     if isinstance(kind.cost, Unknown):
         return UNKNOWN, kind.cost.reason
     return NO_FORMULA, _WHY_LEFT_OUT[NO_FORMULA]
-
-
-def _short(value: float) -> str:
-    """Return a number with three digits: 0.0631, 989, 1,307."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

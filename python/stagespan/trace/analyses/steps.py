@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words, three_digits
 from stagespan.pages.figures import Count, Figures, Internal, MeanNs, Ns, first, one_of
 from stagespan.pages.result import (
     LONGEST_NAME,
@@ -401,7 +401,7 @@ class Edge(msgspec.Struct, frozen=True):
         whose = "the step's" if count == 1 else f"the {count:,} steps'"
         sentence = (
             f"{in_words(self.dur_ns, 'ns')} of {whose} {in_words(whole_ns, 'ns')}"
-            f" ({percent:.1f} %) passed {where}"
+            f" ({in_percent(percent)}) passed {where}"
         )
         if self.host_event is not None:
             sentence += f", mostly in {shortened(self.host_event, 90)}"
@@ -533,7 +533,7 @@ class Outlier(Figures, frozen=True):
         """Return a sentence about the difference to other steps."""
         return (
             f"{shortened(self.name)} took {in_words(self.dur_ns, 'ns')},"
-            f" {self.dur_ns / self.usual_ns:.2f} times the median of {count:,} steps"
+            f" {three_digits(self.dur_ns / self.usual_ns)} times the median of {count:,} steps"
             f" ({in_words(self.usual_ns, 'ns')})."
         )
 

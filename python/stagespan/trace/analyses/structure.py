@@ -7,7 +7,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.pages.amounts import in_words
+from stagespan.pages.amounts import in_percent, in_words
 from stagespan.pages.figures import Count, Figures, Internal, Ns
 from stagespan.pages.result import StructResult, Table, Unavailable, share, shortened
 from stagespan.trace.derived.device import device_work, launch_of
@@ -69,7 +69,7 @@ class Structure(StructResult, frozen=True):
         most = self.calls[0]
         return (
             f"{most.calls:,} x {shortened(most.name)}, {in_words(most.call_ns, 'ns')} each in the"
-            f" median: {most.percent:.1f} % of the work of {self.base.label}"
+            f" median: {in_percent(most.percent)} of the work of {self.base.label}"
         )
 
     def tables(self) -> list[Table]:

@@ -7,7 +7,7 @@ import re
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.figures import Count, Figures, Internal, Ns
 from stagespan.pages.result import (
     Evidence,
@@ -110,7 +110,7 @@ class Training(StructResult, frozen=True):
             "low" if severity == "low" else "medium",
             f"Backward passes ran {counted(self.recomputed, 'operator')} of forward passes again"
             f" (activation checkpointing), for {in_words(self.recomputed_ns, 'ns')} of"
-            f" {self.base.whose} ({percent:.1f} %).",
+            f" {self.base.whose} ({in_percent(percent)}).",
             (
                 evidence(self.trace, longest),
                 Evidence("operators that ran again", None, self.recomputed, "events"),
@@ -139,7 +139,7 @@ class Training(StructResult, frozen=True):
             of_size(severity, calls.time_ns),
             f"{calls.name} {'clears' if clears else 'updates'} tensors one by one, with"
             f" {calls.parts:,} {what} in {counted(calls.calls, 'call')}:"
-            f" {in_words(calls.time_ns, 'ns')} of {self.base.whose} ({percent:.1f} %).",
+            f" {in_words(calls.time_ns, 'ns')} of {self.base.whose} ({in_percent(percent)}).",
             (evidence(self.trace, calls.mark), Evidence(what, None, calls.parts, "events")),
             "training.zero_grad" if clears else "training.optimizer_by_tensor",
             numbers={

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.figures import Internal, Ns, one_of
 from stagespan.pages.result import (
     Bar,
@@ -384,11 +384,13 @@ def _sentence(verdict: Verdict) -> str:
     if verdict.verdict != DEVICE_BUSY and computing:
         they = (_ONE if verdict.devices == 1 else _SEVERAL)["They"]
         percent = share(computing, rest_ns)
-        sentences.append(f"{they} computed for {in_words(computing, 'ns')} ({percent:.1f} %).")
+        took = f"{in_words(computing, 'ns')} ({in_percent(percent)})"
+        sentences.append(f"{they} computed for {took}.")
     for part in () if leading else (ONCE, EARLIER_WORK):
         time = verdict.times_ns.get(part, 0)
         if (percent := share(time, verdict.whole_ns)) >= _LEAST_EDGE:
-            sentences.append(f"For {in_words(time, 'ns')} ({percent:.1f} %) {_NEVER[part][1]}.")
+            took = f"{in_words(time, 'ns')} ({in_percent(percent)})"
+            sentences.append(f"For {took} {_NEVER[part][1]}.")
     sentences.append(verdict.base.split)
     if verdict.base.unrecorded_ns:
         sentences.append(
@@ -414,7 +416,7 @@ def _of_part(verdict: Verdict, part: str, first: bool) -> str:
     name = f"{word[0].upper()}{word[1:]}: for" if first else "For"
     of = f" of {_whose(verdict)}" if first else ""
     percent = share(time, verdict.whole_ns)
-    return f"{name} {in_words(time, 'ns')}{of} ({percent:.1f} %) {did}. {action}"
+    return f"{name} {in_words(time, 'ns')}{of} ({in_percent(percent)}) {did}. {action}"
 
 
 def _whose(verdict: Verdict) -> str:
@@ -432,7 +434,7 @@ def _with_its_figure(verdict: Verdict, rest_ns: int) -> str:
         reason = _WHILE_OTHER_BUSY
     words = _ONE if verdict.devices == 1 else _SEVERAL
     reason = reason.format(**words, cause=_cause_in_words(verdict))
-    of, percent = verdict.base.whose, f"{share(verdict.time_ns, rest_ns):.1f} %"
+    of, percent = verdict.base.whose, f"{in_percent(share(verdict.time_ns, rest_ns))}"
     if rest_ns < verdict.whole_ns:
         of = f"the other {in_words(rest_ns, 'ns')}"
     elif verdict.devices > 1:
@@ -532,6 +534,7 @@ def _differing(
         did = _REASONS[most].format(it="it") if most else "it was idle"
         steps.append(
             f"device {device}: for {in_words(times[most], 'ns')} of its"
-            f" {in_words(time.span_ns, 'ns')} ({share(times[most], time.span_ns):.1f} %) {did}"
+            f" {in_words(time.span_ns, 'ns')} ({in_percent(share(times[most], time.span_ns))})"
+            f" {did}"
         )
     return tuple(steps)

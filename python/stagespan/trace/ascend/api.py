@@ -7,7 +7,7 @@ import re
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.figures import Count, Figures, Internal, MeanNs, Ns
 from stagespan.pages.result import (
     Evidence,
@@ -95,8 +95,8 @@ class Calls(StructResult, frozen=True):
             findings.append(
                 Finding(
                     severity,
-                    f"For {in_words(time, 'ns')} ({percent:.1f} % of {of}) the host {words}, in"
-                    f" {counted(calls, 'call')}.",
+                    f"For {in_words(time, 'ns')} ({in_percent(percent)} of {of}) the host"
+                    f" {words}, in {counted(calls, 'call')}.",
                     tuple(
                         Evidence(f"{c.name}, {counted(c.count, 'time')}", None, c.total_ns, "ns")
                         for c in of_pattern[:3]

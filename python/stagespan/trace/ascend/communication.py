@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.figures import Count, Figures, Internal, Ns
 from stagespan.pages.result import (
     Evidence,
@@ -133,7 +133,7 @@ class CollectiveStats(StructResult, frozen=True):
         return Waited(
             _SHARES.severity(percent),
             f"Collectives spent {in_words(waited, 'ns')} of {in_words(elapsed, 'ns')}"
-            f" ({percent:.1f} %) waiting for other ranks.",
+            f" ({in_percent(percent)}) waiting for other ranks.",
             tuple(Evidence(each.name, None, each.wait_ns, "ns") for each in worst),
             {"time_ns": waited, "percent": percent, "whole_ns": elapsed},
         )

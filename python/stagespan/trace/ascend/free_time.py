@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import in_words
+from stagespan.pages.amounts import in_percent, in_words
 from stagespan.pages.figures import Count, Figures, Ns, one_of
 from stagespan.pages.result import (
     Evidence,
@@ -94,7 +94,7 @@ class Free(StructResult, frozen=True):
             most = max(_HOST, key=lambda part: self.parts.get(part, 0))
             sentence = (
                 f"Host-bound: for {in_words(self.host_ns, 'ns')} of {self._span} "
-                f"({percent:.1f} %) the device was free because the host was late, mostly"
+                f"({in_percent(percent)}) the device was free because the host was late, mostly"
                 f" ({in_words(self.parts[most], 'ns')}) because {_PARTS[most]}."
             )
             details = ""
@@ -139,7 +139,7 @@ class Free(StructResult, frozen=True):
             severity = _SHARES.severity(percent)
             if severity is not None:
                 sentence = (
-                    f"For {in_words(time, 'ns')} of {self._span} ({percent:.1f} %) the device"
+                    f"For {in_words(time, 'ns')} of {self._span} ({in_percent(percent)}) the device"
                     f" was idle {words}."
                 )
                 numbers = {"time_ns": time, "percent": percent, "whole_ns": self.span_ns}

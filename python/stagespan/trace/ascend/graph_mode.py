@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.figures import Count, Figures, Ns
 from stagespan.pages.result import (
     Evidence,
@@ -158,7 +158,7 @@ class HeadOverhead(Result, msgspec.Struct, frozen=True):
         )
         if self.idle_ns is not None:
             sentence += (
-                f", and for {in_words(lost, 'ns')} of that ({percent:.1f} % of the trace) the"
+                f", and for {in_words(lost, 'ns')} of that ({in_percent(percent)} of the trace) the"
                 " device was idle"
             )
         listed = [f"{_WHOSE[part]} {in_words(time, 'ns')}" for part, time in parts.items()]

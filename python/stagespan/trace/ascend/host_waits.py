@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.figures import Count, Figures, Internal, Ns
 from stagespan.pages.result import (
     Evidence,
@@ -87,8 +87,8 @@ class HostWaits(StructResult, frozen=True):
             return []
         worst = self.groups[0]
         sentence = (
-            f"For {in_words(self.total_ns, 'ns')} ({percent:.1f} % of the trace) the host waited"
-            f" for the device, {counted(self.count, 'time')},"
+            f"For {in_words(self.total_ns, 'ns')} ({in_percent(percent)} of the trace) the host"
+            f" waited for the device, {counted(self.count, 'time')},"
             f" mostly in {shortened(worst.label, 90)}"
         )
         if worst.line:

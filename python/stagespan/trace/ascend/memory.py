@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from stagespan.pages.amounts import in_words
+from stagespan.pages.amounts import in_percent, in_words
 from stagespan.pages.figures import Count, Figures, Ns, first
 from stagespan.pages.result import Evidence, Finding, StructResult, Table, Unavailable, share
 from stagespan.trace.ascend.folder import MEMORY_RECORD, OPERATOR_MEMORY
@@ -67,7 +67,8 @@ class AscendMemory(StructResult, frozen=True):
                         "low",
                         f"{peak.component} reserved {in_words(reserved, 'bytes')} and never"
                         f" used more than {in_words(allocated, 'bytes')} of it"
-                        f" ({percent:.1f} % unused): its memory is fragmented, or held in reserve.",
+                        f" ({in_percent(percent)} unused): its memory is fragmented, or held in"
+                        " reserve.",
                         (Evidence(f"reserved by {peak.component}", None, reserved, "bytes"),),
                         "ascend.memory_unused",
                         numbers={

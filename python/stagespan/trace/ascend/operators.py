@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.figures import Count, Figures, Internal, MeanNs, Ns
 from stagespan.pages.result import (
     Evidence,
@@ -103,8 +103,8 @@ class Operators(StructResult, frozen=True):
             findings.append(
                 Finding(
                     limit,
-                    f"Conversions take {in_words(time, 'ns')} ({percent:.1f} % of all operators'"
-                    f" time): {listed}.",
+                    f"Conversions take {in_words(time, 'ns')} ({in_percent(percent)} of all"
+                    f" operators' time): {listed}.",
                     tuple(map(_evidence, changes[:_NAMED])),
                     "ascend.conversions",
                     numbers={"time_ns": time, "percent": percent},
@@ -157,7 +157,7 @@ def _on_ai_cpu(
     return Finding(
         _SHARES.severity(percent) or "low",
         f"{counted(count, 'operator')} ran on the AI CPU, which is slow: {in_words(time_ns, 'ns')}"
-        f" ({percent:.1f} % of all operators' time){which}.",
+        f" ({in_percent(percent)} of all operators' time){which}.",
         examples,
         "ascend.ai_cpu",
         numbers={"operators": count, "time_ns": time_ns, "percent": percent},

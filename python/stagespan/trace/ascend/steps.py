@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.figures import Figures, Internal, Ns, one_of
 from stagespan.pages.result import (
     Block,
@@ -412,8 +412,8 @@ class AscendSteps(StructResult, frozen=True):
             return []
         worst = sorted(with_times, key=lambda s: -(s.free_ns or 0))[:3]
         sentence = (
-            f"For {in_words(free, 'ns')} of the steps' {in_words(span, 'ns')} ({percent:.1f} %) the"
-            " device was idle: it neither computed nor communicated."
+            f"For {in_words(free, 'ns')} of the steps' {in_words(span, 'ns')}"
+            f" ({in_percent(percent)}) the device was idle: it neither computed nor communicated."
         )
         evidence = tuple(Evidence(f"free time of {s.name}", None, s.free_ns, "ns") for s in worst)
         numbers = {"time_ns": free, "percent": percent, "whole_ns": span}
@@ -431,7 +431,7 @@ class AscendSteps(StructResult, frozen=True):
         stages = "the stage's" if len(self._staged) == 1 else "the stages'"
         sentence = (
             f"For {in_words(self.exposed_ns, 'ns')} of {stages} {in_words(self.stage_ns, 'ns')}"
-            f" ({percent:.1f} %) the device communicated without computing"
+            f" ({in_percent(percent)}) the device communicated without computing"
         )
         evidence = [
             Evidence(f"exposed communication of {s.name}", None, s.exposed_ns, "ns") for s in worst

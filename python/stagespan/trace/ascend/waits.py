@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.figures import Count, Figures, Ns
 from stagespan.pages.result import (
     Evidence,
@@ -104,7 +104,7 @@ class StreamWaits(StructResult, frozen=True):
             longest = max(of_kind, key=lambda wait: wait.exposed_ns)
             sentence = (
                 f"For {in_words(waits.exposed_ns, 'ns')} of the {in_words(self.span_ns, 'ns')}"
-                f" from the first event to the last ({percent:.1f} %) the"
+                f" from the first event to the last ({in_percent(percent)}) the"
                 f" device waited for {waits.meaning} without computing:"
                 f" {counted(waits.count, 'wait')}, the longest of"
                 f" {in_words(longest.wait_ns, 'ns')} on {longest.stream}"

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec import structs
 
-from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_percent, in_words, signed_percent
 from stagespan.pages.figures import Count, Figures, Internal, Ns
 from stagespan.pages.kernel_names import kernel_label
 from stagespan.pages.result import (
@@ -473,7 +473,7 @@ def headline(comparison: TraceComparison) -> str:
     if change == 0:
         return f"{what} takes {in_words(comparison.after_ns, 'ns')}, as before."
     than = "less" if change < 0 else "more"
-    percent = f", {100 * change / before:+.1f} %" if before else ""
+    percent = f", {signed_percent(change / before)}" if before else ""
     text = (
         f"{what} takes {in_words(comparison.after_ns, 'ns')}, {in_words(abs(change), 'ns')} {than}"
         f" than before ({in_words(before, 'ns')}{percent})."
@@ -503,7 +503,7 @@ def title(comparison: TraceComparison) -> str:
     if comparison.is_one_sample:
         chance = " in one sample of each"
     than = "less" if comparison.change_ns < 0 else "more"
-    return f"{what} takes {percent:.1f} % {than} time{chance}"
+    return f"{what} takes {in_percent(percent)} {than} time{chance}"
 
 
 def findings(comparison: TraceComparison) -> list[Finding]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 
+from stagespan.pages.amounts import in_percent, in_words
 from stagespan.pages.figures import Count, Figures
 from stagespan.pages.result import (
     Block,
@@ -76,11 +77,12 @@ class NcuKernel(Figures, frozen=True):
     def finding(self, stage: str | None) -> Finding:
         """Return the verdict in a sentence."""
         percent = self.traced_percent
-        of = "" if percent is None else f" ({percent:.1f} % of the kernel time of {stage})"
+        of = "" if percent is None else f" ({in_percent(percent)} of the kernel time of {stage})"
         return Finding(
             _SHARES.severity(percent or 0.0) or "low",
-            f"{base_name(self.name)}{of} is {self.bound}: computing {self.compute_percent:.1f} %, "
-            f"memory {self.memory_percent:.1f} % of the peak; {'; '.join(self.reasons)}.",
+            f"{base_name(self.name)}{of} is {self.bound}: computing"
+            f" {in_words(self.compute_percent, '%')}, "
+            f"memory {in_words(self.memory_percent, '%')} of the peak; {'; '.join(self.reasons)}.",
             (Evidence(self.name, None, self.launch_ns, "ns"),),
             f"ncu.{self.bound.replace('-', '_')}",
             {} if percent is None else {"percent": percent},
@@ -157,14 +159,14 @@ def _waits(values: dict[str, float]) -> list[str]:
         reasons.append(f"its grid fills the device only {values[_WAVES]:.2f} times: too few blocks")
     possible = values.get(_THEORETICAL, 100.0)
     if possible < 80:
-        reasons.append(f"its occupancy is limited to {possible:.1f} %")
+        reasons.append(f"its occupancy is limited to {in_percent(possible)}")
     if possible - values.get(_ACHIEVED, possible) > 10:
-        reasons.append(f"it reaches only {values[_ACHIEVED]:.1f} % of the possible occupancy")
+        reasons.append(f"it reaches only {in_percent(values[_ACHIEVED])} of the possible occupancy")
     stalls = ((at, name[1]) for key, at in values.items() if (name := _STALLED.fullmatch(key)))
     cycles, stall = max(stalls, default=(0.0, ""))
     percent = share(cycles, values.get(_CYCLES, 0.0))
     if percent >= 30:
-        reasons.append(f"its warps spend {percent:.1f} % of the time in the stall `{stall}`")
+        reasons.append(f"its warps spend {in_percent(percent)} of the time in the stall `{stall}`")
     return reasons or ["neither computing nor memory is in use for most of the time"]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_words, listed
+from stagespan.pages.amounts import counted, in_percent, in_words, listed, three_digits
 from stagespan.pages.result import Evidence, Finding, Gain, Thresholds, by_severity, share
 from stagespan.trace.analyses.host_verdict import IN_STAGES, verdict_on_stages
 from stagespan.trace.ranks.combined import (
@@ -68,18 +68,18 @@ def verdict(job: JobTraces) -> tuple[str, str]:
         return word, _in_stages(job)
     whole = sum(sums.values())
     exposed = share(sums["waiting"] + sums["communicating"], whole)
-    waiting = f" ({share(sums['waiting'], whole):.1f} % waiting for each other)"
+    waiting = f" ({in_percent(share(sums['waiting'], whole))} waiting for each other)"
     parts = [
-        f"{share(sums['computing'], whole):.1f} % is computing",
-        f"{exposed:.1f} % exposed communication{waiting if ranks > 1 else ''}",
+        f"{in_percent(share(sums['computing'], whole))} is computing",
+        f"{in_percent(exposed)} exposed communication{waiting if ranks > 1 else ''}",
     ]
     if sums["copying"]:
-        parts.append(f"{share(sums['copying'], whole):.1f} % copying")
+        parts.append(f"{in_percent(share(sums['copying'], whole))} copying")
     whose = f"the {ranks:,} ranks'" if ranks > 1 else f"{job.rank_name(0)}'s"
     sentence = (
         f"{word.capitalize()}: of {whose} {in_words(whole, 'ns')}"
         f"{' together' if ranks > 1 else ''} {', '.join(parts)} and"
-        f" {share(sums['idle'], whole):.1f} % idle"
+        f" {in_percent(share(sums['idle'], whole))} idle"
     )
     if count < ranks:
         sentence += f"; {count:,} of {ranks:,} ranks {'is' if count == 1 else 'are'} {word}"
@@ -88,7 +88,7 @@ def verdict(job: JobTraces) -> tuple[str, str]:
     if late is not None and "ranks.waiting" in late.covers:
         at = job.numbers.index(int(late.numbers["rank"]))
         percent = late.numbers["waited_percent"]
-        sentence += f"; {percent:.1f} % of the waiting is for {job.rank_name(at)}"
+        sentence += f"; {in_percent(percent)} of the waiting is for {job.rank_name(at)}"
     return word, f"{sentence}."
 
 
@@ -124,7 +124,7 @@ def headline(job: JobTraces) -> str:
     return (
         f"{ranks} ranks, {job.matched.count:,} collectives. The ranks waited for each other in"
         f" collectives for {in_words(job.lost_ns, 'ns')}"
-        f" ({percent:.1f} % {_OF_COMMON}){_hidden(job)}."
+        f" ({in_percent(percent)} {_OF_COMMON}){_hidden(job)}."
     )
 
 
@@ -151,7 +151,7 @@ def _waiting(job: JobTraces) -> list[Finding]:
     lost = sum(each.lost_ns for each in worst)
     sentence = (
         f"The ranks waited for each other in collectives for {in_words(job.lost_ns, 'ns')}"
-        f" ({percent:.1f} % {_OF_COMMON}), mostly in {name_of_collective(op, group)}"
+        f" ({in_percent(percent)} {_OF_COMMON}), mostly in {name_of_collective(op, group)}"
         f" ({in_words(lost, 'ns')} in {counted(len(worst), 'call')})."
     )
     before, caveat = int(job.waits.reasons_ns[:, ROW[BEFORE]].sum()), ""
@@ -211,9 +211,9 @@ def _late(job: JobTraces) -> list[Finding]:
         late = [e for e in late if (e.group, e.position) == (place.group, place.position)]
     sentence = (
         f"The other ranks waited {in_words(lost, 'ns')} for {rank}"
-        f" ({share(lost, job.lost_ns):.1f} % of all waiting). It arrived last at {came}, in total"
-        f" {in_words(caused, 'ns')} ({share(caused, own_time):.1f} % of its time) after the next"
-        " slowest rank."
+        f" ({in_percent(share(lost, job.lost_ns))} of all waiting). It arrived last at {came}, in"
+        f" total {in_words(caused, 'ns')} ({in_percent(share(caused, own_time))} of its time) after"
+        " the next slowest rank."
     )
     slow = next(
         (e for e in slower_stages(job.stage_times) if e.rank == at and 2 * e.more_ns >= caused),
@@ -293,13 +293,13 @@ def _exposed(job: JobTraces) -> list[Finding]:
     staged = all(each.usage.stage_ns for each in job.summaries)
     sentence = (
         f"For {in_words(exposed, 'ns')} of the ranks' {in_words(whole, 'ns')}"
-        f" ({share(exposed, whole):.1f} %{' of their stages' if staged else ''}) they communicated"
-        " without computing"
+        f" ({in_percent(share(exposed, whole))}{' of their stages' if staged else ''}) they"
+        " communicated without computing"
     )
     if len(order) > 1:
         sentence += (
-            f", from {shares[order[-1]]:.1f} % on {job.rank_name(order[-1])} to"
-            f" {shares[order[0]]:.1f} % on {job.rank_name(order[0])}"
+            f", from {in_percent(shares[order[-1]])} on {job.rank_name(order[-1])} to"
+            f" {in_percent(shares[order[0]])} on {job.rank_name(order[0])}"
         )
     sentence += "."
     details = ""
@@ -417,7 +417,8 @@ def _imbalance(job: JobTraces) -> list[Finding]:
             "others_mean_ns": uneven.others_mean_ns,
         }
         sentence = (
-            f"{_ranks_named(job, uneven.above).capitalize()} computed {uneven.times:.2f} times as"
+            f"{_ranks_named(job, uneven.above).capitalize()} computed"
+            f" {three_digits(uneven.times)} times as"
             f" long as {_ranks_named(job, uneven.below)} (mean {in_words(uneven.mean_ns, 'ns')},"
             f" compared with {in_words(uneven.others_mean_ns, 'ns')})."
             f"{_of_pipeline(job, uneven)}"
@@ -425,7 +426,7 @@ def _imbalance(job: JobTraces) -> list[Finding]:
     else:
         sentence = (
             f"{job.rank_name(at).capitalize()} computed for {in_words(computed, 'ns')},"
-            f" {uneven.percent:.1f} % longer than the mean of all ranks"
+            f" {in_percent(uneven.percent)} longer than the mean of all ranks"
             f" ({job.rank_name(least)}: {in_words(computing[least][0], 'ns')}, the shortest)."
         )
     shown = (at, least) if len(uneven.ranks) == 1 else (*uneven.above[:2], *uneven.below[:2])

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from stagespan.pages.amounts import counted
+from stagespan.pages.amounts import counted, in_percent
 from stagespan.pages.figures import Count, Figures, Internal, Ns, one_of
 from stagespan.pages.result import Block, Chart, Finding, Line, Table, Titled, share
 from stagespan.trace.ranks.combined import (
@@ -329,7 +329,7 @@ def _most_waited_for(job: JobTraces, instances: list[CollectiveInstance]) -> str
     if most is None:
         return "nobody"
     percent = share(most.lost_ns, sum(each.lost_ns for each in instances))
-    return f"{job.rank_name(most.rank)} ({percent:.1f} %, {counted(most.times, 'time')})"
+    return f"{job.rank_name(most.rank)} ({in_percent(percent)}, {counted(most.times, 'time')})"
 
 
 def _places(job: JobTraces) -> Table | None:

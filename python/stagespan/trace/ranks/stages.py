@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from stagespan.pages.amounts import in_words
+from stagespan.pages.amounts import in_percent, in_words
 from stagespan.pages.result import (
     Cell,
     Evidence,
@@ -235,7 +235,7 @@ def stage_findings(
             continue
         sentence = (
             f"{slower.sentence(names)}, {in_words(slower.more_ns, 'ns')} more in total"
-            f" ({percent:.1f} % of its time)."
+            f" ({in_percent(percent)} of its time)."
         )
         items = tuple(
             Evidence(f"{slower.stage} on {names[at]}", None, times[at][slower.stage].own_ns, "ns")

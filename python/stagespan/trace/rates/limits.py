@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
+from stagespan.pages.amounts import in_words
 from stagespan.trace.rates.calls import Call, Cost, Tensor, element_bytes
 
 Limit = Literal["compute", "memory", "latency", "neither"]
@@ -122,4 +123,4 @@ def reason_of(
         size = wrong[-1]
         multiple = int(_ALIGNED_BYTES / (element_bytes(cost.type) or 1))
         return f"{size:,} is odd" if size % 2 else f"{size:,} is not a multiple of {multiple}"
-    return f"{time_ns / 1000:.1f} µs per call" if limit == "latency" else ""
+    return f"{in_words(time_ns, 'ns')} per call" if limit == "latency" else ""

@@ -80,7 +80,7 @@ def test_the_time_before_a_first_launch_that_is_unknown(tmp_path: Path) -> None:
         for each in analyze(found.trace(tmp_path)).findings()
         if each.code == "idle.unexplained"
     ]
-    assert "4.940 ms of this passed before the device's first work" in finding.text
+    assert "4.94 ms of this passed before the device's first work" in finding.text
     assert "gap before" not in finding.text
 
 
@@ -403,7 +403,7 @@ def test_the_headline_begins_with_the_largest_part(
     computed = verdict.times_ns["device-busy"]
     assert rest.startswith(
         f"for {in_words(computed, 'ns')} of the other {in_words(other, 'ns')}"
-        f" ({100 * computed / other:.1f} %) the device computed."
+        f" ({in_words(100 * computed / other, '%')}) the device computed."
     )
     assert [part.time_ns for part in verdict.bar().parts if part.name == word] == [lost]
     # AND a shorter one comes after the verdict

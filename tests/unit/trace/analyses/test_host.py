@@ -333,7 +333,7 @@ def test_mostly_needs_a_majority(tmp_path: Path) -> None:
             program.work(2_000)
         operator(program, 100)
     (finding,) = host_of(program.trace(tmp_path)).findings()
-    assert "the longest part in read (2.000 ms)" in finding.text
+    assert "the longest part in read (2.00 ms)" in finding.text
     assert "mostly" not in finding.text
 
 

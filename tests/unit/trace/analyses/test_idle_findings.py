@@ -69,7 +69,7 @@ def test_gaps_of_one_length_are_not_described_as_a_range(tmp_path: Path) -> None
         program.launch("early", 100, known=False)
         program.free[7] += 8
     (finding,) = idle_of(program.trace(tmp_path)).findings()
-    assert f"{in_words(19 * 8 * US, 'ns')} of this are 19 gaps of 8.000 µs before early" in (
+    assert f"{in_words(19 * 8 * US, 'ns')} of this are 19 gaps of 8.00 µs before early" in (
         finding.text
     )
 

@@ -210,7 +210,7 @@ def test_the_largest_operator_of_a_host_is_named(tmp_path: Path) -> None:
     assert finding.code == "rates.dominant"
     assert finding.numbers["percent"] == pytest.approx(100 * 9_000 / 9_500)
     assert "1 call of aten::mm with inputs 10x1024, 1024x1000000" in finding.text
-    assert "2.276 TFLOP/s and 459.6 GB/s, because m = 10" in finding.text
+    assert "2.28 TFLOP/s and 460 GB/s, because m = 10" in finding.text
 
 
 @pytest.mark.parametrize(("size", "named"), [(4_097, True), (4_096, False), (999, False)])

@@ -283,7 +283,7 @@ def test_the_stage_with_the_idle_time_is_in_the_sentence_about_it(tmp_path: Path
     (finding,) = [each for each in analyze(trace).findings() if each.code == "idle.launch"]
     # THEN the stage is named with its part of the idle time, and with what it launches
     time = in_words(finding.numbers["stage_idle_ns"], "ns")
-    launches = "120 launches of work of 2.000 µs on average: aten::zeros"
+    launches = "120 launches of work of 2.00 µs on average: aten::zeros"
     assert f", mostly in the stage build_past ({time}, {launches})" in finding.text
     idle = by_path(stages_of(trace))["build_past"].idle_self_ns
     assert idle is not None

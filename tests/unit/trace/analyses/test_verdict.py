@@ -195,8 +195,8 @@ def test_devices_that_take_turns(tmp_path: Path) -> None:
     )
     assert (late.verdict, late.cause) == ("wait-bound", None)
     assert late.sentence.startswith(
-        "Wait-bound: for 205.000 µs of 330.000 µs (62.1 %; 3 devices times the trace's 110.000 µs)"
-        " the devices were idle while another device worked. They computed for 125.000 µs (37.9 %)."
+        "Wait-bound: for 205 µs of 330 µs (62.1 %; 3 devices times the trace's 110 µs)"
+        " the devices were idle while another device worked. They computed for 125 µs (37.9 %)."
         " This does not apply to device 1:"
     )
 

@@ -153,8 +153,8 @@ def test_much_free_time_without_a_trace_has_a_finding(tmp_path: Path) -> None:
 def test_the_screen_has_a_line_a_step(tmp_path: Path) -> None:
     found = steps_of(tmp_path, None)
     assert found.head()[0] == Line(
-        "step 7: computing 350.000 µs, communicating alone 100.000 µs, free 450.000 µs,"
-        " stage 900.000 µs, preparing 200.000 µs"
+        "step 7: computing 350 µs, communicating alone 100 µs, free 450 µs,"
+        " stage 900 µs, preparing 200 µs"
     )
     many = structs.replace(found, steps=found.steps * 5)
     assert many.head()[4:] == [Line("and 6 more: see --markdown")]

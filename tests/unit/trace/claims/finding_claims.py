@@ -13,7 +13,9 @@ from claims import causal_flash, numbers, peaks_of, products
 from raw_trace import Event, Overlap, RawTrace, clipped, length, names_matching
 
 _UNITS = {"µs": 1.0, "ms": 1e3, "s": 1e6}
-_AMOUNT = re.compile(r"(?<![\w#.])(\d[\d,]*(?:\.\d+)?) (µs|ms|s)\b(?! ?\))|(\d[\d,]*\.\d) %")
+_AMOUNT = re.compile(
+    r"(?<![\w#.])(\d[\d,]*(?:\.\d+)?) (µs|ms|s)\b(?! ?\))|(\d[\d,]*\.\d|[\d,]+\d\d) %"
+)
 
 NO_WORK = re.compile(r"^ProfilerStep|^Optimizer\.|^enumerate\(DataLoader\)")
 """Operators of old traces that only contain other operators."""
@@ -469,10 +471,11 @@ def sentences(page: Page) -> Iterator[Claim]:
         texts = (finding[part] for part in ("action", "sentence", "details", "caveat"))
         for match in _AMOUNT.finditer(" ".join(texts)):
             if match[3] is not None:
-                value, scale, digits = float(match[3].replace(",", "")), 1.0, 1
+                number, scale = match[3], 1.0
             else:
-                value, scale = float(match[1].replace(",", "")), _UNITS[match[2]]
-                digits = len(match[1].partition(".")[2])
+                number, scale = match[1], _UNITS[match[2]]
+            # Half a unit of the last digit.
+            value, digits = float(number.replace(",", "")), len(number.partition(".")[2])
             same = any(abs(value - figure / scale) <= 0.5001 * 10**-digits for figure in figures)
             state = RIGHT if same else UNCHECKED
             yield Claim("sentences", f"{finding['code']}: {match[0]}", "", state)

@@ -33,9 +33,9 @@ def test_the_page(pair: tuple[Path, Path]) -> None:
     status, out, error = run(before, after)
     assert (status, error) == (0, "")
     out = " ".join(out.split())
-    assert "A step takes 340.000 µs, 230.000 µs less than before (570.000 µs, -40.4 %)." in out
-    assert "-300.000 (-75.0 %)" in out
-    assert "all 570.000 340.000 -230.000 (-40.4 %)" in out
+    assert "A step takes 340 µs, 230 µs less than before (570 µs, -40.4 %)." in out
+    assert "-300 (-75.0 %)" in out
+    assert "all 570 340 -230 (-40.4 %)" in out
     assert "other_gemm (was kernel_gemm)" in out
 
 
@@ -99,7 +99,7 @@ def test_folders(pair: tuple[Path, Path], traces: Path, tmp_path: Path) -> None:
     # A folder with one trace represents that trace.
     status, out, _ = run(pair[0].parent, pair[1].parent)
     assert status == 0
-    assert "230.000 µs" in " ".join(out.split())
+    assert "230 µs" in " ".join(out.split())
     # Ascend results are compared, and their additional figures are kept.
     ascend = [traces / "ascend_level1" / f"rank{rank}_ascend_pt" for rank in (1, 0)]
     target = tmp_path / "ascend.json"

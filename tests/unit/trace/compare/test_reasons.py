@@ -65,10 +65,10 @@ def test_a_slower_launch_is_told_from_more_launches(tmp_path: Path) -> None:
         2 * 100 * US, "4 launches", "6 launches",
     )  # fmt: skip
     assert (rate.change_ns, rate.before, rate.after) == (
-        6 * 50 * US, "100.000 µs", "150.000 µs",
+        6 * 50 * US, "100 µs", "150 µs",
     )  # fmt: skip
     (part,) = [each for each in found.findings() if each.code == "comparison.compute.matmul"]
-    assert "each launch of aten::mm takes 150.000 µs, before 100.000 µs" in part.sentence
+    assert "each launch of aten::mm takes 150 µs, before 100 µs" in part.sentence
 
 
 def test_other_shapes_are_the_reason_if_they_changed(tmp_path: Path) -> None:

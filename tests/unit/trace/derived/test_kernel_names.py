@@ -115,7 +115,7 @@ def test_times_of_a_column_have_one_unit() -> None:
     # THEN each column has the unit that its heading names, so that short times keep their digits
     heads, rows = texts_of(table)
     assert heads == ["what", "at (ms)", "a (µs)", "b (ms)"]
-    assert rows[0] == ["x", "90,000.000", "1.500", "2.000"]
+    assert rows[0] == ["x", "90,000.000", "1.50", "2.00"]
 
 
 def test_real_kernels_have_different_labels(traces: Path) -> None:

@@ -329,7 +329,7 @@ def test_imbalance_of_computing(tmp_path: Path) -> None:
     ("computing", "gain", "how"),
     [
         # No more can be hidden than the ranks compute: 200 µs and 500 of 600 µs.
-        ((200, 600), 350, "it runs beside all computation (400.000 µs of a rank)"),
+        ((200, 600), 350, "it runs beside all computation (400 µs of a rank)"),
         ((600, 700), 500, "computation hides all of it that is not waiting"),
     ],
 )

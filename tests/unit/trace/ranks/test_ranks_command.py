@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_no_word_of_the_ranks_is_cut_at_80_columns(tmp_path: Path) -> None:
     assert "communication-bound" in text.getvalue()
     assert "…" not in text.getvalue()
     # THEN the time by which the table is sorted is there
-    assert "540.000" in text.getvalue()
+    assert re.search(r" 540\b", text.getvalue())
 
 
 def test_files(folder: Path, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_rank_that_sleeps_once_a_step_is_named_despite_many_short_races(tmp_pa
     assert group["most_waited_for_us"] == 150_000
     table = next(each for each in found.tables() if "place in the step" in each.title)
     assert table.rows[0] == (
-        "all_reduce", 1, 6, 150_000 * US, "rank 1 (100.0 %, 5 times)",
+        "all_reduce", 1, 6, 150_000 * US, "rank 1 (100 %, 5 times)",
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def test_one_slow_rank_is_one_finding_and_the_headline(tmp_path: Path) -> None:
     assert not {"ranks.waiting", "ranks.imbalance"} & set(codes)
     assert {"ranks.waiting", "ranks.imbalance"} <= set(codes_in(ranks_in(tmp_path)))
     _, sentence = found.results["ranks"].title()
-    assert sentence.endswith("100.0 % of the waiting is for rank 2.")
+    assert sentence.endswith("100 % of the waiting is for rank 2.")
 
 
 def test_a_rank_that_computes_longer(tmp_path: Path) -> None:

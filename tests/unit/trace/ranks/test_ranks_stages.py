@@ -153,4 +153,4 @@ def test_the_time_in_collectives_is_not_a_rank_s_own(tmp_path: Path) -> None:
     found = ranks_in(tmp_path)
     stages = [each for each in found.findings() if each.code == "ranks.stage"]
     assert [each.sentence.split(" in `")[0] for each in stages] == ["Rank 1 spent 19x as long"]
-    assert "rank 0 waits about 9.000 ms for it in `backward`" in stages[0].sentence
+    assert "rank 0 waits about 9.00 ms for it in `backward`" in stages[0].sentence

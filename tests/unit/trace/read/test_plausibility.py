@@ -121,7 +121,7 @@ def test_a_kernel_is_left_out_if_even_the_next_one_begins_too_late(tmp_path: Pat
             )
     analysis = analysed(tmp_path, events)
     assert busy_us(analysis) == 99 * 15
-    assert "device event that covers later events of its stream (1, 317.000 ms)" in said(analysis)
+    assert "device event that covers later events of its stream (1, 317 ms)" in said(analysis)
     found = analysis.to_dict()
     assert found["verdict"]["verdict"] == "cannot tell"
     assert "30 of the 32 steps have no device events" in found["verdict"]["sentence"]

@@ -67,7 +67,7 @@ def test_the_bar_of_several_devices_says_so(browser: Browser, tmp_path: Path) ->
         program.events[-1]["args"]["device"] = device
     browser.open(page_of(program, tmp_path))
     shown = browser.evaluate("document.querySelector('.device').parentElement.textContent")
-    said = "computing 47.6 % (160.000 µs)idle 52.4 % (176.000 µs)"
+    said = "computing 47.6 % (160 µs)idle 52.4 % (176 µs)"
     assert shown.endswith(f"{said}Sums over 2 devices.")
 
 

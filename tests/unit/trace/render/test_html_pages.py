@@ -127,7 +127,7 @@ def test_nested_calls_of_one_launch_are_one_call(tmp_path: Path) -> None:
 def test_one_entry_is_in_the_singular(tmp_path: Path) -> None:
     path = tmp_path / "host.json"
     path.write_text('[{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":1,"dur":9,"pid":1,"tid":1}]')
-    assert analyze(read_trace(path)).summary() == "1 entry, 9.000 µs long"
+    assert analyze(read_trace(path)).summary() == "1 entry, 9.00 µs long"
 
 
 def test_missing_parts_are_listed_with_how_to_record_them(tmp_path: Path) -> None:
