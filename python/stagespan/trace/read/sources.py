@@ -9,14 +9,13 @@ used: what the tasks lack is added to them as events, so that all analyses see t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from msgspec import structs
 
 from stagespan.trace.read.csv_tables import CsvTable
-from stagespan.trace.read.groups import values_of
+from stagespan.trace.read.groups import by_group, values_of
 from stagespan.trace.read.intervals import Intervals, Mask, Numbers, Rows, joined, merged, minus
 from stagespan.trace.read.model import MISSING, Events, Settled, Trace
 from stagespan.trace.read.plausibility import ASCEND_DEVICE, ascend_collectives, ascend_kernels
@@ -52,21 +51,12 @@ class _Added:
         names, codes = list(trace.names), {name: at for at, name in enumerate(trace.names)}
         count = len(self.names)
 
-        def encoded(words: Iterable[str]) -> list[int]:
-            found = []
-            for word in words:
-                code = codes.setdefault(word, len(names))
-                if code == len(names):
-                    names.append(word)
-                found.append(code)
-            return found
-
         categories = list(trace.categories)
         if "" not in categories:
             categories.append("")
         columns = {
-            "name": encoded(self.names),
-            "task_type": encoded(self.types),
+            "name": [_code(word, names, codes) for word in self.names],
+            "task_type": [_code(word, names, codes) for word in self.types],
             "category": [categories.index("")] * count,
             "begin_ns": self.begin_ns,
             "dur_ns": self.dur_ns,
@@ -114,16 +104,16 @@ def with_tracks(trace: Trace) -> Trace:
 
 def _with_track(trace: Trace, what: str, track: str, tasks: Mask) -> Trace:
     """Add the time of a track to the tasks of each device that show less."""
-    events, added = trace.events, _Added()
-    on_track = events.name == trace.names.index(track)
-    settled, threads = [], dict(trace.thread_names)
-    processes, labels = dict(trace.process_names), dict(trace.process_labels)
-    for pid in [pid for pid, name in trace.process_names.items() if name == ASCEND_OVERLAP]:
-        label = labels.get(pid, "")
-        rows = np.flatnonzero(on_track & (events.pid == pid))
-        of_device = [each for each in processes if labels.get(each, "") == label]
-        mine = np.flatnonzero(tasks & np.isin(events.pid, of_device))
-        shown, known = _union(events, rows), _union(events, mine)
+    events, added, settled = trace.events, _Added(), []
+    places = _Places(trace)
+    labels, device = _devices(trace)
+    pids = [pid for pid, name in trace.process_names.items() if name == ASCEND_OVERLAP]
+    shown_by = (events.name == trace.names.index(track)) & np.isin(events.pid, pids)
+    on_track, known_by = np.flatnonzero(shown_by), np.flatnonzero(tasks)
+    of_tracks = by_group(device[on_track], len(labels))
+    of_tasks = by_group(device[known_by], len(labels))
+    for label, rows, mine in zip(labels, of_tracks, of_tasks, strict=True):
+        shown, known = _union(events, on_track[rows]), _union(events, known_by[mine])
         tolerance = _rounding(len(rows) + len(mine), _length(shown))
         if _length(shown) - _length(known) <= tolerance:
             continue
@@ -131,27 +121,19 @@ def _with_track(trace: Trace, what: str, track: str, tasks: Mask) -> Trace:
         beside = _length(_joined(shown, known)) - _length(shown)
         sources = (_length(shown), TRACKS, _length(known), TASKS)
         settled.append(Settled(what, label, *sources, beside if beside > tolerance else 0))
-        name = ASCEND_DEVICE if what == COMPUTED else _GROUP
-        owner = _process(processes, labels, of_device, name, label)
-        tid = _free_thread(trace, threads)
+        owner = places.process(ASCEND_DEVICE if what == COMPUTED else _GROUP, label)
         # Threads of collectives are those of groups.
-        threads[owner, tid] = f"Group by {TRACKS}" if what == COMMUNICATED else f"by {TRACKS}"
+        name = f"Group by {TRACKS}" if what == COMMUNICATED else f"by {TRACKS}"
         count = len(begin)
         added.names += [f"{track} ({TRACKS})"] * count
         added.begin_ns += begin.tolist()
         added.dur_ns += (end - begin).tolist()
         added.pid += [owner] * count
-        added.tid += [tid] * count
+        added.tid += [places.thread(owner, name)] * count
         added.types += [_NOT_RECORDED] * count
     if not settled:
         return trace
-    return replace(
-        added.to(trace),
-        thread_names=threads,
-        process_names=processes,
-        process_labels=labels,
-        settled=(*trace.settled, *settled),
-    )
+    return replace(places.named(added.to(trace)), settled=(*trace.settled, *settled))
 
 
 # --- kernel_details.csv ---
@@ -250,64 +232,98 @@ def _nearest(ordered: Numbers, times: Numbers) -> Rows:
 def _retyped(trace: Trace, tasks: Rows, cores: list[str]) -> Trace:
     """Return the trace with the cores of some tasks; tasks of -1 are passed over."""
     names = list(trace.names)
+    codes = {name: code for code, name in enumerate(names)}
     types = np.array(trace.events.task_type)
     for task, core in zip(tasks.tolist(), cores, strict=True):
         if task >= 0:
-            word = core or _NOT_RECORDED
-            if word not in names:
-                names.append(word)
-            types[task] = names.index(word)
+            types[task] = _code(core or _NOT_RECORDED, names, codes)
     return replace(trace, names=names, events=replace(trace.events, task_type=types))
 
 
 def _appended(trace: Trace, rows: _Rows, chosen: Rows) -> Trace:
     """Return the trace with rows of the table as tasks, each in its stream or in a new thread."""
-    processes, labels = dict(trace.process_names), dict(trace.process_labels)
-    threads = dict(trace.thread_names)
-    new = _free_thread(trace, threads)
-    added = _Added()
+    places, added = _Places(trace), _Added()
+    # Older traces do not number their only device.
+    several = list(trace.process_names.values()).count(ASCEND_DEVICE) > 1
     for at in chosen.tolist():
-        label = f"NPU {rows.devices[at]}".strip()
-        of_device = [pid for pid, text in labels.items() if text == label]
-        if not rows.devices[at]:
-            of_device = [pid for pid, name in processes.items() if name == ASCEND_DEVICE]
-        pid = _process(processes, labels, of_device, ASCEND_DEVICE, label)
+        label = f"NPU {rows.devices[at]}" if several and rows.devices[at] else None
+        pid = places.process(ASCEND_DEVICE, label)
         stream = rows.streams[at]
-        tid = int(stream) if stream.isdecimal() and len(stream) < 10 else new
-        threads.setdefault((pid, tid), f"Stream {stream}" if tid != new else f"by {TABLE}")
+        number = int(stream) if stream.isdecimal() and len(stream) < 10 else None
+        name = f"by {TABLE}" if number is None else f"Stream {number}"
         added.names.append(rows.names[at])
         added.begin_ns.append(int(rows.begin_ns[at]))
         added.dur_ns.append(int(rows.dur_ns[at]))
         added.pid.append(pid)
-        added.tid.append(tid)
+        added.tid.append(places.thread(pid, name, number))
         added.types.append(rows.cores[at] or _NOT_RECORDED)
-    return replace(
-        added.to(trace), process_names=processes, process_labels=labels, thread_names=threads
-    )
+    return places.named(added.to(trace))
 
 
 # --- Helpers of both ---
 
 
-def _process(
-    processes: dict[int, str], labels: dict[int, str], of_device: list[int], name: str, label: str
-) -> int:
-    """Return the device's process of a name, which is added if there is none."""
-    for pid in of_device:
-        if processes.get(pid) == name:
-            return pid
-    pid = max([*processes, *labels, 0]) + 1
-    processes[pid] = name
-    if label:
-        labels[pid] = label
-    of_device.append(pid)
-    return pid
+class _Places:
+    """The processes and threads of a trace, and those that are added for its devices."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._processes, self._labels = dict(trace.process_names), dict(trace.process_labels)
+        self._threads = dict(trace.thread_names)
+        taken = [int(trace.events.tid.max(initial=0)), *(tid for _, tid in self._threads)]
+        self._free_thread = max(taken) + 1
+        self._free_process = max([*self._processes, *self._labels, 0]) + 1
+        self._known: dict[tuple[str, str | None], int] = {}
+        self._added: dict[tuple[int, str], int] = {}
+        for pid, name in self._processes.items():
+            self._known.setdefault((name, self._labels.get(pid, "")), pid)
+            # Without a label, the first device counts.
+            self._known.setdefault((name, None), pid)
+
+    def process(self, name: str, label: str | None) -> int:
+        """Return the process of a name and a label, which is added if there is none."""
+        pid = self._known.get((name, label))
+        if pid is None:
+            pid = self._known[name, label] = self._free_process
+            self._free_process += 1
+            self._processes[pid] = name
+            if label:
+                self._labels[pid] = label
+        return pid
+
+    def thread(self, pid: int, name: str, number: int | None = None) -> int:
+        """Return the thread with a number; without one, a new thread of that name."""
+        if number is None and (number := self._added.get((pid, name))) is None:
+            number = self._added[pid, name] = self._free_thread
+            self._free_thread += 1
+        self._threads.setdefault((pid, number), name)
+        return number
+
+    def named(self, trace: Trace) -> Trace:
+        """Return the trace with the names of all these."""
+        return replace(
+            trace,
+            process_names=self._processes,
+            process_labels=self._labels,
+            thread_names=self._threads,
+        )
 
 
-def _free_thread(trace: Trace, threads: dict[tuple[int, int], str]) -> int:
-    """Return the number of a thread that no process has."""
-    taken = [int(trace.events.tid.max(initial=0)), *(tid for _, tid in threads), 0]
-    return max(taken) + 1
+def _devices(trace: Trace) -> tuple[list[str], Numbers]:
+    """Return the labels of all processes, and the index of that of each event."""
+    pids, of = np.unique(trace.events.pid, return_inverse=True)
+    written = [trace.process_labels.get(pid, "") for pid in pids.tolist()]
+    labels = list(dict.fromkeys(written))
+    index = {label: at for at, label in enumerate(labels)}
+    numbers = np.array([index[label] for label in written], dtype=np.int64)
+    return labels, numbers[of.reshape(-1)]
+
+
+def _code(word: str, names: list[str], codes: dict[str, int]) -> int:
+    """Return the code of a word in a list of names, which it is added to if it is new."""
+    code = codes.setdefault(word, len(names))
+    if code == len(names):
+        names.append(word)
+    return code
 
 
 def _union(events: Events, rows: Rows) -> Intervals:
