@@ -40,7 +40,11 @@ def _warming_up(autograd: Any) -> bool:
         tracker, "_step_dict", {"ProfilerStep"}
     ):
         return False
-    for candidate in instances_of(profile):
+    candidates = instances_of(profile)
+    if not candidates and tracker is not None:
+        # One that was ended by `stop()` has left its count behind. This spares further searches.
+        tracker.erase_step_count("ProfilerStep")
+    for candidate in candidates:
         inner = getattr(candidate, "profiler", None)
         prepared = inner is not None and getattr(inner, "kineto_results", None) is None
         if prepared and getattr(candidate, "current_action", None) is action.WARMUP:
