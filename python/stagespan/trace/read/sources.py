@@ -50,10 +50,7 @@ class _Added:
         """Return the trace with these events after its own."""
         names, codes = list(trace.names), {name: at for at, name in enumerate(trace.names)}
         count = len(self.names)
-
-        categories = list(trace.categories)
-        if "" not in categories:
-            categories.append("")
+        categories = list(dict.fromkeys((*trace.categories, "")))
         columns = {
             "name": [_code(word, names, codes) for word in self.names],
             "task_type": [_code(word, names, codes) for word in self.types],
@@ -71,9 +68,7 @@ class _Added:
         arguments = dict(trace.arguments)
         if "events" in arguments:
             table = arguments["events"]
-            none = np.zeros(count, dtype=table.shape.dtype)
-            shape = np.concatenate((table.shape, none))
-            arguments["events"] = structs.replace(table, shape=shape)
+            arguments["events"] = structs.replace(table, shape=np.pad(table.shape, (0, count)))
         return replace(
             trace, events=Events(**new), names=names, categories=categories, arguments=arguments
         )
@@ -118,7 +113,7 @@ def _with_track(trace: Trace, what: str, track: str, tasks: Mask) -> Trace:
         if _length(shown) - _length(known) <= tolerance:
             continue
         begin, end = minus(shown, known)
-        beside = _length(_joined(shown, known)) - _length(shown)
+        beside = _length(merged(*joined(shown, known))) - _length(shown)
         sources = (_length(shown), TRACKS, _length(known), TASKS)
         settled.append(Settled(what, label, *sources, beside if beside > tolerance else 0))
         owner = places.process(ASCEND_DEVICE if what == COMPUTED else _GROUP, label)
@@ -166,7 +161,7 @@ def with_table(trace: Trace, table: CsvTable) -> Trace:
     known = _union(events, np.flatnonzero(kernels))
     begin, dur = rows.begin_ns[here], rows.dur_ns[here]
     shown = merged(begin, begin + dur)
-    whole = _joined(shown, known)
+    whole = merged(*joined(shown, known))
     tolerance = _rounding(len(here) + int(kernels.sum()), _length(whole))
     if _length(shown) - _length(known) <= tolerance:
         return trace
@@ -332,10 +327,6 @@ def _union(events: Events, rows: Rows) -> Intervals:
 
 def _length(intervals: Intervals) -> int:
     return int((intervals[1] - intervals[0]).sum())
-
-
-def _joined(first: Intervals, second: Intervals) -> Intervals:
-    return merged(*joined(first, second))
 
 
 def _rounding(intervals: int, time_ns: int) -> float:
