@@ -18,7 +18,7 @@ from stagespan.harness.standalone.running import was_taken_over
 from stagespan.process.imports import importing
 from stagespan.profiling import unlocked
 from stagespan.profiling.counting import OperatorCounter
-from stagespan.profiling.running import Marks, is_left_over
+from stagespan.profiling.running import Marks, is_left_over, of_windows
 
 LOGGER = logging.getLogger("stagespan")
 _KINETO_LEVEL = "KINETO_LOG_LEVEL"
@@ -127,6 +127,7 @@ class TorchProfiler:
             profile_memory=options.profile_memory,
             **config,
         )
+        of_windows.add(self.profiler)
         self._counter = OperatorCounter()
         self.stop_ns = 0
         self.is_unlocked = (

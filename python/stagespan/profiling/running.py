@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any
 
 from stagespan.harness.standalone.running import instances_of, is_enabled_here
+
+of_windows: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The profilers of windows. Because of cycles in them, they stay until garbage is collected."""
 
 
 def foreign_profiler() -> bool:
@@ -40,7 +44,7 @@ def _warming_up(autograd: Any) -> bool:
         tracker, "_step_dict", {"ProfilerStep"}
     ):
         return False
-    candidates = instances_of(profile)
+    candidates = [candidate for candidate in instances_of(profile) if candidate not in of_windows]
     if not candidates and tracker is not None:
         # One that was ended by `stop()` has left its count behind. This spares further searches.
         tracker.erase_step_count("ProfilerStep")

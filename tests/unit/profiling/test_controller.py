@@ -393,7 +393,7 @@ def in_a_pool(work: Work) -> None:
 def test_the_count_of_a_profiler_that_is_gone_is_erased() -> None:
     # In a process of its own, because those of other tests may still be there.
     program = """
-import torch, stagespan
+import gc, torch, stagespan
 steps = torch.autograd.profiler.KinetoStepTracker._step_dict
 theirs = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
 theirs.start()
@@ -401,12 +401,13 @@ theirs.stop()
 for is_gone in (False, True):  # as long as it is there, it may begin again
     if is_gone:
         del theirs
-    with stagespan.profile_window("s") as window:
+        gc.collect()
+    with stagespan.profile_window("s"):
         torch.ones(4) + 1
-    print(window.recorded, "ProfilerStep" in steps)
+    print("ProfilerStep" in steps)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["True True", "True False"], done.stderr
+    assert done.stdout.splitlines() == ["True", "False"], done.stderr
 
 
 @pytest.mark.parametrize("all_threads", [True, False])
