@@ -108,10 +108,13 @@ class Evidence(Figures, frozen=True):
 class Spared:
     """The time that a gain spares of each of some device events, in ns."""
 
-    __slots__ = ("rows", "time_ns")
+    __slots__ = ("launched", "rows", "time_ns")
 
-    def __init__(self, rows: NDArray[np.int64], time_ns: NDArray[np.float64]) -> None:
-        self.rows, self.time_ns = rows, time_ns
+    def __init__(
+        self, rows: NDArray[np.int64], time_ns: NDArray[np.float64], launched: bool = False
+    ) -> None:
+        """``launched`` is whether the host goes on launching events of which nothing is left."""
+        self.rows, self.time_ns, self.launched = rows, time_ns, launched
 
 
 # A gain now that is at least this part of the whole gain is not named separately.

@@ -211,7 +211,7 @@ def parts_won_now(trace: Trace, changes: Sequence[Spared]) -> tuple[list[float |
 
     The times of the described step are computed again with the shorter events. A part is None if
     none of the events is in this step, if there is no critical path, and if the change removes an
-    event, because the host then has less to launch, too.
+    event that is then not launched, because the host has less to do, too.
     """
     if not changes or not device_work(trace).kind.any():
         return [None] * len(changes), ""
@@ -230,7 +230,8 @@ def parts_won_now(trace: Trace, changes: Sequence[Spared]) -> tuple[list[float |
         edge = work[at[inside]]
         spared = change.time_ns[inside].astype(np.int64)
         lags[edge, case] -= np.minimum(spared, edges.lag_ns[edge])
-        removes.append(bool((spared > _REMOVED * edges.lag_ns[edge]).any()))
+        removed = spared > _REMOVED * edges.lag_ns[edge]
+        removes.append(bool(removed.any()) and not change.launched)
     spared_ns = (edges.lag_ns[:, None] - lags).sum(axis=0).tolist()
     won_ns = [edges.end_ns - end for end in edges.ends(lags)]
     times = _by_kind(edges)

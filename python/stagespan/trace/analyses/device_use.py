@@ -42,7 +42,7 @@ from stagespan.trace.derived.device_time import (
     streams_by_name,
     together,
 )
-from stagespan.trace.derived.gains import gain_shared_by
+from stagespan.trace.derived.gains import gain_shared_by, how_nothing_is_left
 from stagespan.trace.derived.missing import needs_device
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence
@@ -193,8 +193,7 @@ class Use(DeviceUse, StructResult, frozen=True):
                         "device": worst,
                     }
                     | self._numbers(worst, kind),
-                    gain=(gain := self._gain(worst, kind, exposed)),
-                    no_gain="" if gain else "nothing computes that could hide it",
+                    gain=self._gain(worst, kind, exposed),
                     action=action,
                     details=details,
                 )
@@ -208,23 +207,20 @@ class Use(DeviceUse, StructResult, frozen=True):
             return {}
         return {"computing_ns": time.compute_ns, "communication_ns": time.communication_ns}
 
-    def _gain(self, device: int, kind: int, exposed: int) -> Gain | None:
-        """Return what hiding it wins: no more than there is computation to hide it behind."""
+    def _gain(self, device: int, kind: int, exposed: int) -> Gain:
+        """Return what is won if none of it is left, by hiding it and by making it shorter.
+
+        It can exceed the computation that could hide it: messages can be smaller, the link faster,
+        and other ranks earlier.
+        """
         if kind == COPY and self.copies.get(device) == WITHIN_DEVICE:
             return Gain(exposed, at_most=True, how="there are none")
         time = self.within[device]
         hidden = _exposed(time, kind)[1] - exposed
-        room = max(time.compute_ns - hidden, 0)
-        if room == 0:
-            return None
-        if room < exposed:
-            how = f"it runs beside the {in_words(room, 'ns')} of computation that hide none yet"
-        else:
-            how = "computation hides all of it"
-        won = min(room, exposed)
+        how = how_nothing_is_left(max(time.compute_ns - hidden, 0), exposed)
         if kind == COMMUNICATION:
-            return gain_shared_by(*self.exposed_calls[device], won, how)
-        return Gain(won, at_most=True, how=how)
+            return gain_shared_by(*self.exposed_calls[device], exposed, how, launched=True)
+        return Gain(exposed, at_most=True, how=how)
 
     def _advice(self, device: int, kind: int) -> tuple[str, str]:
         """Return where it runs or what it is, and how computation could hide it."""

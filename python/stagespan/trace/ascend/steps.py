@@ -44,7 +44,7 @@ from stagespan.trace.ascend.folder import KERNEL_DETAILS, STEP_TRACE_TIME, TRACE
 from stagespan.trace.ascend.waits import NOTIFY, StreamWaits
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.flows import joined_flows
-from stagespan.trace.derived.gains import idle_gain
+from stagespan.trace.derived.gains import how_nothing_is_left, idle_gain
 from stagespan.trace.read.csv_tables import CsvTable
 from stagespan.trace.read.groups import by_group, values_of
 from stagespan.trace.read.intervals import Intervals, Numbers
@@ -468,7 +468,7 @@ class AscendSteps(StructResult, frozen=True):
         if moved is not None:
             numbers |= {"moved_ns": moved.transit_ns, "collectives_ns": moved.elapse_ns}
         seen, numbers = tuple(evidence), numbers | more
-        code, gain = "ascend.exposed_communication", self._hideable()
+        code, gain = "ascend.exposed_communication", self._hidden_or_shorter()
         covers = ("ascend.collectives_waited", "device_use.exposed_communication")
         return [
             Finding(
@@ -484,17 +484,14 @@ class AscendSteps(StructResult, frozen=True):
             )
         ]
 
-    def _hideable(self) -> Gain | None:
-        """Return what hiding communication wins: no more than there is computation for it."""
+    def _hidden_or_shorter(self) -> Gain:
+        """Return what is won if no communication is exposed: some is hidden, the rest shorter."""
         rooms = [
             min(s.exposed_ns or 0, max((s.computing_ns or 0) - (s.overlapped_ns or 0), 0))
             for s in self._staged
         ]
-        time = sum(rooms)
-        how = "computation hides all of it"
-        if time < self.exposed_ns:
-            how = "it runs beside all computation that does not yet hide any"
-        return Gain(time, at_most=True, how=how) if time else None
+        how = how_nothing_is_left(sum(rooms), self.exposed_ns)
+        return Gain(self.exposed_ns, at_most=True, how=how)
 
     def _differing(
         self, differences: list[Difference], severity: Severity, what: str, code: str

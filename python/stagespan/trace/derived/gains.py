@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.pages.amounts import in_words
 from stagespan.pages.result import Gain, Spared
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.windows import base_window
@@ -61,13 +62,29 @@ def gain_of_rows(trace: Trace, rows: Rows, spared_ns: NDArray[Any], how: str) ->
     return Gain(time, at_most=True, how=how, spared=spared) if time else None
 
 
-def gain_shared_by(rows: Rows, weights: NDArray[Any], time_ns: int, how: str) -> Gain:
+def how_nothing_is_left(room_ns: float, exposed_ns: float, of: str = "") -> str:
+    """Return how exposed communication or copies would take no time.
+
+    ``room_ns`` is the computation, ``of`` whom if several compute, beside which they could run.
+    """
+    if room_ns >= exposed_ns:
+        return "computation hides all of it"
+    if not room_ns:
+        return "it takes no time, because there is no computation that could hide it"
+    room = in_words(room_ns, "ns")
+    return f"{room} of computation{of} hide a part of it, and the rest takes no time"
+
+
+def gain_shared_by(
+    rows: Rows, weights: NDArray[Any], time_ns: int, how: str, *, launched: bool = False
+) -> Gain:
     """Return the gain of a change that spares a known time of some events together.
 
     It is divided among them by weight, so that it is not added to other gains of the same events.
+    ``launched`` is whether the host goes on launching those of which nothing is left.
     """
     total = float(weights.sum())
     if total <= 0:
         return Gain(time_ns, at_most=True, how=how)
-    spared = Spared(rows, weights.astype(np.float64) * (time_ns / total))
+    spared = Spared(rows, weights.astype(np.float64) * (time_ns / total), launched)
     return Gain(time_ns, at_most=True, how=how, spared=spared)

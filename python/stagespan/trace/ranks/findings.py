@@ -10,6 +10,7 @@ import numpy as np
 from stagespan.pages.amounts import counted, in_percent, in_words, listed, three_digits
 from stagespan.pages.result import Evidence, Finding, Gain, Thresholds, by_severity, share
 from stagespan.trace.analyses.host_verdict import IN_STAGES, verdict_on_stages
+from stagespan.trace.derived.gains import how_nothing_is_left
 from stagespan.trace.ranks.combined import (
     PARTS,
     Imbalance,
@@ -335,23 +336,20 @@ def _exposed(job: JobTraces) -> list[Finding]:
             seen,
             "ranks.exposed_communication",
             numbers,
-            _gain(*_hideable(job)),
+            _gain(*_hidden_or_shorter(job)),
             action="" if reason else action,
             details=" ".join(filter(None, (details, reason))),
         )
     ]
 
 
-def _hideable(job: JobTraces) -> tuple[float, str]:
-    """The exposed communication that computation can hide, on the mean rank, and how."""
+def _hidden_or_shorter(job: JobTraces) -> tuple[float, str]:
+    """The exposed communication of the mean rank that is not waiting, and how it could vanish."""
     exposed = [each.usage.exposed[0] for each in job.summaries]
     moving = [max(a - int(b), 0) for a, b in zip(exposed, job.waits.lost_ns, strict=True)]
-    room = [each.usage.computing_ns for each in job.summaries]
-    hidden = [min(pair) for pair in zip(moving, room, strict=True)]
-    how = "computation hides all of it that is not waiting"
-    if sum(hidden) < sum(moving):
-        how = f"it runs beside all computation ({in_words(sum(room) / len(room), 'ns')} of a rank)"
-    return sum(hidden) / len(hidden), how
+    room = sum(each.usage.computing_ns for each in job.summaries) / len(job.summaries)
+    time = sum(moving) / len(moving)
+    return time, how_nothing_is_left(room, time, " of a rank")
 
 
 def _without_data(job: JobTraces) -> tuple[str, list[Evidence], dict[str, float]]:

@@ -55,7 +55,7 @@ def test_idle_time_can_be_won_at_most_once(tmp_path: Path) -> None:
     assert together_ns(found.values()) == total
 
 
-def test_communication_wins_no_more_than_it_can_hide_behind(tmp_path: Path) -> None:
+def test_exposed_communication_wins_its_time_whatever_could_hide_it(tmp_path: Path) -> None:
     program = Program()
     program.launch("gemm", 100)
     program.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 900, stream=20, after=7)
@@ -65,7 +65,10 @@ def test_communication_wins_no_more_than_it_can_hide_behind(tmp_path: Path) -> N
         each for each in analysis.findings() if each.code == "device_use.exposed_communication"
     )
     assert finding.gain is not None
-    assert (finding.gain.time_ns, finding.gain.at_most) == (100_000, True)
+    assert (finding.gain.time_ns, finding.gain.at_most) == (900_000, True)
+    assert finding.gain.how == (
+        "100 µs of computation hide a part of it, and the rest takes no time"
+    )
     assert "Computation can hide it" not in finding.text
     assert "cannot hide all of it" in finding.text
 
@@ -343,18 +346,36 @@ def test_a_finding_is_no_more_severe_than_what_it_wins(tmp_path: Path) -> None:
     assert finding.severity == "low"
 
 
+def test_communication_wins_nothing_now_where_the_host_is_the_limit(tmp_path: Path) -> None:
+    # GIVEN steps whose last kernel the host launches when a collective has ended long before
+    program = Program()
+    for step in range(4):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            program.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 4_000, 20)
+            with program.within("aten::index"):
+                program.work(6_000)
+            program.launch("gemm", 500)
+            program.wait()
+    findings = analysed(program, tmp_path).findings()
+    (finding,) = (each for each in findings if each.code == "device_use.exposed_communication")
+    assert finding.gain is not None
+    assert (finding.gain.time_ns, finding.gain.now_ns) == (16_000_000, 0)
+    assert finding.severity == "low"
+    assert finding.text.startswith("Gain: nothing now, up to 16.0 ms once the host is faster.")
+
+
 @pytest.mark.parametrize(
-    ("kernel_us", "severity"), [(100, "low"), (1_500, "medium"), (4_000, "high")]
+    ("kernel_us", "rest", "severity"),
+    [(9_200, 700, "low"), (8_400, 1_500, "medium"), (5_900, 4_000, "high"), (100, 9_800, "high")],
 )
-def test_communication_is_as_severe_as_what_hiding_it_wins(
-    kernel_us: int, severity: str, tmp_path: Path
+def test_communication_is_as_severe_as_the_time_without_it(
+    kernel_us: int, rest: int, severity: str, tmp_path: Path
 ) -> None:
-    # GIVEN steps of 11 ms, in each of which a collective begins after the kernel that could hide it
+    # GIVEN steps of 11 ms, in each of which a collective begins after the only kernel
     program = Program()
     for step in range(4):
         with program.within(f"ProfilerStep#{step}", "user_annotation"):
             program.launch("gemm", kernel_us)
-            rest = 9_900 - kernel_us
             program.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", rest, 20, after=7)
             program.wait()
             program.work(1_000)
@@ -362,6 +383,7 @@ def test_communication_is_as_severe_as_what_hiding_it_wins(
     (finding,) = (each for each in findings if each.code == "device_use.exposed_communication")
     assert finding.gain is not None
     assert finding.severity == severity
+    assert finding.gain.time_ns == finding.gain.now_ns == 4 * rest * 1_000
     # THEN no finding wins less than one below it that has a known gain
     won = [each.gain.sure_ns for each in findings if each.gain is not None]
     assert won == sorted(won, reverse=True)

@@ -76,9 +76,9 @@ def test_waits_within_a_collective_are_one_finding(tmp_path: Path) -> None:
     it.kernel("b_Add", 1_000_000, 1_100_000)
     findings = analyze(it.trace(tmp_path)).findings()
     told = [f for f in findings if f.code == "ascend.exposed_communication"]
-    # THEN it can win no more than the 400 µs of operators that could hide it
+    # THEN it wins its time, of which 400 µs of operators could hide a part
     assert told[0].gain is not None
-    assert told[0].gain.time_ns == 400_000
+    assert told[0].gain.time_ns == 700_000
     figures = {each.event.partition(",")[0]: each.figure for each in reversed(told[0].evidence)}
     assert told[0].numbers["time_ns"] == 700_000
     assert (figures["EVENT_WAIT"], figures["Notify Wait"]) == (700_000, 590_000)
