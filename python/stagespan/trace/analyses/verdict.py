@@ -384,7 +384,8 @@ def _sentence(verdict: Verdict) -> str:
     if verdict.verdict != DEVICE_BUSY and computing:
         they = (_ONE if verdict.devices == 1 else _SEVERAL)["They"]
         percent = share(computing, rest_ns)
-        took = f"{in_words(computing, 'ns')} ({in_percent(percent)})"
+        of = " of that" if leading else ""
+        took = f"{in_words(computing, 'ns')}{of} ({in_percent(percent)})"
         sentences.append(f"{they} computed for {took}.")
     for part in () if leading else (ONCE, EARLIER_WORK):
         time = verdict.times_ns.get(part, 0)

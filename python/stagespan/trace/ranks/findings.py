@@ -40,6 +40,7 @@ _IMBALANCE = Thresholds(50.0, 25.0, 10.0)
 # In percent of the ranks' time or of their stages, without the waiting for each other.
 _EXPOSED = Thresholds(25.0, 10.0, 5.0)
 _OF_COMMON = "of the time between their first and last common collective"
+_BETWEEN = "Between the first and last common collective"
 # Percent of all waiting: from here on, waiting for ranks that began later is reported.
 _MUCH_BEFORE = 25.0
 # Percent of the collectives' time: from here on, time in which no data moved is reported.
@@ -415,15 +416,15 @@ def _imbalance(job: JobTraces) -> list[Finding]:
             "others_mean_ns": uneven.others_mean_ns,
         }
         sentence = (
-            f"{_ranks_named(job, uneven.above).capitalize()} computed"
-            f" {three_digits(uneven.times)} times as"
-            f" long as {_ranks_named(job, uneven.below)} (mean {in_words(uneven.mean_ns, 'ns')},"
+            f"{_BETWEEN}, {_ranks_named(job, uneven.above)} computed {three_digits(uneven.times)}"
+            f" times as long as {_ranks_named(job, uneven.below)}"
+            f" (mean {in_words(uneven.mean_ns, 'ns')},"
             f" compared with {in_words(uneven.others_mean_ns, 'ns')})."
             f"{_of_pipeline(job, uneven)}"
         )
     else:
         sentence = (
-            f"{job.rank_name(at).capitalize()} computed for {in_words(computed, 'ns')},"
+            f"{_BETWEEN}, {job.rank_name(at)} computed for {in_words(computed, 'ns')},"
             f" {in_percent(uneven.percent)} longer than the mean of all ranks"
             f" ({job.rank_name(least)}: {in_words(computing[least][0], 'ns')}, the shortest)."
         )

@@ -452,3 +452,18 @@ def test_collectives_have_the_names_of_the_annotations(tmp_path: Path) -> None:
         own = [("SendRecv", begin, end) for _, begin, end in calls]
         write_rank(tmp_path, rank, own, world=3, mark="nccl:all_to_all")
     assert [each.op for each in ranks_in(tmp_path).groups] == ["all_to_all"]
+
+
+def test_computing_in_another_time_than_that_of_the_table_names_that_time(tmp_path: Path) -> None:
+    # GIVEN ranks that also compute before their first common collective, one of them for longer
+    for rank in range(4):
+        begins = [4_000.0 * number for number in range(5)]
+        calls = [("AllReduce_Sum_f32", at + 3_000, at + 3_500) for at in begins]
+        computing = [(at + 10, at + (2_510 if rank == 2 else 1_510)) for at in begins]
+        write_rank(tmp_path, rank, calls, world=4, computing=computing, host="node1")
+    found = ranks_in(tmp_path)
+    # THEN the table has all of it, and the finding what lies between the collectives
+    assert found.summaries[2].usage.computing_ns == 12_500 * US
+    finding = finding_in(found, "ranks.imbalance")
+    between = "Between the first and last common collective, rank 2 computed for 10.0 ms"
+    assert finding.sentence.startswith(between)
