@@ -28,7 +28,7 @@ from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.calls import call_of
 from stagespan.trace.rates.collectives import argument_of
-from stagespan.trace.read.groups import grouped, numbered, values_of
+from stagespan.trace.read.groups import distinct, grouped, numbered, values_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -87,16 +87,22 @@ class _Operators(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def is_small(self) -> Mask:
-        """Which of `outer` do little work: at least half of the calls with its name are short."""
-        name = self.trace.events.name[self.rows[self.outer]]
+        """Which of `outer` do little work: at least half of the calls like it are short.
+
+        These have the same name and, if the trace has them, inputs of the same sizes.
+        """
+        rows = self.rows[self.outer]
+        sizes, _ = argument_of(self.trace, rows, "Input Dims")
         durations = self.dur_ns[self.outer]
-        _, which = numbered(name)
+        _, which = distinct(self.trace.events.name[rows], sizes)
         order = np.lexsort((durations, which))
         count = np.bincount(which)
         firsts = np.concatenate(([0], np.cumsum(count)[:-1]))
         medians = durations[order][firsts + (count - 1) // 2]
-        # A single call can be longer, because another program or a page fault interrupted it.
-        small: Mask = (medians[which] < SMALL_NS) & (durations < _PAUSE_NS)
+        # A single call can be longer, because another program or a page fault interrupted it, or
+        # because it has larger inputs.
+        is_same = (sizes >= 0) | (durations < _PAUSE_NS)
+        small: Mask = (medians[which] < SMALL_NS) & is_same
         return small
 
     def are(self, pattern: re.Pattern[str]) -> Mask:

@@ -101,7 +101,7 @@ def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
     return np.stack((firsts.values[at_first], seconds.values[at_second]), axis=1), index
 
 
-def distinct(column: Numbers, *others: Numbers) -> tuple[NDArray[np.int64], Numbers]:
+def distinct(column: Numbers | Codes, *others: Numbers) -> tuple[NDArray[np.int64], Numbers]:
     """Return the different rows of some columns, ascending, and the index of each row's.
 
     The first array has the shape (different rows, columns).

@@ -207,3 +207,19 @@ def test_an_interrupted_call_of_a_small_operator_counts_too(tmp_path: Path) -> N
 
     analysis = in_steps(step, tmp_path)
     assert gain_of(analysis, "operators.small") == (STEPS * (50 * 5 + 27) * US, True)
+
+
+@pytest.mark.parametrize("sizes", [[[16]], [[4096, 4096]], None])
+def test_a_long_call_counts_only_with_the_sizes_of_small_ones(
+    sizes: list[list[int]] | None, tmp_path: Path
+) -> None:
+    def step(program: Program) -> None:
+        operator(program, "aten::mm", 100)
+        for number in range(50):
+            args = {"Input Dims": [[16]] if number != 7 else sizes} if sizes else {}
+            operator(program, "aten::mul_", 400 if number == 7 else 3, pause=2, **args)
+
+    # The pause before another operator is between a small one and a large one.
+    small = 50 * 5 + 397 if sizes == [[16]] else 49 * 5
+    analysis = in_steps(step, tmp_path)
+    assert gain_of(analysis, "operators.small") == (STEPS * small * US, True)
