@@ -7,15 +7,18 @@ with torch.profiler on the CPU, in alternating turns, and the traces of the prog
 are analysed. The table has the gain of the finding about the problem, the measured gain, and its
 spread (from the least to the most of the turns), per step, in the median of the turns. A gain is a
 sum over all steps, so the measured one is the difference of the mean steps. "Fastest" is the
-difference of the fastest steps of all turns, which other programs on the machine disturb least. The
-exit status is 1 if a prediction differs from the measurement by more than 20 % and by more than the
-spread. Traces that `--keep` has kept are used again. Needs torch; pairs that compile need a C++
-compiler.
+difference of the fastest steps of all turns, which other programs on the machine disturb least. A
+prediction is an upper bound, and should be of use: `low` is a measured gain of more than 5 % above
+it, `high` a prediction of more than 1.5 times the measured gain, both by the difference that is
+closer; `disturbed` means that one is low and the other one high. The exit status is 1 if a
+prediction is low, or if more than a fifth are high. Traces that `--keep` has kept are used again.
+Needs torch; pairs that compile need a C++ compiler.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -33,7 +36,9 @@ from rich.table import Table
 import stagespan
 
 ROOT = Path(__file__).parent.parent
-_CLOSE = 0.2
+# A measured gain may be so much larger than the prediction, and a prediction than the gain.
+_MOST_ABOVE, _MOST_TIMES = 1.05, 1.5
+_MOST_HIGH = 0.2
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Pair:
     make: Callable[[bool], Callable[[int], Any]]
     """Returns one step of the program, with the problem or with the fix."""
     ranks: int = 1
+    stacks: bool = False
+    """Whether the finding needs Python's stacks."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +71,16 @@ class Outcome:
     after_ms: float
 
     @property
-    def agrees(self) -> bool:
-        """Whether the prediction is as close as the measurement allows."""
+    def judgement(self) -> str:
+        """What is wrong with the prediction: "none", "low", "high" or ""; or "disturbed"."""
         if self.predicted_ms is None:
-            return False
-        off = abs(self.predicted_ms - self.measured_ms)
-        return off <= max(_CLOSE * abs(self.measured_ms), self.spread_ms)
+            return "none"
+        gains_ms = (self.measured_ms, self.fastest_ms)
+        is_low = [_MOST_ABOVE * self.predicted_ms < ms for ms in gains_ms]
+        is_high = [self.predicted_ms > _MOST_TIMES * ms for ms in gains_ms]
+        if any(is_low) and any(is_high):
+            return "disturbed"
+        return "low" if all(is_low) else "high" if all(is_high) else ""
 
 
 # --- The programs ---
@@ -209,6 +220,127 @@ def _uncompiled(fixed: bool) -> Callable[[int], Any]:
     return lambda _: work(x, y)
 
 
+def _converted(fixed: bool) -> Callable[[int], Any]:
+    """Inputs that each step converts to the type of the weights, or that have it."""
+    import torch
+
+    images = torch.randn(64, 3, 128, 128, dtype=torch.float32 if fixed else torch.float64)
+    weight = torch.randn(16, 3, 8, 8)
+
+    def step(_: int) -> Any:
+        return torch.conv2d(images.to(torch.float32), weight, stride=8).sum()
+
+    return step
+
+
+def _double_training(fixed: bool) -> Callable[[int], Any]:
+    """Training of a model whose inputs came from numpy, in double or in single precision."""
+    import torch
+
+    dtype = torch.float32 if fixed else torch.float64
+    model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU()).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(256, 1024, dtype=dtype)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def _gelu_by_hand(fixed: bool) -> Callable[[int], Any]:
+    """An activation that is written as a formula, interpreted or compiled."""
+    import torch
+
+    layer = torch.nn.Linear(512, 2048)
+    x = torch.randn(1024, 512)
+
+    def gelu(y: Any) -> Any:
+        return 0.5 * y * (1.0 + torch.tanh(0.79788456 * (y + 0.044715 * y * y * y)))
+
+    torch._dynamo.reset()
+    work = torch.compile(gelu) if fixed else gelu
+
+    def step(_: int) -> Any:
+        with torch.no_grad():
+            return work(layer(x))
+
+    step(0)
+    return step
+
+
+def _row_by_row(fixed: bool) -> Callable[[int], Any]:
+    """Products of a matrix with the rows of a batch in a loop, or with the whole batch."""
+    import torch
+
+    weight, batch = torch.randn(64, 64), torch.randn(300, 64)
+    large = torch.randn(512, 512)
+
+    def step(_: int) -> Any:
+        large @ large
+        return batch @ weight if fixed else torch.stack([row @ weight for row in batch])
+
+    return step
+
+
+def _python_loop(fixed: bool) -> Callable[[int], Any]:
+    """A statistic of a list of numbers that Python computes, or an operator."""
+    import torch
+
+    values = [(at * 7919 % 1000) / 1000 for at in range(50_000)]
+    tensor = torch.tensor(values)
+    a = torch.randn(512, 512)
+
+    def variance() -> Any:
+        if fixed:
+            return (tensor - tensor.mean()).square().mean()
+        mean = sum(values) / len(values)
+        return sum((value - mean) ** 2 for value in values) / len(values)
+
+    def step(_: int) -> Any:
+        return (a @ a) * variance()
+
+    return step
+
+
+def _checkpoints(fixed: bool) -> Callable[[int], Any]:
+    """Training that computes the forward pass of blocks again, or keeps its results."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    blocks = [
+        torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 512))
+        for _ in range(4)
+    ]
+    x = torch.randn(256, 512, requires_grad=True)
+
+    def step(_: int) -> None:
+        y = x
+        for block in blocks:
+            y = block(y) if fixed else checkpoint(block, y, use_reentrant=False)
+        y.sum().backward()
+
+    return step
+
+
+def _new_workers(fixed: bool) -> Callable[[int], Any]:
+    """A data loader whose workers are started for each epoch, or once."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(256, 256))
+    loader = DataLoader(data, batch_size=64, num_workers=1, persistent_workers=fixed)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 4096), torch.nn.Linear(4096, 64))
+
+    def step(_: int) -> None:
+        for (batch,) in loader:
+            model(batch).sum().backward()
+
+    return step
+
+
 PAIRS = {
     "hidden copy": Pair("operators.copies", _hidden_copy),
     "items": Pair("operators.read_one_by_one", _items),
@@ -218,6 +350,13 @@ PAIRS = {
     "slow loader": Pair("host.data_loader", _slow_loader),
     "late rank": Pair("ranks.late", _late_rank, ranks=2),
     "not compiled": Pair("operators.not_fused", _uncompiled),
+    "converted inputs": Pair("operators.copies", _converted),
+    "float64 training": Pair("operators.float64", _double_training),
+    "formula": Pair("operators.not_fused", _gelu_by_hand),
+    "row by row": Pair("operators.small", _row_by_row),
+    "python loop": Pair("host.unseen", _python_loop),
+    "checkpoints": Pair("training.recomputation", _checkpoints),
+    "new workers": Pair("host.loader_start", _new_workers, stacks=True),
 }
 
 
@@ -232,10 +371,14 @@ def record(name: str, fixed: bool, steps: int, path: Path) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     step = PAIRS[name].make(fixed)
+    # Where this is allowed, other programs do not interrupt the steps.
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     with profile(
         activities=[ProfilerActivity.CPU],
         schedule=schedule(wait=0, warmup=3, active=steps, repeat=1),
         record_shapes=True,
+        with_stack=PAIRS[name].stacks,
         on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
     ) as running:
         for number in range(steps + 3):
@@ -348,7 +491,7 @@ def show(outcomes: list[Outcome]) -> None:
             f"{each.measured_ms:.3f}",
             f"{each.spread_ms:.3f}",
             f"{each.fastest_ms:.3f}",
-            "" if each.agrees else "differs",
+            each.judgement,
         )
     console = Console(width=None if sys.stdout.isatty() else 130)
     console.print(table, "Times in ms of a step.")
@@ -377,7 +520,9 @@ def main() -> int:
     show(outcomes)
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))
-    return 0 if all(each.agrees for each in outcomes) else 1
+    wrong = [each.judgement for each in outcomes if each.judgement]
+    is_useful = wrong.count("high") <= _MOST_HIGH * len(outcomes)
+    return 0 if is_useful and set(wrong) <= {"high", "disturbed"} else 1
 
 
 if __name__ == "__main__":
