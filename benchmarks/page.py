@@ -1,17 +1,20 @@
 """Measures what the page about benchmarks shows, and writes its tables.
 
-    python -m benchmarks.page [SECTION...] [--against FOLDER] [--quick] [--page FILE]
+    python -m benchmarks.page [SECTION...] [--against FOLDER] [--peers PYTHON] [--page FILE]
+                              [--quick]
 
 A table of the page is between `<!-- SECTION -->` and `<!-- end -->`. Without names all tables are
 written, else those of these sections; the rest of the page stays. FOLDER has an earlier stagespan,
-as `pip install --target` installs it. Each row compares a figure with another one of the same run,
-by CPU time or by minima of turns. A row is measured again while its reference is disturbed: while
-the two least figures of the reference differ by more than `_SPREAD`.
+as `pip install --target` installs it, and PYTHON is an interpreter with HolisticTraceAnalysis and
+TraceLens. Each row compares a figure with another one of the same run, by CPU time or by minima of
+turns. A row is measured again while its reference is disturbed: while the two least figures of the
+reference differ by more than `_SPREAD`.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import importlib.util
 import json
 import os
@@ -68,6 +71,8 @@ class Run(NamedTuple):
     quick: bool
     rounds: int
     """How often a row is measured at most."""
+    peers: str | None = None
+    """An interpreter that has other tools for traces."""
 
     def earlier(self, *module: str) -> list[str]:
         """Return the command that runs a module with the earlier version."""
@@ -422,7 +427,42 @@ def exports(run: Run) -> Iterator[Row]:
 
 # --- traces ---------------------------------------------------------------------------------------
 
-_TRACE = "rocm_mi300_owlv2"
+
+class Analysed(NamedTuple):
+    """A trace that is analysed, and the ratios that are asked for beside the earlier version."""
+
+    name: str
+    size_bytes: int
+    """The trace is copied until it has this size; with 1 it is as it was recorded."""
+    asked: float | None
+    asked_mb: float | None
+
+
+_ANALYSED = (
+    Analysed("rocm_mi250_toy", 1, None, None),
+    Analysed("rocm_mi300_xdit_sd35", 1, 0.6, None),
+    Analysed("rocm_mi300_owlv2", 250_000_000, 0.5, 0.65),
+    Analysed("cuda_v100_nccl_train", 1_000_000_000, 0.6, 0.6),
+)
+_READ, _BESIDE_PEERS = "rocm_mi300_owlv2", "rocm_mi300_xdit_sd35"
+_JOB, _RANKS = "nccl_dlrm_8rank", 100
+_HTA = """
+import os, sys
+from hta.trace_analysis import TraceAnalysis
+trace = TraceAnalysis(trace_files={0: os.path.abspath(sys.argv[1])}, trace_dir="")
+trace.get_temporal_breakdown(visualize=False)
+trace.get_gpu_kernel_breakdown(visualize=False)
+trace.get_idle_time_breakdown(ranks=[0], visualize=False)
+"""
+_TRACE_LENS = """
+import os, runpy, sys
+out = sys.argv[1] + ".csvs"
+os.makedirs(out, exist_ok=True)
+sys.argv[1:] = ["--profile_json_path", sys.argv[1], "--output_csvs_dir", out]
+runpy.run_module("TraceLens.Reporting.generate_perf_report_pytorch", run_name="__main__")
+"""
+# How a peer analyses a trace, and the most of its CPU time that is asked for.
+_PEERS = {"HTA": (_HTA, 1 / 6), "TraceLens": (_TRACE_LENS, 1 / 10)}
 _ENLARGE = """
 import sys
 from pathlib import Path
@@ -431,41 +471,70 @@ print(enlarge(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
 """
 
 
+def _made(source: Path, target: Path, size_bytes: int) -> str:
+    """Write copies of a trace to a file, and return their number and size in words."""
+    # In a process of its own: what this one takes counts for the commands that it starts.
+    arguments = [str(source), str(target), str(size_bytes)]
+    command = [sys.executable, "-c", _ENLARGE, *arguments]
+    made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    copies = int(made.stdout)
+    name, mb = source.name.removesuffix(".json.gz"), target.stat().st_size / 1e6
+    return f"{f'{copies} x ' if copies > 1 else ''}{name}, {mb:,.1f} MB"
+
+
+def _written_ranks(source: Path, target: Path, count: int) -> None:
+    """Write the traces of a job again as those of more ranks."""
+    files = sorted(source.glob("*.json.gz"))
+    target.mkdir()
+    for rank in range(count):
+        content = gzip.decompress(files[rank % len(files)].read_bytes())
+        content = re.sub(rb'"rank": *\d+', b'"rank": %d' % rank, content, count=1)
+        content = re.sub(rb'"world_size": *\d+', b'"world_size": %d' % count, content)
+        (target / f"rank{rank}.json.gz").write_bytes(gzip.compress(content, 1))
+
+
 def analyses(run: Run) -> Iterator[Row]:
     """Yield what reading and analysing traces takes."""
-    source = traces.folder() / f"{_TRACE}.json.gz"
-    if not source.is_file():
+    the = "the earlier version"
+    analyze, read = [*_COMMAND, "analyze"], [sys.executable, "-m", "benchmarks.read_trace"]
+    for one in _ANALYSED:
+        source = traces.folder() / f"{one.name}.json.gz"
+        if not source.is_file():
+            continue
+        pairs: list[Pair] = []
+        with tempfile.TemporaryDirectory() as temporary:
+            path = str(Path(temporary, "trace.json"))
+            what = _made(source, Path(path), 1 if run.quick else one.size_bytes)
+            if one.name == _READ:
+                own, other = [*read, "stagespan", path, "1"], [*read, "json", path, "1"]
+                pairs.append(Pair(f"read {what}", own, "`json`", other, None, 1.0))
+            if run.against is not None:
+                other = run.earlier("stagespan", "analyze", path)
+                pair = Pair(f"`analyze` {what}", [*analyze, path], the, other, one.asked)
+                pairs.append(pair._replace(asked_mb=one.asked_mb))
+            if one.name == _BESIDE_PEERS and run.peers is not None:
+                pairs += [
+                    Pair(
+                        f"`analyze` {what}",
+                        [*analyze, path],
+                        peer,
+                        [run.peers, "-c", code, path],
+                        asked,
+                    )
+                    for peer, (code, asked) in _PEERS.items()
+                ]
+            yield from pairs_measured(pairs, run)
+    job = traces.folder() / _JOB
+    if run.against is None or not job.is_dir():
         return
-    size_bytes = 1 if run.quick else 250_000_000
     with tempfile.TemporaryDirectory() as temporary:
-        large = Path(temporary, "trace.json")
-        # In a process of its own: what this one takes counts for the commands that it starts.
-        arguments = [str(source), str(large), str(size_bytes)]
-        made = subprocess.run(
-            [sys.executable, "-c", _ENLARGE, *arguments],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            check=True,
-        )
-        copies = int(made.stdout)
-        mb = large.stat().st_size / 1e6
-        what = f"{copies} x {_TRACE}, {mb:,.0f} MB"
-        read = [sys.executable, "-m", "benchmarks.read_trace"]
-        pairs = [
-            Pair(
-                *(f"read {what}", [*read, "stagespan", str(large), "1"]),
-                *("`json`", [*read, "json", str(large), "1"], None, 1.0),
-            )
-        ]
-        if run.against is not None:
-            earlier = run.earlier("stagespan", "analyze", str(large))
-            pairs.append(
-                Pair(
-                    *(f"`analyze` {what}", [*_COMMAND, "analyze", str(large)]),
-                    *("the earlier version", earlier, 0.5, 0.65),
-                )
-            )
-        yield from pairs_measured(pairs, run)
+        folder = Path(temporary, "job")
+        _written_ranks(job, folder, 2 if run.quick else _RANKS)
+        arguments = ["analyze", str(folder), "--jobs", "1"]
+        other = run.earlier("stagespan", *arguments)
+        what = f"`analyze` {_RANKS} ranks of {_JOB}"
+        pair = Pair(what, [*_COMMAND, *arguments], the, other, 0.6)
+        yield from pairs_measured([pair], run)
 
 
 # --- kept requests, and torch.profiler ------------------------------------------------------------
@@ -551,7 +620,7 @@ def table(rows: list[Row]) -> str:
     lines = ["| what | figure | beside | its figure | ratio | asked | load |"]
     lines.append("| --- | ---: | --- | ---: | ---: | ---: | ---: |")
     for row in rows:
-        asked = "" if row.asked is None else f"{row.asked:g}"
+        asked = "" if row.asked is None else f"{row.asked:.2g}"
         if row.asked is not None and row.ratio > row.asked:
             asked = f"**{asked}**"
         ratio = f"{'≈ ' if row.is_disturbed else ''}{row.ratio:.2f}"
@@ -575,6 +644,7 @@ def main() -> None:
     )
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="an earlier stagespan")
+    parser.add_argument("--peers", metavar="PYTHON", help="an interpreter with HTA and TraceLens")
     parser.add_argument("--quick", action="store_true", help="little; the figures mean nothing")
     parser.add_argument("--rounds", type=int, default=4, help="how often a row is measured at most")
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE")
@@ -583,7 +653,8 @@ def main() -> None:
     if unknown:
         parser.error(f"There is no section {min(unknown)}: choose from {', '.join(SECTIONS)}.")
     against = options.against and options.against.resolve()
-    run = Run(against, options.quick, 1 if options.quick else options.rounds)
+    rounds = 1 if options.quick else options.rounds
+    run = Run(against, options.quick, rounds, options.peers)
     for section in options.sections or SECTIONS:
         print(f"measuring {section}", file=sys.stderr, flush=True)
         rows = []
