@@ -47,6 +47,7 @@ _AROUND_COPIES = re.compile(
 )
 _READS_ONE = re.compile(r"^aten::(?:item|_local_scalar_dense|is_nonzero)$")
 _CHOOSES_ONE = re.compile(r"^aten::(?:select|slice|index|unbind|squeeze|as_strided|view)$")
+_TAKES_APART = re.compile(r"^aten::(?:unbind|split|split_with_sizes|chunk|stack|cat)$")
 _NAMED = 3
 
 
@@ -353,6 +354,15 @@ def _pauses(operators: _Operators, of: Rows) -> Numbers:
     return short
 
 
+def _with_neighbours(operators: _Operators, of: Rows) -> Rows:
+    """Some of the outermost operators, with those that take tensors apart before, or join them."""
+    outer = operators.outer
+    chosen = np.isin(outer, of)
+    beside = np.append(chosen[1:], False) | np.append(False, chosen[:-1])
+    found: Rows = outer[chosen | (beside & operators.are(_TAKES_APART)[outer])]
+    return found
+
+
 def _one_by_one(operators: _Operators, of: Rows) -> Finding | None:
     pauses = _pauses(operators, of)
     time, whole = int(operators.dur_ns[of].sum() + pauses.sum()), operators.base.whole_ns
@@ -384,6 +394,7 @@ def _small(operators: _Operators, of: Rows) -> Finding | None:
     if severity is None:
         return None
     names = operators.names(of)
+    every = _with_neighbours(operators, of)
     return Finding(
         of_size(severity, time),
         f"{counted(len(of), 'operator')}, which usually take less than {in_words(SMALL_NS, 'ns')},"
@@ -401,7 +412,13 @@ def _small(operators: _Operators, of: Rows) -> Finding | None:
             "whole_ns": whole,
             "operators": len(of),
         },
-        gain=operators.gain(of, "few operators replace them", pauses),
+        gain=operators.gain(
+            every,
+            "few operators replace them, and no other takes tensors apart for them or joins them"
+            if len(every) > len(of)
+            else "few operators replace them",
+            _pauses(operators, every),
+        ),
         action="One operator on a larger tensor, a torch._foreach_ operator on a list, or"
         " torch.compile replaces many small operators.",
     )

@@ -209,6 +209,19 @@ def test_an_interrupted_call_of_a_small_operator_counts_too(tmp_path: Path) -> N
     assert gain_of(analysis, "operators.small") == (STEPS * (50 * 5 + 27) * US, True)
 
 
+def test_taking_a_batch_apart_for_small_operators_can_be_spared_too(tmp_path: Path) -> None:
+    def step(program: Program) -> None:
+        operator(program, "aten::cat", 70)
+        operator(program, "aten::mm", 500)
+        operator(program, "aten::unbind", 90)
+        for _ in range(50):
+            operator(program, "aten::mul_", 3, pause=2)
+        operator(program, "aten::stack", 40)
+
+    analysis = in_steps(step, tmp_path)
+    assert gain_of(analysis, "operators.small") == (STEPS * (50 * 5 + 90 + 40) * US, True)
+
+
 @pytest.mark.parametrize("sizes", [[[16]], [[4096, 4096]], None])
 def test_a_long_call_counts_only_with_the_sizes_of_small_ones(
     sizes: list[list[int]] | None, tmp_path: Path
