@@ -11,6 +11,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 # Pages that answer a question of a user. docs/internals/ is about stagespan itself.
 PAGES = sorted(DOCS.glob("*.md"))
 MOST_LINES, MOST_WORDS = 250, 40_000
+MOST_LINES_OF_BENCHMARKS = 150
 pytestmark = pytest.mark.skipif(
     not PAGES, reason="docs/ is missing: run the tests in a clone of the repository"
 )
@@ -40,6 +41,11 @@ def test_internals_are_out_of_the_navigation_and_linked_from_the_start() -> None
     listed = (DOCS / "internals" / "index.md").read_text("utf-8")
     pages = {page.name for page in (DOCS / "internals").glob("*.md")} - {"index.md"}
     assert {name for name in pages if f"]({name})" not in listed} == set()
+
+
+def test_the_benchmarks_are_one_page() -> None:
+    page = (DOCS / "internals" / "benchmarks.md").read_text("utf-8")
+    assert len(page.splitlines()) <= MOST_LINES_OF_BENCHMARKS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
