@@ -50,7 +50,8 @@ void warn_of(std::size_t key, PyObject* value) noexcept {
   static bool is_told = false;
   if (is_told) return;
   is_told = true;
-  if (PyErr_WarnFormat(PyExc_RuntimeWarning, 3,
+  // It names the caller of `extract`, which is a function of Python.
+  if (PyErr_WarnFormat(PyExc_RuntimeWarning, 2,
                        "stagespan: a carrier has the key '%s' with a value of type '%s', which is not a text, so it is "
                        "not read: pass texts, bytes, or lists of them to extract() (shown once)",
                        kNames[key].data(), Py_TYPE(value)->tp_name) != 0)

@@ -45,16 +45,16 @@ def test_the_page_shows_percentiles_over_time(folder: Path, tmp_path: Path) -> N
     command_here("show", str(process.pid), "--html", str(page))
     end(process)
     halves = rows(text, "First and second half of the time")
-    assert halves["decode"] == ["100 of 100", "1.000", "4.000", "1.000", "4.000"]
-    assert halves["load"] == ["1 of 1", "3.000", "unknown", "3.000", "unknown"]
+    assert halves["decode"] == ["100 of 100", "1.00", "4.00", "1.00", "4.00"]
+    assert halves["load"] == ["1 of 1", "3.00", "unknown", "3.00", "unknown"]
     (chart,) = data_of(page.read_text())["pictures"]
     decode, load = chart["stages"]
     assert (decode["name"], load["name"]) == ("decode", "load")
     assert sum(decode["runs"]) == 100
-    # The core keeps times in ticks of its own clock, so a time can be 1 ns off.
-    assert decode["p50_ns"][0] == pytest.approx(1_000_000, abs=1)
-    assert decode["p95_ns"][-1] == pytest.approx(4_000_000, abs=1)
-    assert load["p50_ns"] == [pytest.approx(3_000_000, abs=1)]
+    # The core keeps times in ticks of its own clock, so each end of a span can be 1 ns off.
+    assert decode["p50_ns"][0] == pytest.approx(1_000_000, abs=2)
+    assert decode["p95_ns"][-1] == pytest.approx(4_000_000, abs=2)
+    assert load["p50_ns"] == [pytest.approx(3_000_000, abs=2)]
 
 
 def test_the_page_has_the_latest_spans_in_a_table_and_not_above_it(
