@@ -21,7 +21,7 @@ _LONGEST_JOIN_S = 5.0
 _FEWEST_EVENTS = 500
 """What a window costs at least is counted as the cost of so many events."""
 _MOST_KEPT = 8
-_LEAST_UNLOCKED_NS = 25_000_000
+_LEAST_UNLOCKED_NS = 40_000_000
 """A request needs several turns of the interpreter's lock, and waits for each of them."""
 _MARGIN = 2.0
 """A pause depends on what else the machine does, so the bound is this times what was measured."""
