@@ -22,9 +22,9 @@ from stagespan.signature.value_kinds.scalars import NUMBERS, TEXT
 
 MAX_DEPTH = 16
 MAX_NODES = 4096
-_SHAPES_US, _TENSOR_US = 80, 7
-"""What the shapes of a call take at most, and a tensor, in µs on an idle core. They are counted by
-values, because the same call takes several times as long on a busy machine."""
+_SHAPES_US, _OBJECT_US = 64, 8
+"""What the shapes of a call take at most, and a tensor, container or object, in µs of CPU time.
+They are counted by values, because the same call takes several times as long on a busy machine."""
 
 
 def capture(value: Any, *, read_values: bool = True, name: str = "") -> Any:
@@ -61,7 +61,7 @@ def capture_shapes(arguments: dict[str, Any], *, stage: Any = None) -> dict[str,
 
     Of other values only None, True and False are kept, and the names of members of enumerations;
     numbers become their types. Returns None if there are so many values that it takes more than
-    some 80 µs on an idle core.
+    some 80 µs of CPU time.
     """
     walk = _Pass(False, {}, stage, shapes_only=True)
     try:
@@ -112,6 +112,8 @@ class _Pass(Capture):
             return integer_node(value)
         if kind is str:
             return TEXT.capture(value, path, self)
+        if self.shapes_only:
+            self._spend(_OBJECT_US - 1)
         self.nodes += 1
         if self.nodes > MAX_NODES:
             return unreplayable(value, f"beyond {MAX_NODES} values")
@@ -166,9 +168,7 @@ class _Pass(Capture):
         return None if first == path else first
 
     def keep_storage(self, tensor: Any, node: dict[str, Any]) -> None:
-        if self.shapes_only:
-            self._spend(_TENSOR_US - 1)
-        elif self._tensors is not None:
+        if self._tensors is not None and not self.shapes_only:
             self.storages.add(tensor, node)
 
     def _spend(self, microseconds: int) -> None:

@@ -129,6 +129,7 @@ def start(seconds: float) -> None:
     describer = _describer or _Describer()
     describer.until_s = time.monotonic() + seconds
     if _describer is None:
+        describer.describe("", start, (seconds,), {})  # the first one takes milliseconds
         _describer = describer
         _core.calls_set_descriptions(_describe, _keep)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -442,7 +443,15 @@ def length_of(node: Node) -> int:
     return length
 
 
+_complete: Any = None
+"""The module torch, once its import was complete."""
+
+
 def torch_module() -> Any:
     """Return the module torch, or None if it has not been imported."""
-    torch = imports.loaded("torch")
-    return torch if hasattr(torch, "Tensor") else None
+    global _complete
+    torch = sys.modules.get("torch")
+    if torch is not _complete or torch is None:  # asked for several times a value
+        torch = imports.loaded("torch")
+        torch = _complete = torch if hasattr(torch, "Tensor") else None
+    return torch
