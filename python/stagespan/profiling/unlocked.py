@@ -60,4 +60,5 @@ def _in_turn(function: Callable[..., object], ender: int | None) -> Callable[...
     return call
 
 
+# A fork waits no longer than it would have waited for the lock.
 forks.around(_turn.acquire, _turn.release, _turn.release)
