@@ -1,8 +1,8 @@
 """Stands in for the extension where it cannot be imported: a program runs on, and nothing is timed.
 
-`Nothing` is each span, token, batch and snapshot, and `_ANSWERS` contains what functions return.
-The rest are values that a program needs. Other names, such as those that read traces and
-recordings, are refused in one sentence.
+`Nothing` is each span, token, batch and snapshot. Requests are current as usual. The rest are
+values that a program needs. Other names, such as those that read traces and recordings, are refused
+in one sentence.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from stagespan.errors import StagespanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-_F = TypeVar("_F")
 _reason = "it is not installed"
 _advice = "install stagespan for this Python on a machine that it supports"
 
@@ -89,88 +88,67 @@ def refuse() -> NoReturn:
     raise _NeedsExtension(f"This needs stagespan's extension, and {reason()}.")
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Do nothing."""
-
-
 class Nothing:
-    """A span, token, batch, cursor or snapshot of nothing, with their members."""
+    """A span, token, batch, cursor or snapshot of nothing, and a decorator that changes nothing."""
 
     id = overwritten = size_bytes = 0
 
     def __init__(
         self,
         name: Any = None,
-        kind: str = "span",
+        requests: Iterable[Any] = (),
         *,
+        kind: str = "span",
         reset_peak_memory: bool = False,
         capture_memory: bool = False,
         **options: Any,
     ) -> None:
-        self.name = name
-        self.kind = kind
-        self.reset_peak_memory = reset_peak_memory
-        self.capture_memory = capture_memory
+        self.name, self.kind, self.requests = name, kind, tuple(requests)
+        self.reset_peak_memory, self.capture_memory = reset_peak_memory, capture_memory
 
     def __enter__(self) -> Nothing:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        return None
-
     async def __aenter__(self) -> Nothing:
         return self
 
-    async def __aexit__(self, *error: object) -> None:
-        return None
+    def __exit__(self, *error: object) -> None: ...
+    async def __aexit__(self, *error: object) -> None: ...
 
-    def __call__(self, function: _F) -> _F:
-        """Return the function that is decorated."""
+    def __call__(self, function: Any) -> Any:
         return function
 
-    add = inputs = output = end = _nothing
+    add = inputs = output = end = lambda self, *args, **kwargs: None
     pack = unpack = since = lambda self, *args: self
+    time_ns = property(lambda self: time.time_ns())
 
     def stages(self, kind: int = 0) -> dict[str, Any]:
         """Return an empty dict."""
         return {}
 
-    time_ns = property(lambda self: time.time_ns())
+
+Span = Token = SpanCursor = Snapshot = PackedSnapshot = snapshot = queued = batch = Nothing
 
 
-class batch(Nothing):
-    """A batch that measures nothing."""
-
-    def __init__(self, name: str, requests: Any) -> None:
-        super().__init__(name)
-        self.requests = tuple(requests)
+# torch.compile captures the next functions in place of those of the extension.
 
 
-Span = Token = SpanCursor = Snapshot = PackedSnapshot = snapshot = queued = Nothing
+def _makes_nothing(kind: str, reset: bool) -> Any:
+    def make(name: Any = None, reset_peak_memory: bool = reset, **options: Any) -> Any:
+        if callable(name):  # a function that is decorated
+            return name
+        return Nothing(name, reset_peak_memory=reset_peak_memory, **{"kind": kind, **options})
+
+    return make
 
 
-def span(name: Any = None, *, cpu: bool = False) -> Any:
-    """Return a context that measures nothing, or the function that it decorates."""
-    return name if callable(name) else Nothing(name)
+span = begin = _makes_nothing("span", False)
+ProfilingContext = _makes_nothing("profiling", True)
+ProfilingContext4Debug = _makes_nothing("debug", True)
 
 
-def ProfilingContext(
-    name: Any = None, reset_peak_memory: bool = True, *, kind: str = "profiling", **options: Any
-) -> Any:
-    """Return a context that measures nothing, or the function that it decorates."""
-    if callable(name):
-        return name
-    return Nothing(name, kind, reset_peak_memory=reset_peak_memory, **options)
-
-
-def ProfilingContext4Debug(name: Any = None, reset_peak_memory: bool = True, **options: Any) -> Any:
-    """Return a context that measures nothing, or the function that it decorates."""
-    return ProfilingContext(name, reset_peak_memory, kind="debug", **options)
-
-
-def begin(name: str, /, *, kind: str = "execution") -> Nothing:
-    """Return the token of a span that is not recorded."""
-    return Nothing(name)
+def end(*args: Any, **kwargs: Any) -> None:
+    """Do nothing."""
 
 
 def call_timed(span: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -178,16 +156,15 @@ def call_timed(span: Any, function: Callable[..., Any], /, *args: Any, **kwargs:
     return function(*args, **kwargs)
 
 
+record = end
 timed_coroutine = call_timed
-end = record = _nothing
 
 
-# --- requests, which are current as usual -------------------------------------------------------
+# --- requests -----------------------------------------------------------------------------------
 
 _request: contextvars.ContextVar[Any] = contextvars.ContextVar("stagespan_request", default=None)
-
-
 current_request = _request.get
+_numbers = itertools.count(1)
 
 
 @contextlib.contextmanager
@@ -197,61 +174,47 @@ def request_adopted(inheritance: object, request: Any, /) -> Iterator[None]:
     try:
         yield
     finally:
-        _reset(entered)
-
-
-def _reset(entered: contextvars.Token[Any]) -> None:
-    # A token that was used already, or in another context, is refused.
-    with contextlib.suppress(RuntimeError, ValueError):
-        _request.reset(entered)
-
-
-# Nothing is measured that an exception could spoil.
-request_enter_method = request_exit_method = lambda function: function
-request_class = remote_class = lambda class_: class_
-
-
-_numbers = itertools.count(1)
+        # A token that was used already, or in another context, is refused.
+        with contextlib.suppress(RuntimeError, ValueError):
+            _request.reset(entered)
 
 
 class Request:
     """A request that is current, passes on what was received, and is not recorded."""
 
     trace_id = pipeline = branch = queue = _counted_queue = _w3c = None
-    _is_new = False
     attempt = 1
-    chunk = set_status = _show = _serve_http = _nothing
+    chunk = set_status = _show = _serve_http = end
     _entered: Any = None
-    _traceparent: str | None = None
-    _texts: dict[str, str] = {}  # noqa: RUF012
+    _headers: dict[str, str] = {}  # noqa: RUF012
 
     def _initialise(
         self, request_id: object, traceparent: object, metadata: object, is_new: object = False
     ) -> None:
-        self.number = next(_numbers)
+        self.number, self.metadata, self._is_new = next(_numbers), metadata, is_new
         self._given_id = str(request_id) if request_id else ""
         self.id = self._given_id or f"req_{self.number}"
-        self.metadata = metadata
-        if isinstance(traceparent, str):
-            self._traceparent, self._texts = traceparent, {"traceparent": traceparent}
+        self._traceparent = traceparent if isinstance(traceparent, str) else None
+        self._headers = {"traceparent": self._traceparent} if self._traceparent else {}
 
     def _receive(self, carrier: Any, request_id: str, trusted: bool, entry: Any) -> None:
         self._initialise(request_id, None, {})
-        self._texts = _texts_in(carrier, is_trusted=bool(trusted))
+        self._headers = _headers_in(carrier, is_trusted=bool(trusted))
 
     def _follow(self, first: Request) -> None:
         self.number, self.id, self.metadata = first.number, first.id, first.metadata
-        self._traceparent, self._texts = first._traceparent, first._texts
+        self._headers = first._headers
 
     def _enter(self) -> None:
         if self._entered is not None:
             raise RuntimeError(f"the request {self.id!r} is already open")
-        self._entered = _request.set(self)
+        self._entered = request_adopted(None, self)
+        self._entered.__enter__()
 
     def _leave(self, kind: type[BaseException] | None) -> None:
         entered, self._entered = self._entered, None
         if entered is not None:
-            _reset(entered)
+            entered.__exit__(None, None, None)
 
     async def __aenter__(self) -> Any:
         self._enter()
@@ -260,105 +223,90 @@ class Request:
     async def __aexit__(self, *error: Any) -> None:
         self._leave(None)
 
-    @property
-    def _is_open(self) -> bool:
-        return self._entered is not None
+    _is_open = property(lambda self: self._entered is not None)
 
-    def inject(self, carrier: Any = None, **options: Any) -> dict[str, str]:
+    def inject(self, carrier: Any = None, **options: Any) -> Any:
         """Pass on what was received."""
-        found: dict[str, str] = {} if carrier is None else carrier
-        for name in self._texts:  # not every carrier has update()
-            found[name] = self._texts[name]
-        return found
+        carrier = {} if carrier is None else carrier
+        for name in self._headers:  # not every carrier has update()
+            carrier[name] = self._headers[name]
+        return carrier
+
+
+def inject(carrier: Any = None, **options: Any) -> Any:
+    """Pass on what the current request has received."""
+    return (current_request() or Request()).inject(carrier)
 
 
 _PARENT = re.compile(r"[ \t]*[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?[ \t]*")
-_MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{1,256}")
-_OWN = re.compile(r"[!-~]{1,256}")
-_OWN_MEMBER = re.compile(r"stagespan=[0-9a-f]{16}")
-_MOST_MEMBERS, _MOST_CHARACTERS = 32, 512
+_MEMBER = re.compile(r"[ \t]*[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{1,256}")
 
 
-def _texts_in(carrier: Any, *, is_trusted: bool) -> dict[str, str]:
-    """Return what can be passed on, as the extension does. All else that comes in is ignored."""
-    names = ("traceparent", "tracestate", "stagespan")[: 3 if is_trusted else 2]
-    received: dict[str, list[str]] = {}
+def _headers_in(carrier: Any, *, is_trusted: bool) -> dict[str, str]:
+    """Return the headers for the next process, whose extension checks them again."""
+    headers: dict[str, list[str]] = {"traceparent": [], "tracestate": [], "stagespan": []}
     for pair in carrier.items() if hasattr(carrier, "items") else carrier or ():
-        with contextlib.suppress(AttributeError, TypeError, ValueError):
-            name, value = pair
+        # Pairs may be anything.
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            name, values = pair
             name = _text(name)
             if isinstance(carrier, dict) and name.isupper():
                 name = name.removeprefix("HTTP_")  # in a WSGI environ
-            values = value if isinstance(value, (list, tuple)) else [value]
-            received.setdefault(name.lower(), []).extend(map(_text, values))
-    texts = {name: received[name][0] for name in names if len(set(received.get(name, ()))) == 1}
-    parent = texts.get("traceparent", "")
-    if len(parent) > 256 or not _PARENT.fullmatch(parent):
+            values = values if isinstance(values, (list, tuple)) else [values]
+            headers[name.lower()] += map(_text, values)
+    parent, own = (
+        values[0] if len({*values}) == 1 and len(values[0]) <= 256 else ""
+        for values in (headers["traceparent"], headers["stagespan"])
+    )
+    if not _PARENT.fullmatch(parent):
         return {}
-    members = [text.strip(" \t") for text in ",".join(received.get("tracestate", ())).split(",")]
-    own = [text for text in members if text.startswith("stagespan=")]
-    is_believed = is_trusted and len(own) == 1 and _OWN_MEMBER.fullmatch(own[0]) is not None
-    if not is_believed:
-        members = [text for text in members if text not in own]
-    members = [text for text in members if _MEMBER.fullmatch(text)][:_MOST_MEMBERS]
-    most = _MOST_CHARACTERS + (len(own[0]) + 1 if is_believed and own[0] in members else 0)
-    while len(state := ",".join(members)) > most:
-        members.pop()
-    texts["tracestate"] = state
-    if not _OWN.fullmatch(texts.get("stagespan", "")):
-        texts.pop("stagespan", None)
+    members = (text.strip(" \t") for text in ",".join(headers["tracestate"]).split(","))
+    state = [text for text in members if _MEMBER.fullmatch(text)]
+    ours = [text for text in state if text.startswith("stagespan=")]
+    if not (is_trusted and len(ours) == 1 and re.fullmatch("stagespan=[0-9a-f]{16}", ours[0])):
+        state = [text for text in state if text not in ours]  # a client may have written them
+    texts = {"traceparent": parent, "tracestate": ",".join(state[:32])}
+    if is_trusted and re.fullmatch("[!-~]+", own):
+        texts["stagespan"] = own
     return {name: text for name, text in texts.items() if text}
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, (str, bytes, bytearray)):
-        raise TypeError
-    return value if isinstance(value, str) else value.decode("latin-1")
-
-
-def inject(carrier: Any = None, **options: Any) -> dict[str, str]:
-    """Pass on what the current request has received."""
-    current: Request = _request.get() or Request()
-    return current.inject(carrier)
+    return value.decode("latin-1") if isinstance(value, (bytes, bytearray)) else str.__str__(value)
 
 
 # --- what the package asks of the recorder --------------------------------------------------------
 
+_NAMES = """
+enable disable set_debug lost_add hooks_set_contexts hooks_set_decorator hooks_set_torch_callback
+memory_set_hook memory_forget_peak_rss memory_never_free profiler_set_names
+profiler_set_annotated_names service_set_start device_drop_completions recording_describe_program
+recording_describe_process recording_describe_worker recording_end recording_set_tell_fault
+recording_reserve_for_marks recording_why_not_in innermost_stage request_inheritance
+request_set_functions request_call_when_ended request_set_pipeline request_set_details
+request_set_context requests_forget_finished exceptions_keep_messages gauge_set segment_wait
+timed_by termination_watch termination_unwatch termination_await termination_watch_stops
+termination_mark_stop termination_before_fork termination_after_fork cpu_time_set system_counts_set
+calls_set_descriptions
+"""
+globals().update(dict.fromkeys(_NAMES.split(), end))
+is_enabled = is_debug = recording_is_cut_off = bool
+segment_now = recording_boot = int
+open_spans = stage_names = debug_stages = stage_kinds = requests_finished = list
+arena_info = clock_info = memory_peak_rss_bytes = requests_known = dict
+lost = Counter  # nothing of any cause
+# Nothing is measured that an exception could spoil.
+request_enter_method = request_exit_method = request_class = remote_class = lambda given: given
+device_every = lambda every=0: every  # noqa: E731
+device_drain_completions: Any = lambda is_last: []  # noqa: E731
+request_record_field = lambda name, is_secret: True  # noqa: E731
+request_known = lambda number: ("", None)  # noqa: E731
+request_figures: Any = lambda requests: [([], True) for _ in requests]  # noqa: E731
+
 _woken = threading.Event()
-_ANSWERS: dict[str, Callable[[], Any]] = {
-    "enable disable set_debug lost_add hooks_set_contexts hooks_set_decorator "
-    "hooks_set_torch_callback memory_set_hook memory_forget_peak_rss memory_never_free "
-    "profiler_set_names profiler_set_annotated_names service_set_start device_drop_completions "
-    "recording_describe_program recording_describe_process recording_describe_worker recording_end "
-    "recording_set_tell_fault recording_reserve_for_marks recording_why_not_in innermost_stage "
-    "request_inheritance request_set_functions request_call_when_ended request_set_pipeline "
-    "request_set_details request_set_context requests_forget_finished exceptions_keep_messages "
-    "gauge_set segment_wait timed_by termination_unwatch termination_await termination_watch_stops "
-    "termination_mark_stop termination_before_fork termination_after_fork "
-    "cpu_time_set system_counts_set calls_set_descriptions": lambda: None,
-    "is_enabled is_debug recording_is_cut_off termination_watch": bool,
-    "request_record_field": lambda: True,
-    "segment_now recording_boot": int,
-    "open_spans stage_names debug_stages stage_kinds requests_finished "
-    "device_drain_completions": list,
-    "arena_info clock_info memory_peak_rss_bytes requests_known": dict,
-    "lost": Counter,  # nothing of any cause
-    "request_known": lambda: ("", None),
-    "service_wake": _woken.set,
-}
-"""What functions return, whatever they get, by their names."""
-
-
-def _answering(answer: Callable[[], Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: answer()
-
-
-for _names, _answer in _ANSWERS.items():
-    globals().update(dict.fromkeys(_names.split(), _answering(_answer)))
-
-MISSING: Any = object()
+service_wait, service_wake = _woken.wait, _woken.set
 now_ns = time.time_ns
-service_wait = _woken.wait
+MISSING: Any = object()
 FLAG_ERROR = FLAG_RECORDED = FLAG_CAPTURED = FLAG_FIRST_OF_SHAPE = KIND_SHIFT = 0
 # Nothing is reserved, so each value of these settings is valid.
 RING_SPANS_DEFAULT = RING_SPANS_LEAST = REQUESTS_DEFAULT = REQUESTS_LEAST = 0
@@ -369,26 +317,14 @@ def spans(*, since: Nothing | None = None) -> Any:
     """Return no spans, with the fields that spans have."""
     import numpy as np
 
-    names = ("begin_ns", "end_ns", "id", "parent", "request", "suspended_ns", "depth", "flags")
-    types = ("i8", "i8", "u8", "u8", "u8", "i8", "u2", "u2")
-    fields = [("stage", "u4"), ("thread", "u4"), *zip(names, types, strict=True)]
-    times = *(f"device_{time}_ns" for time in ("elapsed", "queue", "tail")), "cpu_ns"
-    fields += [(time, "f8") for time in times]
-    return np.empty(0, np.dtype(fields, align=True))
-
-
-def request_figures(requests: list[tuple[int, int]]) -> list[tuple[list[Any], bool]]:
-    """Return no figures, which are complete."""
-    return [([], True) for _ in requests]
+    fields = "stage:u4 thread:u4 begin_ns:i8 end_ns:i8 id:u8 parent:u8 request:u8 suspended_ns:i8 "
+    fields += (
+        "depth:u2 flags:u2 device_elapsed_ns:f8 device_queue_ns:f8 device_tail_ns:f8 cpu_ns:f8"
+    )
+    return np.empty(0, np.dtype([tuple(field.split(":")) for field in fields.split()], align=True))
 
 
 def settings_whole_number(text: str) -> int | None:
     """Return the number in a text of up to 18 digits, by the rules of the extension."""
-    digits = text.strip(" \t\n\r\f\v").removeprefix("+")
-    is_number = digits.isascii() and digits.isdigit() and len(digits) <= 18
-    return int(digits) if is_number else None
-
-
-def device_every(every: int = 0) -> int:
-    """Return the number that is passed."""
-    return every
+    match = re.fullmatch(r"[ \t\n\r\f\v]*\+?([0-9]{1,18})[ \t\n\r\f\v]*", text)
+    return None if match is None else int(match[1])
