@@ -73,7 +73,7 @@ def stopped(process: subprocess.Popen[str], *numbers: int, status: int) -> recor
 
 
 def shown(found: recording.Recording) -> str:
-    """Return the first line of `stagespan recover`."""
+    """Return the first line of `stagespan show`."""
     return command_here("show", found.path).stdout.splitlines()[0]
 
 

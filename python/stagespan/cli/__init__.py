@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from stagespan import __version__, _core, is_available
+from stagespan.cli.former import FORMER, with_present_name
 from stagespan.errors import StagespanError
 from stagespan.process.files import cannot_open, is_shortage
 
@@ -39,23 +40,6 @@ _GROUPS = {
     },
 }
 VERBS = tuple(verb for group in _GROUPS.values() for verb in group)
-FORMER = {
-    "recover": "show FILE|PID",
-    "report": "show FILE",
-    "stages": "show FILE",
-    "merge-spans": "dump [FILE|PID] --into TRACE",
-    "ncu": "bench [FILE] --ncu",
-}
-"""Names that go on working for a release, and what stands for them now."""
-
-
-def say_former(old: str, new: str) -> None:
-    """Say on standard error what stands for a form of a command that is going to be removed."""
-    click.echo(
-        f"`stagespan {old}` is `stagespan {new}` now, and its old form will be removed in the next "
-        "release.",
-        err=True,
-    )
 
 
 class _Refused(click.ClickException):
@@ -94,11 +78,9 @@ class _Commands(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS and cmd_name not in FORMER:
+        if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(
-            f"stagespan.cli.{cmd_name.replace('-', '_')}"
-        ).command
+        command: click.Command = importlib.import_module(f"stagespan.cli.{cmd_name}").command
         return command
 
     def resolve_command(
@@ -107,12 +89,11 @@ class _Commands(click.Group):
         if ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         args = with_verb(args)
-        name = args[0]
+        if args[0] in FORMER:
+            args = with_present_name(args[0], args[1:])
         # click itself refuses unknown options.
-        if name not in VERBS and name not in FORMER and not name.startswith("-"):
-            ctx.fail(_unknown(name))
-        if name in FORMER:
-            say_former(name, FORMER[name])
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            ctx.fail(_unknown(args[0]))
         found = super().resolve_command(ctx, args)
         if found[1] is not None:
             _refuse_repeated(found[1], ctx, found[2])

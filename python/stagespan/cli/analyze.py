@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from stagespan.cli import say_former
+from stagespan.cli.former import say_former
 from stagespan.cli.lean import trace_analyses
 from stagespan.cli.output import FormerFilesCommand, Output, output_options, write_to
 

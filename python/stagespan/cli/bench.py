@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagespan.cli.contents import Kind, kind_of
-from stagespan.cli.output import Output, PageCommand, output_options
+from stagespan.cli.output import FormerFilesCommand, Output, output_options
 from stagespan.errors import HarnessError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _schema() -> dict[str, Any]:
     return document_schema(ReplayFigures, NcuReport, title="Replay, or what limits its kernels")
 
 
-@click.command("bench", cls=PageCommand)
+@click.command("bench", cls=FormerFilesCommand)
 @click.argument("source", metavar="[FILE]", required=False)
 @click.option("--stage", "stage_name", help="Name of the stage. Not needed if there is only one.")
 @click.option(

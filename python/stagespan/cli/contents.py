@@ -18,6 +18,7 @@ _SIGNATURES = "_io_signature.json"
 _RESULTS = "_bench.json"
 _KEPT = "requests-*"
 _NCU = ".ncu-rep"
+_RECORDING = b"STAGESPN"
 
 
 class Kind(Enum):
@@ -103,6 +104,8 @@ def _is_program(path: Path) -> bool:
 
 def _of_content(path: Path) -> Kind:
     head = _head(path)
+    if head.startswith(_RECORDING):
+        return Kind.RECORDING
     if b'"traceEvents"' in head:
         return Kind.TRACE
     if b'"Kernel Name"' in head and head.lstrip()[:1] not in (b"{", b"["):

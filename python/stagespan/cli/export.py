@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stagespan.cli import say_former
 from stagespan.cli.addresses import Address, url
+from stagespan.cli.former import say_former
 
 if TYPE_CHECKING:
     from stagespan.export.ending import Ending

@@ -1,7 +1,4 @@
-"""``stagespan bench --ncu``: shows what limits the top kernels of a stage, with Nsight Compute.
-
-``stagespan ncu`` is its former name.
-"""
+"""``stagespan bench --ncu``: shows what limits the top kernels of a stage, with Nsight Compute."""
 
 from __future__ import annotations
 
@@ -13,58 +10,17 @@ from typing import Any
 
 import click
 
-from stagespan.cli.output import FormerFilesCommand, Output, output_options, write_to
+from stagespan.cli.output import write_to
 from stagespan.errors import TraceError
 from stagespan.harness.bundle import replay_file_of
 from stagespan.pages.amounts import counted
-from stagespan.pages.figures import document_schema
 from stagespan.pages.page import ResultPage, Words
 from stagespan.process.files import module_name, safe_name
 from stagespan.trace.ncu.command import TopKernels, exported, exporting, measuring, read_breakdown
-from stagespan.trace.ncu.limits import NcuReport, report
+from stagespan.trace.ncu.limits import report
 from stagespan.trace.ncu.reading import Reading, parse, read_ncu
 
-_FILE = click.Path(path_type=Path)
 _WORDS = Words(page="Nsight Compute", as_text="stagespan bench --ncu --markdown")
-
-
-def _schema() -> dict[str, Any]:
-    return document_schema(NcuReport, title="What limits the top kernels of a stage")
-
-
-@click.command("ncu", cls=FormerFilesCommand)
-@click.argument("breakdown", metavar="[BREAKDOWN]", type=_FILE, required=False)
-@click.option("--csv", "csv_file", type=_FILE, help="Read a CSV file of ncu, and do not run it.")
-@click.option("--report", "report_file", type=_FILE, help="Read this .ncu-rep file with ncu.")
-@click.option("--factory", metavar="MODULE:CALLABLE", help="Returns the loaded stage.")
-@click.option("--script", type=_FILE, help="Script of the stage. [default: beside BREAKDOWN]")
-@click.option("--step", metavar="MODULE:CALLABLE", help="Value of the option --step of the script.")
-@click.option("--top", "count", default=5, type=click.IntRange(1), help="Kernels. [default: 5]")
-@click.option("--warmup", default=1, show_default=True, help="Iterations that are not measured.")
-@click.option(
-    "--output", "folder", type=_FILE, help="Folder for the files. [default: BREAKDOWN's folder]"
-)
-@click.option("--dry-run", is_flag=True, help="Only print the commands.")
-@output_options(_schema)
-def command(
-    breakdown: Path | None,
-    csv_file: Path | None,
-    report_file: Path | None,
-    count: int,
-    output: Output,
-    **options: Any,
-) -> None:
-    """Show what limits the top kernels of a stage: memory, computing, or latency.
-
-    BREAKDOWN is {stage}_breakdown.json. ncu measures the kernels while the generated script replays
-    the stage. If ncu is not installed, the commands are printed, so that you can run them on
-    another machine.
-    """
-    page = kernels_page(
-        breakdown, csv_file=csv_file, report_file=report_file, count=count, **options
-    )
-    if page is not None:
-        output.show(page)
 
 
 def kernels_page(
@@ -77,7 +33,8 @@ def kernels_page(
 ) -> ResultPage | None:
     """Return the page of measured kernels; None if only the commands were printed.
 
-    ``options`` are the others of `command`. Raises TraceError if nothing can be measured or read.
+    ``options`` are `factory`, `step`, `warmup`, `folder`, `script` and `dry_run` of the command.
+    Raises TraceError if nothing can be measured or read.
     """
     top = None if breakdown is None else read_breakdown(breakdown)
     reading: Reading | None

@@ -171,7 +171,7 @@ def report_with(others: Sequence[Stages]) -> TimingReport:
 
 
 class _ShownReport(dict[str, Any]):
-    """A report, which a notebook shows as the page of `stagespan report`."""
+    """A report, which a notebook shows as the page of `stagespan show`."""
 
     def _result(self) -> Timing:
         result: Timing = imports.load("stagespan.report.tables").Timing(self)

@@ -118,12 +118,12 @@ class Signatures(Result):
         return [Table("", columns, rows)] if rows else []
 
     def page(self) -> ResultPage:
-        """Return the page of `stagespan stages`."""
+        """Return the page of `stagespan show`."""
         stages = counted(len(self.of.stages) + self.of.more_stages, "stage")
         of_request = f" of {one_line(self.of.request_id)}" if self.of.request_id else ""
         more = f"{self.of.more_stages:,} more stages are not listed."
         remarks = [*([more] if self.of.more_stages else []), self._about_text()]
-        words = Words(page="Signatures", as_text="stagespan stages")
+        words = Words(page="Signatures", as_text="stagespan show")
         return ResultPage(words, self, "Signatures", f"{stages}{of_request}", remarks)
 
     def _about_text(self) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from click_runner import cli_runner
-from stagespan.cli import FORMER, VERBS, command
+from stagespan.cli import VERBS, command
+from stagespan.cli.former import FORMER
 
 
 def run(*arguments: str) -> tuple[int, str, list[str]]:
@@ -49,7 +50,16 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["recover", "4194304"], ["show", "4194304"]),
         (["ncu", "--csv", "ncu.csv"], ["bench", "--ncu", "--csv", "ncu.csv"]),
         (["ncu", "--csv", "ncu.csv"], ["show", "ncu.csv"]),
+        (["report", "4194304"], ["show", "4194304", "--stages"]),
+        (
+            ["report", "--against=before.json", "after.json"],
+            ["compare", "before.json", "after.json"],
+        ),
         (["merge-spans", "missing.json"], ["dump", "--into", "missing.json"]),
+        (
+            ["merge-spans", "-o", "x.json", "--recording", "4194304", "after_trace.json"],
+            ["dump", "4194304", "--into", "after_trace.json", "-o", "x.json"],
+        ),
         (
             ["analyze", "after_trace.json", "--against", "before_trace.json"],
             ["compare", "before_trace.json", "after_trace.json"],

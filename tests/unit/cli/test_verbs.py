@@ -69,6 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ranks" / "rank0.json").write_text(json.dumps(TRACE))
     call = {"stage_name": "call", "input_signatures": {"x": 1}}
     (tmp_path / "calls").write_text(json.dumps({"schema_version": 1, "stages": {"call": call}}))
+    (tmp_path / "copied").write_bytes(b"STAGESPN" + bytes(56))
     (tmp_path / "show").write_text(json.dumps(REPORT))
     return tmp_path
 
@@ -87,6 +88,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run/timing.json", "show"),
         ("./run", "show"),
         ("calls", "show"),
+        ("copied", "show"),
         ("4711", "show"),
         ("missing.py", None),
         ("s3://bucket/run", None),
