@@ -1,12 +1,11 @@
 // timed_run.cpp: runs hooks, queues log lines, and calls a function as a run.
 #include "timed_run.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <atomic>
 #include <optional>
 
+#include "peak_memory.h"
 #include "stage_names.h"
 #include "stagespan/clock.h"
 #include "stagespan/cut_off.h"
@@ -93,11 +92,6 @@ void look_for_torch() noexcept {
   const Ref callback(std::exchange(g_torch_callback, nullptr));
   const Ref done(PyObject_CallNoArgs(callback.get()));
   if (!done) lose_hook_error();
-}
-
-std::int64_t peak_rss_bytes() noexcept {
-  rusage usage;
-  return getrusage(RUSAGE_SELF, &usage) == 0 ? std::int64_t{usage.ru_maxrss} * 1024 : -1;
 }
 
 }  // namespace
@@ -283,7 +277,7 @@ void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState&
                         finished.request};
   if ((finished.flags & kFrameDevice) != 0) completion.device_span = finished.id;
   if (call == nullptr) {
-    completion.peak_bytes = peak_rss_bytes();
+    completion.peak_bytes = peak_resident_bytes();
   } else {
     // The memory hook has stored the accelerator's peak here.
     const Ref peak(PyObject_GetAttrString(call, "peak_bytes"));
@@ -291,7 +285,7 @@ void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState&
       completion.peak_bytes = PyLong_AsLongLong(peak.get());
       completion.flags |= kCompletionDeviceMemory;
     } else {
-      completion.peak_bytes = peak_rss_bytes();
+      completion.peak_bytes = peak_resident_bytes();
     }
     PyErr_Clear();
   }

@@ -294,6 +294,18 @@ def test_rss_of_a_stage_is_that_of_the_process_and_is_reset_with_a_report() -> N
     assert stage_memory("stage") is None
 
 
+def test_the_peak_of_a_process_is_not_that_of_the_larger_one_that_started_it() -> None:
+    # GIVEN a process that has once used 300 MB, and a child of it that uses less and then 500 MB
+    program = Path(__file__).parents[1] / "programs" / "peak_of_a_child.py"
+
+    printed = ran([sys.executable, program], status=0).stdout
+
+    first_mb, snapshot_mb, grown_mb = map(float, printed.split())
+    assert 1 < first_mb < 200
+    assert 1 < snapshot_mb < 200
+    assert 500 < grown_mb < 700
+
+
 def test_a_stage_without_measurement_has_no_memory() -> None:
     assert stage_memory("never") is None
 

@@ -151,13 +151,12 @@ def test_first_use_has_happened_or_cannot_happen(monkeypatch: pytest.MonkeyPatch
 
 def test_the_resident_memory_of_the_cpu() -> None:
     cpu = Platform()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     now, peak = cpu.memory_bytes(), cpu.peak_memory_bytes()
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     assert now is not None
     assert peak is not None
     assert 1 << 20 < now < 2 * peak  # the kernel updates the peak with a delay
-    assert before <= peak <= after
+    assert peak < 1.07 * highest  # the kernel's counters are inexact
     assert cpu.device_memory() is None
     assert not cpu.reset_peak_memory()
     assert not cpu.in_use()

@@ -17,6 +17,7 @@ import pytest
 
 from running import in_threads, ran
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, set_debug
+from stagespan.device import platforms
 from stagespan.live import service
 
 COST = re.compile(r"\[Profile\] (.+) cost (\d+\.\d{6}) seconds")
@@ -57,9 +58,7 @@ def test_the_two_lines_of_a_run(caplog: pytest.LogCaptureFixture) -> None:
     found = PEAK.fullmatch(peak.getMessage())
     assert found is not None
     assert found.group(1, 2, 3) == ("0", "my_operation", "RSS")
-    assert float(found[4]) == pytest.approx(
-        __import__("resource").getrusage(0).ru_maxrss / 2**20, abs=0.02
-    )
+    assert float(found[4]) == pytest.approx(platforms.peak_resident_bytes() / 2**30, abs=0.02)
     assert {cost.name, peak.name} == {"stagespan"}
     assert {cost.levelno, peak.levelno} == {logging.INFO}
 

@@ -316,8 +316,16 @@ def resident_bytes() -> int | None:
 
 
 def peak_resident_bytes() -> int:
-    """Return the highest resident set size since the process began, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Return the highest resident set size since the process began, in bytes.
+
+    Linux adds the peak of the parent to ``ru_maxrss`` of a process that subprocess or
+    multiprocessing's "spawn" started (csrc/bindings/peak_memory.cpp).
+    """
+    try:
+        with open("/proc/self/status", "rb") as file:
+            return int(file.read().split(b"VmHWM:")[1].split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
