@@ -114,6 +114,46 @@ def test_a_batch_keeps_all_its_links(folder: Path) -> None:
         assert own["stagespan.batch.sizes"] == [1000]
 
 
+def test_batches_of_many_threads_are_told_apart(folder: Path) -> None:
+    # GIVEN batches in the last of many threads, whose ids differ by one and do not fit into a
+    # double, and every other batch has no requests
+    program = """
+        import threading
+        import stagespan
+        all_run = threading.Barrier(100)
+        def serve(remotes):
+            with stagespan.span("waits"):
+                all_run.wait()
+            for remote in remotes:
+                with stagespan.batch("forward", [remote]):
+                    pass
+                with stagespan.batch("empty", []):
+                    pass
+        remotes = [stagespan.extract({}) for _ in range(200)]
+        served = [[]] * 98 + [remotes[:100], remotes[100:]]
+        threads = [threading.Thread(target=serve, args=(some,)) for some in served]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for remote in remotes:
+            with remote:
+                pass
+        print("ready", flush=True)
+        input()
+    """
+    with collector.http() as received:
+        with otlp_exporter(received.url):
+            process = started(program, STAGESPAN_RING_SPANS="8192")
+            import time; time.sleep(10)
+        import collections; print(collections.Counter(x.name for x in received.spans()))
+        end(process)
+        batches = received.spans("forward")
+    assert len(batches) == 200
+    assert {len(batch.links) for batch in batches} == {1}
+    assert not received.spans("empty")
+
+
 WORKING = """
 import asyncio, os, signal, sys
 import stagespan

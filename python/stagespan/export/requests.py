@@ -386,7 +386,9 @@ def _batches(copy: Recording, ids: Collection[int]) -> Iterator[list[Span]]:
     numpy = imports.load("numpy")
     spans = copy.spans()
     loose = spans[spans["request"] == 0]
-    is_batch = (kinds_of(spans) == BATCH) & numpy.isin(spans["id"], list(ids))
+    # Of the column's own type: numpy would compare ids and Python integers as doubles.
+    is_new = numpy.isin(spans["id"], numpy.array(list(ids), numpy.uint64))
+    is_batch = (kinds_of(spans) == BATCH) & is_new
     for i in numpy.flatnonzero(is_batch).tolist():
         levels = [spans[i : i + 1]]
         while len(levels[-1]) and len(levels) <= _DEEPEST:
