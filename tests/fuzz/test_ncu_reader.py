@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from properties import examples
 from stagespan.errors import TraceError
 from stagespan.pages.markdown import markdown_of
-from stagespan.trace.ncu.limits import report
-from stagespan.trace.ncu.reading import Reading, read_ncu
+from stagespan.trace.nsight import Reading, read_ncu, report
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trace" / "ncu"))
 

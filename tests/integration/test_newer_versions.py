@@ -15,7 +15,7 @@ from stagespan.report.baseline import read_baseline
 from stagespan.report.changes import compare_files
 from stagespan.report.reader import read_timing_report
 from stagespan.signature.model import SignatureFile
-from stagespan.trace.ncu.command import read_breakdown
+from stagespan.trace.nsight import read_breakdown
 
 
 @pytest.mark.parametrize("version", [2, 99, "1", 1.5, True])

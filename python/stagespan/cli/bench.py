@@ -31,7 +31,7 @@ _OF_REQUEST = "id_", "slowest"
 def _schema() -> dict[str, Any]:
     from stagespan.harness.result_page import ReplayFigures
     from stagespan.pages.figures import document_schema
-    from stagespan.trace.ncu.limits import NcuReport
+    from stagespan.trace.nsight import NcuReport
 
     return document_schema(ReplayFigures, NcuReport, title="Replay, or what limits its kernels")
 

@@ -16,9 +16,8 @@ from stagespan.harness.bundle import replay_file_of
 from stagespan.pages.amounts import counted
 from stagespan.pages.page import ResultPage, Words
 from stagespan.process.files import module_name, safe_name
-from stagespan.trace.ncu.command import TopKernels, exported, exporting, measuring, read_breakdown
-from stagespan.trace.ncu.limits import report
-from stagespan.trace.ncu.reading import Reading, parse, read_ncu
+from stagespan.trace import nsight
+from stagespan.trace.nsight import NcuReport, Reading, TopKernels, read_breakdown, read_ncu, report
 
 _WORDS = Words(page="Nsight Compute", as_text="stagespan bench --ncu --markdown")
 
@@ -37,27 +36,24 @@ def kernels_page(
     Raises TraceError if nothing can be measured or read.
     """
     top = None if breakdown is None else read_breakdown(breakdown)
-    reading: Reading | None
-    if report_file is not None:
-        reading = parse(exported(report_file), str(report_file))
-    elif csv_file is not None:
-        reading = read_ncu(csv_file)
+    if (file := report_file or csv_file) is not None:
+        reading: Reading | None = read_ncu(file)
     elif breakdown is not None and top is not None:
         reading = _measure(breakdown, top, count, options)
     else:
         raise TraceError("Pass a {stage}_breakdown.json, or a file of ncu with --csv or --report.")
     if reading is None:
         return None
-    judged = report(reading, top, count if csv_file is None else 0)
-    name = csv_file or report_file or breakdown
-    return ResultPage(_WORDS, judged, str(name), counted(len(judged.kernels), "kernel"))
+    return _page(str(file or breakdown), report(reading, top, 0 if csv_file else count))
 
 
 def file_page(path: Path) -> ResultPage:
     """Return the page of a file that ncu has written. Raises TraceError if it cannot be read."""
-    is_report = path.suffix == ".ncu-rep"
-    judged = report(parse(exported(path), str(path)) if is_report else read_ncu(path), None, 0)
-    return ResultPage(_WORDS, judged, str(path), counted(len(judged.kernels), "kernel"))
+    return _page(str(path), report(read_ncu(path)))
+
+
+def _page(name: str, judged: NcuReport) -> ResultPage:
+    return ResultPage(_WORDS, judged, name, counted(len(judged.kernels), "kernel"))
 
 
 def _measure(
@@ -72,22 +68,20 @@ def _measure(
     if not script.is_file():
         raise TraceError(f"{script} does not exist, but ncu runs it: pass a script with --script.")
     if (factory := options["factory"]) is None:
-        raise TraceError(
-            "Pass --factory MODULE:CALLABLE, a function that returns the loaded stage."
-        )
+        raise TraceError("Pass --factory MODULE:CALLABLE, which returns the loaded stage.")
     target = (options["folder"] or breakdown.parent) / f"{stem}_ncu.ncu-rep"
     table = target.with_suffix(".csv")
     program = [str(script), "--factory", factory]
     if options["step"] is not None:
         program += ["--step", options["step"]]
-    measure = measuring(top, count, options["warmup"], target, program)
+    measure = nsight.measuring(top, count, options["warmup"], target, program)
     if options["dry_run"] or shutil.which("ncu") is None:
         if not options["dry_run"]:
             click.echo("ncu is not installed here: run this where Nsight Compute is.", err=True)
         if (module := replay_file_of(script.read_text("utf-8", "replace"))) is not None:
             click.echo(f"{script.name} needs {module} in its folder: copy both.", err=True)
         click.echo(shlex.join(measure))
-        click.echo(f"{shlex.join(exporting(target))} > {shlex.quote(str(table))}")
+        click.echo(f"{shlex.join(nsight.exporting(target))} > {shlex.quote(str(table))}")
         click.echo(shlex.join(["stagespan", "bench", str(breakdown), "--ncu", "--csv", str(table)]))
         return None
     # Its output goes to standard error, because measuring takes minutes.
@@ -98,5 +92,5 @@ def _measure(
             "not read the device's counters (ERR_NVGPUCTRPERM), run it as root, or let an "
             "administrator load the driver with NVreg_RestrictProfilingToAdminUsers=0."
         )
-    write_to(str(table), text := exported(target))
-    return parse(text, str(table))
+    write_to(str(table), text := nsight.exported(target))
+    return nsight.parse(text, str(table))

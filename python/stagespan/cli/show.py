@@ -38,7 +38,7 @@ def _schema() -> dict[str, Any]:
     from stagespan.sampling.result import Sampled
     from stagespan.signature.page import SignaturesFigures
     from stagespan.trace.json_schema import json_schema
-    from stagespan.trace.ncu.limits import NcuReport
+    from stagespan.trace.nsight import NcuReport
 
     of_processes = ProcessFigures, JobFigures, Sampled
     of_files = ReportFigures, ReportsFigures, SignaturesFigures, ReplayFigures, NcuReport

@@ -42,7 +42,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["report", "before.json"], ["show", "before.json"]),
         (["report", "before.json", "--json"], ["show", "before.json", "--json"]),
         (
-            ["report", "after.json", "--against", "before.json"],
+            ["report", "--against=before.json", "after.json"],
             ["compare", "before.json", "after.json"],
         ),
         (["stages", "signatures.json"], ["show", "signatures.json"]),
@@ -51,10 +51,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["ncu", "--csv", "ncu.csv"], ["bench", "--ncu", "--csv", "ncu.csv"]),
         (["ncu", "--csv", "ncu.csv"], ["show", "ncu.csv"]),
         (["report", "4194304"], ["show", "4194304", "--stages"]),
-        (
-            ["report", "--against=before.json", "after.json"],
-            ["compare", "before.json", "after.json"],
-        ),
         (["merge-spans", "missing.json"], ["dump", "--into", "missing.json"]),
         (
             ["merge-spans", "-o", "x.json", "--recording", "4194304", "after_trace.json"],

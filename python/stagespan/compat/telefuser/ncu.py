@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stagespan.trace.ncu.command import exported
-from stagespan.trace.ncu.reading import parse
+from stagespan.trace.nsight import read_ncu
 
 NCU_KEY_METRICS = [
     "gpu__time_duration.avg",
@@ -29,7 +28,7 @@ def analyze_ncu_report(report_path: str) -> dict[str, Any]:
     ``stagespan show`` shows them for each kernel. Raises TraceError if ncu is missing or cannot
     read the file.
     """
-    launches = [kernel.metrics for kernel in parse(exported(report_path), report_path).kernels]
+    launches = [kernel.metrics for kernel in read_ncu(report_path).kernels]
     metrics = {}
     for name in NCU_KEY_METRICS:
         values = [(at[name], at.get(_TIME) or 1e-9) for at in launches if name in at]

@@ -49,7 +49,7 @@ from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.read.model import Trace
 
 LAUNCH_BOUND = "launch-bound"
-# The trace does not show whether arithmetic or memory is the limit: see `trace.ncu`.
+# The trace does not show whether arithmetic or memory is the limit: see `trace.nsight`.
 DEVICE_BUSY = "device-busy"
 COMMUNICATION_BOUND = COMMUNICATION
 COPY_BOUND = "copy-bound"

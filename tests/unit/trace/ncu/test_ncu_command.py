@@ -20,7 +20,7 @@ from stagespan.harness.bundle import replay_module
 from stagespan.harness.output import write_script
 from stagespan.harness.script import script_text
 from stagespan.signature import StageSignature
-from stagespan.trace.ncu.command import Top, kernel_filter, measuring, read_breakdown
+from stagespan.trace.nsight import Top, kernel_filter, measuring, read_breakdown
 
 ROWS = [
     {"name": "void at::native::copy<float, 4>(float*, float*)", "ms": 60.0, "cuda_ms": 60.0,

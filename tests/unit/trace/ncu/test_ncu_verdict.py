@@ -26,9 +26,8 @@ from ncu_files import (
 
 from stagespan.errors import TraceError
 from stagespan.pages.markdown import markdown_of
-from stagespan.trace.ncu.command import Top, TopKernels, base_name, normal_form
-from stagespan.trace.ncu.limits import NcuReport, judge, report
-from stagespan.trace.ncu.reading import Reading, parse, read_ncu
+from stagespan.trace import nsight
+from stagespan.trace.nsight import NcuReport, Reading, TopKernels, judge, parse, read_ncu, report
 
 Layout = Callable[..., str]
 BOUNDS = ["memory-bound", "compute-bound", "latency-bound", "balanced"]
@@ -180,7 +179,7 @@ def test_without_throughput_nothing_is_claimed() -> None:
     ],
 )  # fmt: skip
 def test_names_of_kernels(name: str, base: str) -> None:
-    assert base_name(name) == base
+    assert nsight.base_name(name) == base
 
 
 @pytest.mark.parametrize(
@@ -192,19 +191,19 @@ def test_names_of_kernels(name: str, base: str) -> None:
     ],
 )  # fmt: skip
 def test_both_spellings_are_one_kernel(ncu: str, trace: str) -> None:
-    assert normal_form(ncu) == normal_form(trace)
-    assert normal_form(ncu) != normal_form(ncu.replace("4", "8").replace("32", "64"))
-    assert base_name(ncu) == base_name(trace)
+    assert nsight.normal_form(ncu) == nsight.normal_form(trace)
+    assert nsight.normal_form(ncu) != nsight.normal_form(ncu.replace("4", "8").replace("32", "64"))
+    assert nsight.base_name(ncu) == nsight.base_name(trace)
 
 
 def a_report() -> NcuReport:
     """A report of four kernels; the breakdown spells them differently, and has more."""
     top = TopKernels(
         [
-            Top("void at::native::copy<float, 4>(float*, float*)", 60.0, 600),
-            Top("sm90_xmma_gemm", 25.0, 20),
-            Top("void other::tiny<true>(int)", 5.0, 1),
-            Top("never_measured", 3.0, 1),
+            nsight.Top("void at::native::copy<float, 4>(float*, float*)", 60.0, 600),
+            nsight.Top("sm90_xmma_gemm", 25.0, 20),
+            nsight.Top("void other::tiny<true>(int)", 5.0, 1),
+            nsight.Top("never_measured", 3.0, 1),
         ],
         "denoise",
         100.0,
