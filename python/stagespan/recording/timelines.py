@@ -515,7 +515,7 @@ class Process:
         Their times are monotonic; open ones end at `last_ns`.
         """
         numbers, firsts = self.numbers
-        at = int(numbers.searchsorted(np.uint64(number)))
+        at = int(numbers.searchsorted(numbers.dtype.type(number)))
         spans = []
         if at < len(numbers) and numbers[at] == number:
             spans = self._made(self.rows[firsts[at] : firsts[at + 1]])
