@@ -1,6 +1,4 @@
 // child_call.cpp: calls a function in a child process that is forked for this call.
-#include "child_call.h"
-
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -11,6 +9,7 @@
 #include <utility>
 
 #include "object.h"
+#include "parts.h"
 #include "stagespan/without_signals.h"
 
 namespace stagespan::python {

@@ -1,6 +1,4 @@
 // device.cpp: attaches a device from Python, and returns facts about it.
-#include "device.h"
-
 #include <pybind11/stl.h>
 
 #include <cerrno>
@@ -15,6 +13,7 @@
 #include "device/layer.h"
 #include "device_torch_event.h"
 #include "object.h"
+#include "parts.h"
 #include "timed_run.h"
 
 namespace py = pybind11;

@@ -1,6 +1,4 @@
 // listener.cpp: a thread that waits for what other programs ask of this process.
-#include "listener.h"
-
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -13,6 +11,7 @@
 
 #include "after_fork.h"
 #include "object.h"
+#include "parts.h"
 #include "stagespan/clock.h"
 #include "stagespan/commands.h"
 #include "stagespan/recorder.h"

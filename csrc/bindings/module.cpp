@@ -3,21 +3,17 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "child_call.h"
 #include "completions.h"
 #include "context_layout.h"
 #include "current_request.h"
-#include "device.h"
 #include "docstrings.h"
 #include "execution_context.h"
-#include "listener.h"
+#include "parts.h"
 #include "reading.h"
 #include "request_details.h"
 #include "request_object.h"
 #include "request_tables.h"
-#include "sampler.h"
 #include "segments.h"
-#include "span_encoders.h"
 #include "span_object.h"
 #include "stage_names.h"
 #include "stagespan/api.h"
@@ -26,14 +22,10 @@
 #include "stagespan/scoped_timer.h"
 #include "stagespan/variables.h"
 #include "termination.h"
-#include "thread_name.h"
 #include "timed_function.h"
 #include "timed_iterator.h"
 #include "timed_run.h"
 #include "token_object.h"
-#include "torch_profile.h"
-#include "trace_passes.h"
-#include "trace_scanner.h"
 #include "waiting.h"
 
 namespace py = pybind11;

@@ -1,6 +1,4 @@
 // sampler.cpp: a thread that takes the Python frames of all threads at regular intervals.
-#include "sampler.h"
-
 #include <fcntl.h>
 #include <frameobject.h>
 #include <pthread.h>
@@ -20,6 +18,7 @@
 
 #include "after_fork.h"
 #include "object.h"
+#include "parts.h"
 #include "sampled_stacks.h"
 #include "stagespan/thread_state.h"
 #include "stagespan/without_signals.h"

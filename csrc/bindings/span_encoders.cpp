@@ -1,6 +1,4 @@
 // span_encoders.cpp: gives csrc/export rows of spans, and the Python values of what is no row.
-#include "span_encoders.h"
-
 #include <cstdint>
 #include <span>
 #include <string>
@@ -10,6 +8,7 @@
 #include "export/kept_spans.h"
 #include "export/otlp_spans.h"
 #include "object.h"
+#include "parts.h"
 
 namespace py = pybind11;
 

@@ -1,12 +1,11 @@
 // thread_name.cpp: the names of Python's threads. The system knows at most 15 bytes of them, or nothing.
-#include "thread_name.h"
-
 #include <Python.h>
 #include <pthread.h>
 
 #include <string_view>
 
 #include "object.h"
+#include "parts.h"
 #include "stagespan/recorder.h"
 #include "stagespan/text.h"
 

@@ -1,6 +1,4 @@
 // torch_profile.cpp: ends torch's profiler, and writes its trace, without the interpreter's lock.
-#include "torch_profile.h"
-
 #include <dlfcn.h>
 
 #include <memory>
@@ -8,6 +6,8 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+
+#include "parts.h"
 
 namespace py = pybind11;
 

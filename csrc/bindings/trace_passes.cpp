@@ -1,10 +1,9 @@
 // trace_passes.cpp: gives the passes of csrc/trace columns of numpy, to read and to fill, without copies.
-#include "trace_passes.h"
-
 #include <array>
 #include <cstdint>
 #include <string>
 
+#include "parts.h"
 #include "trace/covers.h"
 #include "trace/division.h"
 #include "trace/nesting.h"

@@ -1,6 +1,4 @@
 // trace_scanner.cpp: converts traces of profilers to columns that numpy uses without copying.
-#include "trace_scanner.h"
-
 #include <pybind11/stl.h>
 
 #include <atomic>
@@ -9,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "parts.h"
 #include "reading.h"
 #include "trace/scanner.h"
 
