@@ -80,6 +80,7 @@ class Amounts:
         """The smallest amount."""
         self.max = max
         """The largest amount."""
+        # Those of each process are in order, which makes sorting them quick.
         self._buckets = sorted(buckets)
         self._below = list(itertools.accumulate(count for _, count in self._buckets))
         self.p50, self.p95, self.p99 = map(self.quantile, QUANTILES.values())
@@ -102,7 +103,7 @@ class Amounts:
         if ``q`` is not between 0 and 1.
         """
         place = bisect.bisect_left(self._below, rank(q, self._below[-1]))
-        return min(max(self._buckets[place][0], self.min), self.max)
+        return float(min(max(self._buckets[place][0], self.min), self.max))
 
     def buckets(self) -> list[tuple[float, int]]:
         """Return amounts, ascending, and how many there are of about each of them."""
@@ -410,17 +411,17 @@ def _read(
 ) -> tuple[dict[str, StageStats], dict[str, int]]:
     lost = _core.lost() if lost is None else lost
     of_kinds = [map(_from_summary, snapshot.stages(kind).values()) for kind in kinds]
-    found = _by_name(itertools.chain.from_iterable(of_kinds))
+    stages = _by_name(itertools.chain.from_iterable(of_kinds))
     ok = number_of(REQUESTS["ok"])
     if ok in kinds:  # amounts of requests are not told apart by status
         of_requests = snapshot.amounts(ok) if len(kinds) > 1 else {}
-        for name, stage in found.items():
+        for name, stage in stages.items():
             amounts = {
                 unit or "": Amounts.of([of]) for unit, of in of_requests.get(name, {}).items()
             }
-            found[name] = replace(stage, amounts=amounts)
-    order = sorted(found, key=lambda name: -found[name].total_ns)
-    return {name: found[name] for name in order}, lost
+            stages[name] = replace(stage, amounts=amounts)
+    order = sorted(stages, key=lambda name: -stages[name].total_ns)
+    return {name: stages[name] for name in order}, lost
 
 
 def _from_summary(stage: _core.StageSummary) -> StageStats:
@@ -536,29 +537,19 @@ def _without_unknown(durations: Any) -> _Exact | None:
 # --- of several processes -------------------------------------------------------------------------
 
 
-class Distribution:
-    """Durations of which only the buckets of their histograms are known."""
+class Distribution(Amounts, Durations):
+    """Durations of which only the buckets of their histograms are known.
 
-    def __init__(
-        self,
-        total_ns: int,
-        min_ns: int,
-        max_ns: int,
-        count: int,
-        buckets: Iterable[tuple[float, int]],
-    ) -> None:
-        self.count = count
-        self.total_ns = total_ns
-        self.mean_ns = total_ns / count
-        self.min_ns = min_ns
-        self.max_ns = max_ns
-        # Those of each process are in order, which makes sorting them quick.
-        self._buckets = sorted(buckets)
-        self._below = list(itertools.accumulate(count for _, count in self._buckets))
-        self.p50_ns, self.p95_ns, self.p99_ns = map(self.quantile_ns, (0.50, 0.95, 0.99))
+    Its figures have the names of amounts, and those of durations: ``p50_ns`` is ``p50``.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.endswith("_ns"):
+            raise AttributeError(name)
+        return getattr(self, name.removesuffix("_ns"))
 
     @staticmethod
-    def of(parts: Sequence[Durations]) -> Distribution:
+    def together(parts: Sequence[Durations]) -> Distribution:
         """Return several distributions together. Their histograms are added."""
         return Distribution(
             sum(part.total_ns for part in parts),
@@ -567,16 +558,6 @@ class Distribution:
             sum(part.count for part in parts),
             (bucket for part in parts for bucket in part.buckets_ns()),
         )
-
-    def quantile_ns(self, q: float) -> float:
-        """Return the ``q`` quantile in ns; raises ValueError if it is not between 0 and 1."""
-        place = bisect.bisect_left(self._below, rank(q, self._below[-1]))
-        duration = self._buckets[place][0]
-        return min(max(duration, float(self.min_ns)), float(self.max_ns))
-
-    def buckets_ns(self) -> list[tuple[float, int]]:
-        """Return durations in ns, ascending, and how many runs took about as long."""
-        return self._buckets
 
 
 def sum_of_known(times_ns: Iterable[int | None]) -> int | None:
@@ -600,7 +581,7 @@ def merged_stage(parts: Sequence[StageStats]) -> StageStats:
     )
     return StageStats(
         parts[0].name,
-        Distribution.of([part.host for part in parts]),
+        Distribution.together([part.host for part in parts]),
         sum(part.errors for part in parts),
         sum(part.suspended_ns for part in parts),
         sum_of_known(part.cpu_total_ns for part in parts),
@@ -608,7 +589,7 @@ def merged_stage(parts: Sequence[StageStats]) -> StageStats:
         dict(work),
         {unit: Amounts.of(of) for unit, of in amounts.items()},
         Amounts.of(sizes) if sizes else None,
-        *(Distribution.of(figures) if figures else None for figures in device),
+        *(Distribution.together(figures) if figures else None for figures in device),
     )
 
 

@@ -78,7 +78,7 @@ def _merged_stage(name: str, parts: Sequence[_core.StageSummary | MergedStage]) 
 
 
 def _together(parts: Sequence[Durations]) -> Distribution:
-    whole = Distribution.of(parts)
+    whole = Distribution.together(parts)
     counts: Counter[float] = Counter()
     for duration, count in whole.buckets_ns():
         counts[float(f"{duration:.{_DIGITS}g}")] += count
