@@ -158,12 +158,12 @@ class _Magic:
         if error is not None:
             raise error
 
-    def _show(self, shown: Any) -> None:
+    def _show(self, page: Any) -> None:
         from IPython import display
 
         show: Any = display.display
-        if shown is not None:
-            show(shown)
+        if page is not None:
+            show(page)
 
     def _is_function(self, text: str, code: str) -> bool:
         """Whether a name is that of a function of the notebook or of a module."""

@@ -228,15 +228,15 @@ class _Session:
         variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST_")}
         has = item.config.pluginmanager.hasplugin
         with tempfile.TemporaryDirectory(prefix="stagespan-repeat-") as name:
-            own = Path(name)
+            test_folder = Path(name)
             command = [
                 *(sys.executable, "-m", "pytest", *arguments),
-                *(f"--rootdir={item.config.rootpath}", "-o", f"cache_dir={own / 'cache'}"),
+                *(f"--rootdir={item.config.rootpath}", "-o", f"cache_dir={test_folder / 'cache'}"),
                 # pytest empties a folder that --basetemp names, and a log file.
-                *([f"--basetemp={own / 'tmp'}"] if has("tmpdir") else []),
+                *([f"--basetemp={test_folder / 'tmp'}"] if has("tmpdir") else []),
                 *([f"--log-file={os.devnull}"] if has("logging") else []),
                 *(["-n0"] if has("xdist") else []),
-                *(f"--stage-baseline={own / 'times.json'}", "--stage-baseline-replace"),
+                *(f"--stage-baseline={test_folder / 'times.json'}", "--stage-baseline-replace"),
                 str(item.config.rootpath / item.nodeid),
             ]
             try:
@@ -249,7 +249,7 @@ class _Session:
                     timeout=_REPEAT_TIMEOUT_S,
                     check=False,
                 )
-                times = read_baseline(own / "times.json").times.get((key, None))
+                times = read_baseline(test_folder / "times.json").times.get((key, None))
             except subprocess.TimeoutExpired:
                 return f"it took more than {_REPEAT_TIMEOUT_S} s"
             except OSError as error:

@@ -254,7 +254,7 @@ def _headers_in(carrier: Any, *, is_trusted: bool) -> dict[str, str]:
                 name = name.removeprefix("HTTP_")  # in a WSGI environ
             values = values if isinstance(values, (list, tuple)) else [values]
             headers[name.lower()] += map(_text, values)
-    parent, own = (
+    parent, key = (
         values[0] if len({*values}) == 1 and len(values[0]) <= 256 else ""
         for values in (headers["traceparent"], headers["stagespan"])
     )
@@ -266,8 +266,8 @@ def _headers_in(carrier: Any, *, is_trusted: bool) -> dict[str, str]:
     if not (is_trusted and len(ours) == 1 and re.fullmatch("stagespan=[0-9a-f]{16}", ours[0])):
         state = [text for text in state if text not in ours]  # a client may have written them
     texts = {"traceparent": parent, "tracestate": ",".join(state[:32])}
-    if is_trusted and re.fullmatch("[!-~]+", own):
-        texts["stagespan"] = own
+    if is_trusted and re.fullmatch("[!-~]+", key):
+        texts["stagespan"] = key
     return {name: text for name, text in texts.items() if text}
 
 

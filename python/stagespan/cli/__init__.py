@@ -94,10 +94,10 @@ class _Commands(click.Group):
         # click itself refuses unknown options.
         if args[0] not in VERBS and not args[0].startswith("-"):
             ctx.fail(_unknown(args[0]))
-        found = super().resolve_command(ctx, args)
-        if found[1] is not None:
-            _refuse_repeated(found[1], ctx, found[2])
-        return found
+        resolved = super().resolve_command(ctx, args)
+        if resolved[1] is not None:
+            _refuse_repeated(resolved[1], ctx, resolved[2])
+        return resolved
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, VERBS))

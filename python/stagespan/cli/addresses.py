@@ -17,10 +17,10 @@ class Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, int]:
         """Return host and port; the host is this machine's own if none is named."""
-        found = re.fullmatch(r"(?:(\[[^\]]+\]|[^:\[\]]*):)?(\d{1,5})", str(value).strip())
-        if found is None or int(found[2]) > 65535:
+        match = re.fullmatch(r"(?:(\[[^\]]+\]|[^:\[\]]*):)?(\d{1,5})", str(value).strip())
+        if match is None or int(match[2]) > 65535:
             self.fail(f"{value!r} is not an address: pass HOST:PORT, as in 127.0.0.1:9464.")
-        return (found[1] or "").strip("[]") or "127.0.0.1", int(found[2])
+        return (match[1] or "").strip("[]") or "127.0.0.1", int(match[2])
 
 
 def url(host: str, port: int) -> str:

@@ -38,8 +38,8 @@ class Shown:
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Shown]:
     """Yield what shows the progress, which is removed at the end."""
-    shown = Shown()
+    line = Shown()
     try:
-        yield shown
+        yield line
     finally:
-        shown.clear()
+        line.clear()

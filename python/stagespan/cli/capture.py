@@ -87,11 +87,11 @@ def command(
         raise click.UsageError("--rank chooses a process of --job.")
     from stagespan.recording import captures
 
-    found = None if job is None else captures.members(job, rank)
-    if found is not None and len(found) == 1:
-        pid, found = found[0].recording.path, None
+    members = None if job is None else captures.members(job, rank)
+    if members is not None and len(members) == 1:
+        pid, members = members[0].recording.path, None
     if cancel:
-        for which in [str(pid)] if found is None else [one.recording.path for one in found]:
+        for which in [str(pid)] if members is None else [m.recording.path for m in members]:
             click.echo(captures.cancelled(which), err=True)
         return
     if stage is None:
@@ -105,10 +105,10 @@ def command(
         progress = _Bounds(show)
         if no_probe:
             show.line("The pause at its end is not known before, because of --no-probe.")
-        if found is None:
+        if members is None:
             results = [captures.captured(str(pid), {**asked, "output": output}, progress)]
         else:
-            results = captures.captured_together(found, asked, output, progress)
+            results = captures.captured_together(members, asked, output, progress)
     _show(results, as_json=as_json)
     if analyze:
         from stagespan.pages.terminal import print_page

@@ -118,11 +118,11 @@ def command(
         _check_noise(comparison, noise_limit)
 
 
-def _check_noise(found: TimingComparison, limit: float) -> None:
+def _check_noise(comparison: TimingComparison, limit: float) -> None:
     """Raise ReportError, which is shown with exit status 2, if the noise is above the limit."""
     from stagespan.pages.amounts import percent, quoted
 
-    noisy = [change for change in found.changes if change.exceeds_noise(limit)]
+    noisy = [change for change in comparison.changes if change.exceeds_noise(limit)]
     if noisy:
         worst = max((change.noise for change in noisy if change.noise is not None), default=None)
         noise = "not known" if worst is None else f"up to {percent(worst)} of the time before"

@@ -206,7 +206,7 @@ def _exporter() -> tuple[str, State, str]:
     )
 
     folder = recording_folders()[0]
-    others = [one for one in default_folders() if one != folder]
+    others = [other for other in default_folders() if other != folder]
     if not is_exported(folder):
         text = f"no `stagespan export` reads the recordings in {folder}"
         read = next(filter(is_exported, others), None)
@@ -219,7 +219,7 @@ def _exporter() -> tuple[str, State, str]:
     lost = ", ".join(f"{cause} {number:,}" for cause, number in lost_by(folder).items() if number)
     if lost:
         return "exporter", "note", f"reads the recordings in {folder}, and has lost: {lost}"
-    read_too = [one for one in others if is_exported(one)]
+    read_too = [other for other in others if is_exported(other)]
     live = [path for path in live_in([folder, *read_too]) if path != place["path"]]
     if live:
         number = f"{len(live):,} other live processes" if len(live) > 1 else "1 other live process"

@@ -97,22 +97,23 @@ def command(
     most = slowest if wanted.is_all else _ALL
     read, count = _read(recordings, most, pattern, status)
     # With other recordings than those that are named, a message may have been received.
-    are_all = not any(isinstance(one, Recording) for one in read) or not recordings
+    are_all = not any(isinstance(source, Recording) for source in read) or not recordings
     requests = timelines(read, None if is_pattern else id_, are_all=are_all)
     if job is not None:
-        local = [one for one in read if isinstance(one, Recording)]
-        members = {id(one) for one in jobs.processes(job, spans=False, among=local)}
-        requests = [one for one in requests if id(one.segments[0].recording) in members]
+        local = [source for source in read if isinstance(source, Recording)]
+        members = {id(process) for process in jobs.processes(job, spans=False, among=local)}
+        requests = [request for request in requests if id(request.segments[0].recording) in members]
     if pattern is not None and is_pattern:
         matches = re.compile(pattern, re.DOTALL).fullmatch
-        requests = [one for one in requests if matches(one.id)]
+        requests = [request for request in requests if matches(request.id)]
     if status is not None:
-        requests = [one for one in requests if one.status == status]
+        requests = [request for request in requests if request.status == status]
     if not wanted.is_all:
         requests, count = list(filter(wanted.matches, requests)), None
-    ran_in = {id(part.recording): part.recording for one in requests for part in one.segments}
+    parts = (part for request in requests for part in request.segments)
+    ran_in = {id(part.recording): part.recording for part in parts}
     lost = {
-        cause: sum(one.lost()[cause] for one in ran_in.values())
+        cause: sum(recording.lost()[cause] for recording in ran_in.values())
         for cause in ("requests", "links", "overwritten")
     }
     if not requests and output.form != "json":
@@ -127,10 +128,10 @@ def command(
         return
     from stagespan.recording.requests_page import Requests, RequestsPage
 
-    shown = sorted(requests, key=lambda one: -one.total_ns)[:slowest]
+    slowest_requests = sorted(requests, key=lambda request: -request.total_ns)[:slowest]
     in_detail = id_ is not None and not is_pattern
     total = len(requests) if count is None else count
-    output.show(RequestsPage(Requests(requests, shown, lost, total, in_detail)))
+    output.show(RequestsPage(Requests(requests, slowest_requests, lost, total, in_detail)))
 
 
 class _Wanted:
@@ -150,11 +151,12 @@ class _Wanted:
     def is_all(self) -> bool:
         return self._pipeline is None and self._route is None and not self._fields
 
-    def matches(self, one: Timeline) -> bool:
+    def matches(self, request: Timeline) -> bool:
+        fields = request.fields
         return (
-            self._pipeline in (None, one.pipeline)
-            and self._route in (None, one.route)
-            and all(name in one.fields and _is(one.fields[name], v) for name, v in self._fields)
+            self._pipeline in (None, request.pipeline)
+            and self._route in (None, request.route)
+            and all(name in fields and _is(fields[name], v) for name, v in self._fields)
         )
 
     def __str__(self) -> str:
@@ -202,12 +204,12 @@ def _read(
         from stagespan.export.stores import is_kept
         from stagespan.trace.read.remote import local_path
 
-        paths = {one: local_path(one) for one in named}
-        places = {one: path for one, path in paths.items() if is_kept(path)}
+        paths = {source: local_path(source) for source in named}
+        places = {source: path for source, path in paths.items() if is_kept(path)}
         opened = [
             finding.open_recording(os.fspath(path))
-            for one, path in paths.items()
-            if one not in places
+            for source, path in paths.items()
+            if source not in places
         ]
         if not places:
             return opened, None

@@ -32,10 +32,10 @@ def remove_exporter(exporter: object) -> None:
 
 def _enter(request: _core.Request) -> tuple[Any, Any] | None:
     """Make a request the current span; returns the new context and the one before."""
-    known = request._w3c
-    if known is None:
+    w3c = request._w3c
+    if w3c is None:
         return None
-    high, low, segment, flags = known
+    high, low, segment, flags = w3c
     trace, context = imports.load("opentelemetry.trace"), imports.load("opentelemetry.context")
     parent = trace.SpanContext(high << 64 | low, segment, False, trace.TraceFlags(flags & 1))
     before = context.get_current()

@@ -158,15 +158,15 @@ def share(text: str | float) -> float:
 
 def milliseconds(text: str | float) -> float:
     """Return a time in ms: ``"2"``, ``"2 ms"`` and ``2`` give 2.0. Raises ValueError."""
-    found = _number(str(text).strip().removesuffix("ms"))
-    if found is None or found < 0:
+    number = _number(str(text).strip().removesuffix("ms"))
+    if number is None or number < 0:
         raise ValueError(f"{text!r} is not a time in milliseconds: write for example 2 or 0.5.")
-    return found
+    return number
 
 
 def _number(text: str) -> float | None:
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
         return None
-    return found if math.isfinite(found) else None
+    return number if math.isfinite(number) else None

@@ -172,26 +172,26 @@ def _writer_of(struct: type[Figures]) -> _Write:
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     # Trees are too deep for recursion: structs of the same type are written one after another.
-    nested = [(each.name, each.encode_name) for each in info.fields if _is_list_of(struct, each)]
+    nested = [(of.name, of.encode_name) for of in info.fields if _is_list_of(struct, of)]
     fields = [
-        (each.name, each.encode_name, _writer(each.type))
-        for each in info.fields
-        if not _is_list_of(struct, each) and not _is_marked(each, _INTERNAL, _FLAT)
+        (field.name, field.encode_name, _writer(field.type))
+        for field in info.fields
+        if not _is_list_of(struct, field) and not _is_marked(field, _INTERNAL, _FLAT)
     ]
-    flat = [each.name for each in info.fields if _is_marked(each, _FLAT)]
+    flat = [field.name for field in info.fields if _is_marked(field, _FLAT)]
 
     def write(figures: Any) -> dict[str, Any]:
         root: dict[str, Any] = {}
         waiting = [(figures, root)]
         while waiting:
-            each, written = waiting.pop()
+            node, written = waiting.pop()
             for name, key, inner in fields:
-                value = getattr(each, name)
+                value = getattr(node, name)
                 written[key] = value if inner is None else inner(value)
             for name in flat:
-                written.update(getattr(each, name).to_dict())
+                written.update(getattr(node, name).to_dict())
             for name, key in nested:
-                below = getattr(each, name)
+                below = getattr(node, name)
                 written[key] = [{} for _ in below]
                 waiting += zip(below, written[key], strict=True)
         return root

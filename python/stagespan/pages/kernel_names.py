@@ -197,23 +197,23 @@ def _written(parts: list[_Part], detail: int, top: bool = False) -> str:
     name = last.name.strip()
     inner = last.group("<")
     inner_detail = _FUNCTOR if detail == _OWN_ARGUMENTS else detail
-    arguments = [text for each in inner or [] if (text := _written(each, inner_detail))]
+    arguments = [text for part in inner or [] if (text := _written(part, inner_detail))]
     if detail == _FUNCTOR:
-        passed = [each for each in arguments if _HOW.match(each) is None] or arguments[:1]
+        passed = [text for text in arguments if _HOW.match(text) is None] or arguments[:1]
         if _FORWARDING.match(name) and passed:
-            return max(passed, key=lambda each: ("<" in each or "(" in each, len(each)))
+            return max(passed, key=lambda text: ("<" in text or "(" in text, len(text)))
         arguments = list(dict.fromkeys(passed))
         name = _SUFFIX.sub("", name) if arguments else name
     text = f"{name}<{', '.join(arguments)}>" if arguments else name
     if detail > _FUNCTOR:
         around = [
-            _written([each], inner_detail) for each in parts[:-1] if each.group("<") is not None
+            _written([part], inner_detail) for part in parts[:-1] if part.group("<") is not None
         ]
         text = "::".join([*around, text])
         if not top:
             text += "".join(of[0][0].name for opened, of in last.groups if not opened)
     if top and detail == _PARAMETERS:
-        parameters = [_written(each, detail) for each in last.group("(") or []]
+        parameters = [_written(part, detail) for part in last.group("(") or []]
         text += f"({', '.join(parameters)})"
     return text.strip()
 
@@ -227,15 +227,15 @@ def _functor(parts: list[_Part], lambdas: list[_Part], detail: int) -> str:
     name = owner.name.strip()
     taken = lambdas[-1].group("{") or []
     inside = taken[0][0].group("(") if taken and taken[0] else None
-    types = [_written(each, detail) for each in inside or []]
-    arguments = [_written(each, detail) for each in owner.group("<") or []]
+    types = [_written(part, detail) for part in inside or []]
+    arguments = [_written(part, detail) for part in owner.group("<") or []]
     if detail == _FUNCTOR:
         if _FORWARDING.match(name) and arguments:
             return arguments[0]
         name = _SUFFIX.sub("", name)
         types, arguments = list(dict.fromkeys(types)), list(dict.fromkeys(arguments))
         return f"{name}({', '.join(types or arguments)})"
-    numbers = "".join(_number(each) for each in lambdas)
+    numbers = "".join(_number(part) for part in lambdas)
     template = f"<{', '.join(arguments)}>" if arguments else ""
     return f"{name}{template}{numbers}({', '.join(types)})"
 

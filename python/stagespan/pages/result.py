@@ -225,19 +225,19 @@ def without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     The joined finding has the higher of their severities, and is about idle time if one of them
     is. A finding is not joined to one that is itself joined to another.
     """
-    repeats = {code: each.code for each in reversed(findings) for code in each.covers}
+    repeats = {code: other.code for other in reversed(findings) for code in other.covers}
     existing = {finding.code for finding in findings}
     codes = {code for code in existing if repeats.get(code) not in existing}
     kept = []
     for finding in findings:
         if repeats.get(finding.code) in codes:
             continue
-        same = [each for each in findings if repeats.get(each.code) == finding.code]
-        shown = (*finding.evidence, *(item for each in same for item in each.evidence))
-        severity = min((each.severity for each in (finding, *same)), key=SEVERITIES.index)
-        about: Subject = "idle" if any(each.about == "idle" for each in same) else finding.about
-        shown = tuple(dict.fromkeys(shown))
-        kept.append(structs.replace(finding, severity=severity, evidence=shown, about=about))
+        same = [other for other in findings if repeats.get(other.code) == finding.code]
+        evidence = (*finding.evidence, *(item for other in same for item in other.evidence))
+        severity = min((other.severity for other in (finding, *same)), key=SEVERITIES.index)
+        about: Subject = "idle" if any(other.about == "idle" for other in same) else finding.about
+        evidence = tuple(dict.fromkeys(evidence))
+        kept.append(structs.replace(finding, severity=severity, evidence=evidence, about=about))
     return kept
 
 
@@ -362,12 +362,12 @@ class Table(msgspec.Struct, frozen=True):
         Those with the headings in `always` stay.
         """
         at = [
-            each
-            for each, (heading, _) in enumerate(self.columns)
-            if heading in always or any(row[each] for row in self.rows)
+            column
+            for column, (heading, _) in enumerate(self.columns)
+            if heading in always or any(row[column] for row in self.rows)
         ]
-        columns = tuple(self.columns[each] for each in at)
-        rows = [tuple(row[each] for each in at) for row in self.rows]
+        columns = tuple(self.columns[column] for column in at)
+        rows = [tuple(row[column] for column in at) for row in self.rows]
         return Table(self.title, columns, rows, self.note)
 
 

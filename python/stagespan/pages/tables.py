@@ -51,35 +51,35 @@ def _fitted(
     def size(column: Column, title: Sequence[str]) -> int:
         return max(map(length, (*title, *column.cells)))
 
-    fitted = [_Fitted(column, [one := column.title], size(column, [one])) for column in filled]
+    fitted = [_Fitted(column, [title := column.title], size(column, [title])) for column in filled]
     if width is None:
         return fitted
 
     def least_width(most_name: int) -> int:
-        first = next((one for one in fitted if one.column.is_flexible), None)
+        first = next((col for col in fitted if col.column.is_flexible), None)
         return sum(
-            gap + min(one.width, most_name if one is first else _READABLE_COLUMN)
-            if one.column.is_flexible
-            else gap + one.width
-            for one in fitted
+            gap + min(col.width, most_name if col is first else _READABLE_COLUMN)
+            if col.column.is_flexible
+            else gap + col.width
+            for col in fitted
         )
 
     most_name = max(width // 2, _READABLE_COLUMN)
     if least_width(most_name) > width:
-        fitted = [_with_folded_title(one, length) for one in fitted]
+        fitted = [_with_folded_title(col, length) for col in fitted]
     while least_width(most_name) > width:
         at = max(range(len(fitted)), key=lambda i: (fitted[i].column.optional, i))
         if not fitted[at].column.optional:
             break
         del fitted[at]
     while least_width(_READABLE_COLUMN) > width:
-        numbers = [i for i, one in enumerate(fitted) if one.column.is_number]
+        numbers = [i for i, col in enumerate(fitted) if col.column.is_number]
         if len(numbers) < 2:
             break
         del fitted[numbers[-1]]
     # The widest columns are cut first.
-    while sum(one.width + gap for one in fitted) > width:
-        flexible = [i for i, one in enumerate(fitted) if one.column.is_flexible]
+    while sum(col.width + gap for col in fitted) > width:
+        flexible = [i for i, col in enumerate(fitted) if col.column.is_flexible]
         at = max(flexible, key=lambda i: fitted[i].width, default=-1)
         if at < 0 or fitted[at].width <= _LEAST_COLUMN:
             break
@@ -87,18 +87,18 @@ def _fitted(
     return fitted
 
 
-def _with_folded_title(one: _Fitted, length: Callable[[str], int]) -> _Fitted:
+def _with_folded_title(col: _Fitted, length: Callable[[str], int]) -> _Fitted:
     """Return a column; if it has numbers, its title has the lines that make it narrowest."""
-    if not one.column.is_number:
-        return one
-    widest = max(map(length, one.column.cells), default=0)
+    if not col.column.is_number:
+        return col
+    widest = max(map(length, col.column.cells), default=0)
     lines: list[str] = []
-    for word in one.column.title.split():
+    for word in col.column.title.split():
         if lines and length(f"{lines[-1]} {word}") <= widest:
             lines[-1] += f" {word}"
         else:
             lines.append(word)
-    return one._replace(title=lines, width=max(widest, *map(length, lines or [""])))
+    return col._replace(title=lines, width=max(widest, *map(length, lines or [""])))
 
 
 def plain_table(
@@ -115,21 +115,21 @@ def plain_table(
         from rich.cells import cell_len as length
     fitted = _fitted(columns, width, gap, length)
 
-    def cell(text: str, one: _Fitted) -> str:
-        if length(text) > one.width:
-            while length(text) >= one.width:
+    def cell(text: str, col: _Fitted) -> str:
+        if length(text) > col.width:
+            while length(text) >= col.width:
                 text = text[:-1]
             text += "…"
-        blanks = " " * (one.width - length(text))
-        return blanks + text if one.column.is_number else text + blanks
+        blanks = " " * (col.width - length(text))
+        return blanks + text if col.column.is_number else text + blanks
 
     def line(texts: Sequence[str]) -> str:
         return margin + (" " * gap).join(map(cell, texts, fitted)).rstrip()
 
-    lines = max((len(one.title) for one in fitted), default=0)
-    titles = zip(*([""] * (lines - len(one.title)) + one.title for one in fitted), strict=True)
-    rows = zip(*(one.column.cells for one in fitted), strict=True)
-    rule = margin + "─" * (sum(one.width + gap for one in fitted) - gap)
+    lines = max((len(col.title) for col in fitted), default=0)
+    titles = zip(*([""] * (lines - len(col.title)) + col.title for col in fitted), strict=True)
+    rows = zip(*(col.column.cells for col in fitted), strict=True)
+    rule = margin + "─" * (sum(col.width + gap for col in fitted) - gap)
     return "\n".join([*map(line, titles), *([rule] if is_ruled else []), *map(line, rows)])
 
 

@@ -371,10 +371,10 @@ def whole_finding_block(finding: Finding, width: int = _WIDTH) -> RenderableType
     `width` is that of the screen.
     """
     grid = _finding_grid(finding, finding.text)
-    for each in finding.evidence[:_EVIDENCE]:
+    for evidence in finding.evidence[:_EVIDENCE]:
         # Each on one line: a long path would leave its dash on a line of its own.
-        most = max(width - _SEVERITY - len("- ") - len(each.details), _LEAST_NAME)
-        grid.add_row("", text_block(f"- {each.within(most)}", "dim"))
+        most = max(width - _SEVERITY - len("- ") - len(evidence.details), _LEAST_NAME)
+        grid.add_row("", text_block(f"- {evidence.within(most)}", "dim"))
     return grid
 
 

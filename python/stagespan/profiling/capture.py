@@ -196,12 +196,12 @@ class _Recording:
         events = self.window.recorded_events()
         if events is None or not self.ended:
             return False
-        each = events / self.ended
-        if events + each <= self._wish.max_events or self.ended >= self._wanted:
+        per_run = events / self.ended
+        if events + per_run <= self._wish.max_events or self.ended >= self._wanted:
             return False
         self.reached = (
             f"max_events ({self._wish.max_events:,}) ended it after {self.ended} of"
-            f" {self._wanted} {self._wish.unit}s: another one has about {each:,.0f} events"
+            f" {self._wanted} {self._wish.unit}s: another one has about {per_run:,.0f} events"
         )
         return True
 
@@ -432,10 +432,10 @@ class Capture:
     def _why_never(self) -> str:
         if self._is_cancelled:
             return _CANCELLED
-        stage, within = quoted([self.stage]), f"within {self._wish.max_seconds:g} s (max_seconds)"
+        stage, limit = quoted([self.stage]), f"within {self._wish.max_seconds:g} s (max_seconds)"
         if self._runs_before != _runs_of(self.stage):
             return (
-                f"No run of stage {stage} could be captured {within}, although it ran: it is a"
+                f"No run of stage {stage} could be captured {limit}, although it ran: it is a"
                 " function that was decorated with span before the capture, or a span that was made"
                 " before it. Use ProfilingContext for this stage, or make the span in its `with`"
                 " statement."
@@ -443,7 +443,7 @@ class Capture:
         ran = sorted(name for name, known in _core.snapshot().stages().items() if known.count)
         others = f"stages that ran: {quoted(ran)}" if ran else "no stage has run in this process"
         return (
-            f"Stage {stage} did not run {within}; {others}. A stage inside code that torch.compile"
+            f"Stage {stage} did not run {limit}; {others}. A stage inside code that torch.compile"
             " has compiled does not run as a stage."
         )
 
@@ -666,13 +666,12 @@ def _check(wish: _Wish) -> None:
         )
     if wish.first is not None and (begun := runs_begun(wish.stage)) >= wish.first:
         raise StagespanError(_too_late(wish, begun))
-    each = _BYTES_WITH_STACK if wish.stacks else _BYTES_OF_EVENT
+    needed_bytes = wish.max_events * (_BYTES_WITH_STACK if wish.stacks else _BYTES_OF_EVENT)
     free = free_host_bytes()
-    if free is not None and not math.isinf(wish.max_events) and wish.max_events * each > free:
+    if free is not None and not math.isinf(wish.max_events) and needed_bytes > free:
         raise StagespanError(
             f"{wish.max_events:,} events (max_events) can take"
-            f" {wish.max_events * each / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB of memory"
-            " are free."
+            f" {needed_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB of memory are free."
         )
 
 

@@ -37,11 +37,11 @@ def ending(autograd: Any) -> Iterator[None]:
     lock: they would disturb the session that ends, or copy a part of it.
     """
     names: dict[str, Any] = vars(autograd)
-    own = threading.get_ident()
+    thread = threading.get_ident()
     with _turn:
         functions = {name: names[name] for name in (_ENDS, *_BEGINS)}
         for name, function in functions.items():
-            names[name] = _in_turn(function, own if name == _ENDS else None)
+            names[name] = _in_turn(function, thread if name == _ENDS else None)
         try:
             yield
         finally:

@@ -100,12 +100,12 @@ class Timing(Result):
         """Return the slowest requests, with the stages that most of their time was spent in."""
         listed = self.report.get("requests")
         entries = listed if isinstance(listed, list) else []
-        requests = [one for one in entries if isinstance(one, dict)]
-        slowest = sorted(requests, key=lambda one: -(number(one.get("duration_ms")) or 0.0))
+        requests = [request for request in entries if isinstance(request, dict)]
+        slowest = sorted(requests, key=lambda request: -(number(request.get("duration_ms")) or 0.0))
         slowest = slowest[:_MOST_REQUESTS]
         top_ms: defaultdict[str, float] = defaultdict(float)
-        for one in slowest:
-            for name, stage in _stages_of(one).items():
+        for request in slowest:
+            for name, stage in _stages_of(request).items():
                 top_ms[name] += number(stage.get("top_level_ms")) or 0.0
         longest = sorted(top_ms, key=lambda name: -top_ms[name])[:_MOST_COLUMNS]
         return Table.of(
@@ -113,8 +113,8 @@ class Timing(Result):
             if len(slowest) == len(requests)
             else f"The {len(slowest):,} slowest of {len(requests):,} requests",
             slowest,
-            (lambda one: str(one.get("request_id", "")), "request", ""),
-            (lambda one: str(one.get("status", "")), "status", ""),
+            (lambda request: str(request.get("request_id", "")), "request", ""),
+            (lambda request: str(request.get("status", "")), "status", ""),
             *((_time(key), name, "ns") for name, key in _OF_REQUESTS.items()),
             *((_in_stage(name), name, "ns") for name in longest),
         )

@@ -57,12 +57,12 @@ class Auto:
         stage = named.NamedStage(place)
         name = stage.name if stage.name not in self._stages.values() else place
         span = _core.span(name)
-        found = found_by_name(call)
-        if found is None:  # it has been removed since
+        located = found_by_name(call)
+        if located is None:  # it has been removed since
             return
         try:
-            if _is_in_place(found.function):
-                decorators.time_in_place(span, found.function)
+            if _is_in_place(located.function):
+                decorators.time_in_place(span, located.function)
             else:
                 named.wrap_in(sys.modules[stage.module], stage, lambda _: span)
         except Exception as error:
@@ -80,17 +80,17 @@ def _is_in_place(function: object) -> bool:
 
 def _why_not(call: Call) -> str | None:
     """Return why a function must stay as it is, or None."""
-    found = found_by_name(call)
-    if found is None:
+    located = found_by_name(call)
+    if located is None:
         return "it is not found by its name"
-    if decorators.contexts_of(found.function):
+    if decorators.contexts_of(located.function):
         return "the program times it itself"
-    is_in_place = _is_in_place(found.function)
-    torch = named.seen_by_torch(found.function, found.owner, is_replaced=not is_in_place)
+    is_in_place = _is_in_place(located.function)
+    torch = named.seen_by_torch(located.function, located.owner, is_replaced=not is_in_place)
     if torch is not None:
         return f"{torch} has seen it"
-    if is_in_place or not found.is_same or call.code is None:
+    if is_in_place or not located.is_same or call.code is None:
         return None
-    if named.is_held(call.code.file, found.path):
+    if named.is_held(call.code.file, located.path):
         return "this version of Python can time it by its name only, and the program holds it"
     return None

@@ -240,10 +240,10 @@ class _Stacks:
             same.call, same.package = above.call.child(node.class_name, "call"), owner
             return same
         is_class = last in ("forward", "__call__") and bool(node.class_name)
-        shown = node.class_name if is_class else name.replace(".<locals>", "")
+        label = node.class_name if is_class else name.replace(".<locals>", "")
         place = None if "<" in name else f"{_module(code.module)}:{name}"
-        if owner == "user" or owner != above.package or (is_class and above.call.name == shown):
-            same.call = above.call.child(shown, "call", place, code)
+        if owner == "user" or owner != above.package or (is_class and above.call.name == label):
+            same.call = above.call.child(label, "call", place, code)
         same.package = owner
         return same
 

@@ -133,7 +133,7 @@ def decoded(text: bytes) -> Sampled:
     return msgspec.structs.replace(result, shown=msgspec.convert(result.shown, list[RoleTable]))
 
 
-def _table(role: Role, shown: Sequence[Row]) -> RoleTable:
+def _table(role: Role, rows: Sequence[Row]) -> RoleTable:
     idle = ", ".join(
         f"{where} {duration(time_ns)}"
         for where, time_ns in sorted(role.idle_ns.items(), key=lambda pair: -pair[1])
@@ -141,12 +141,12 @@ def _table(role: Role, shown: Sequence[Row]) -> RoleTable:
     )
     return RoleTable(
         name=role.name,
-        verdict=_verdict(shown),
+        verdict=_verdict(rows),
         times_ns=_times_ns(role),
         table=role.name if role.processes == 1 else f"{role.name}, {role.processes} processes",
         rows=[
             (row.guide + row.label, 100 * row.share, row.calls[0].wall_ns, row.mostly)
-            for row in shown
+            for row in rows
         ],
         note=f"Waiting, not in the table: {idle}." if idle else "",
     )

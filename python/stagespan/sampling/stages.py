@@ -32,17 +32,17 @@ def best_of(rows: Iterable[Row], why_not: Callable[[Call], str | None]) -> list[
     ``why_not`` says why a call cannot be timed. If possible, the calls are of the user's code, and
     not a function that several rows share.
     """
-    found: dict[str, tuple[Row, Call]] = {}
+    by_place: dict[str, tuple[Row, Call]] = {}
     large = [row for row in rows if row.share >= _LEAST_SHARE]
     uses = Counter(place for row in large for place in {call.place for call in row.calls})
     for row in large:
         calls = [each for each in reversed(row.calls) if each.place and not why_not(each)]
         if calls:
             call = min(calls, key=lambda each: (not each.is_of_user, uses[each.place] > 1))
-            found.setdefault(str(call.place), (row, call))
-    by_time = sorted(found.values(), key=lambda pair: (not pair[0].mostly, -pair[0].share))
+            by_place.setdefault(str(call.place), (row, call))
+    by_time = sorted(by_place.values(), key=lambda pair: (not pair[0].mostly, -pair[0].share))
     best = {call.place for _, call in by_time[:MOST_STAGES]}
-    return [call for _, call in found.values() if call.place in best]
+    return [call for _, call in by_place.values() if call.place in best]
 
 
 def command_line(stages: Sequence[str], program: Sequence[str]) -> str:
@@ -61,14 +61,14 @@ def _why_not_named(call: Call) -> str | None:
     """Return why ``--stage`` does not reach a function, as far as this process can tell."""
     if sys.modules.get(str(call.place).partition(":")[0]) is None:
         return None  # only other processes have imported it
-    found = found_by_name(call)
-    if found is None:
+    located = found_by_name(call)
+    if located is None:
         return "it is not found by its name"
-    code = getattr(found.function, "__code__", None)
+    code = getattr(located.function, "__code__", None)
     if code is not None and named.is_compiled(code):
         return "torch.compile has compiled it"
     # A decorator that returned the function itself has probably registered it, as routes are.
-    if found.is_same and call.code is not None and named.is_held(call.code.file, found.path):
+    if located.is_same and call.code is not None and named.is_held(call.code.file, located.path):
         return "the program holds the function itself"
     return None
 

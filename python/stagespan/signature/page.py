@@ -78,11 +78,11 @@ class Signatures(Result):
         for stage in file.stages.values():
             if left <= 0:
                 break
-            shown = [stage, *stage.variants[:_MOST_VARIANTS]]
+            variants = [stage, *stage.variants[:_MOST_VARIANTS]]
             more = max(len(stage.variants) - _MOST_VARIANTS, 0)
-            signatures = list(map(SignatureFigures.of, shown))
+            signatures = list(map(SignatureFigures.of, variants))
             stages.append(StageSignatures(stage.stage_name, signatures, more))
-            left -= len(shown)
+            left -= len(variants)
         with_text = [
             stage.stage_name
             for stage in file.stages.values()

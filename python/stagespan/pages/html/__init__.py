@@ -39,12 +39,12 @@ def updated(shown: dict[str, Any]) -> str:
     return _drawn({**shown, "live": True}, "connect only to the server of the page", _CONNECTS)
 
 
-def _drawn(shown: dict[str, Any], connects: str, more_policy: str = "") -> str:
-    words = shown["words"]
+def _drawn(page: dict[str, Any], connects: str, more_policy: str = "") -> str:
+    words = page["words"]
     scripts = ("plot.js", "charts.js", "timeline.js", "page.js")
     texts = {"title": escape(words["page"]), "as_text": escape(words["as_text"])}
     texts["connects"] = connects
-    return _assembled("page.html", scripts, {**shown, "states": STATES}, texts, more_policy)
+    return _assembled("page.html", scripts, {**page, "states": STATES}, texts, more_policy)
 
 
 def live_page(title: str) -> str:
