@@ -97,7 +97,7 @@ struct OpenCopy {
 /// The name of the thread that uses this slot.
 void copy_name(const ThreadSlot& slot, ThreadName& name) noexcept;
 
-/// The open spans of every thread, by thread, outermost first. `active_ticks` is their begin, and `suspended` is false.
+/// The open spans of every thread, by thread, outermost first. `active_ticks` is their start, and `suspended` is false.
 std::vector<OpenCopy> read_open(ArenaView arena);
 
 /// Makes the records of a ring that have `count` numbers from `first` on available in the arena.

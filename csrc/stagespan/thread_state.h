@@ -119,7 +119,7 @@ struct SystemCounts {
   std::int64_t run_delay_us = -1;         // ready to run without a processor; negative if unknown
 };
 
-/// The CPU clock of a thread at the begin of one of its open spans.
+/// The CPU clock of a thread at the start of one of its open spans.
 struct CpuBegin {
   std::uint64_t span = 0;  // its id; 0 if there is none
   std::int64_t cpu_ns = 0;

@@ -1267,11 +1267,11 @@ def trace_nest(
     longer: NDArray[np.int64],
     own: NDArray[np.int64],
 ) -> None:
-    """Find what each interval is in. They are sorted by thread and begin, outer before inner.
+    """Find what each interval is in. They are sorted by thread and start, outer before inner.
 
     ``parent`` is the index of the one that is open and began last, or -1; ``longer`` is the next
     one around it that ends later, or -1. ``own`` is the time while no later one of the thread is
-    open. An interval ends after its begin.
+    open. An interval ends after its start.
     """
 
 def trace_first_around(

@@ -36,7 +36,7 @@ def _schema() -> dict[str, Any]:
     "--steps",
     metavar="N",
     type=click.IntRange(min=1),
-    help="In place of --runs: from the begin of one run to the begin of the next one, N times.",
+    help="In place of --runs: from the start of one run to the start of the next one, N times.",
 )
 @click.option(
     "--max-events",

@@ -538,7 +538,7 @@ def capture(
     Args:
         stage: The name of the stage.
         runs: The number of runs, by default 1.
-        steps: The number of steps, in place of `runs`: a step lasts from the begin of a run until
+        steps: The number of steps, in place of `runs`: a step lasts from the start of a run until
             the next run begins in the same thread, and is a range ``ProfilerStep#N`` in the trace.
         max_events: The most operators and annotations, including nested ones. If another run would
             exceed them, the capture ends before it, and the result says so.

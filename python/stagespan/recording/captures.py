@@ -21,7 +21,7 @@ from stagespan.recording.reading import Recording
 
 _MEASURE_S = 0.5
 _LEAD_S = 3.0
-"""How long before its begin all ranks must know with which run a capture begins."""
+"""How long before its start all ranks must know with which run a capture begins."""
 _LEAST_LEAD = 2
 Progress = Callable[[str, Mapping[str, Any]], None]
 """Is called with the label of a process, which is empty if there is only one, and an answer."""

@@ -9,7 +9,7 @@ from stagespan.trace.read.view import once
 
 @once
 def window_of(trace: Trace) -> tuple[int, int] | None:
-    """Return the first begin and the last end, in ns, of all events; None without events."""
+    """Return the first start and the last end, in ns, of all events; None without events."""
     events = trace.events
     if len(events) == 0:
         return None

@@ -366,7 +366,7 @@ def _of_stretches(
 
 
 def _overlap(trace: Trace, axis: Axis, row: int, begin: int, length: int) -> tuple[int, int]:
-    """Return the begin and the length of the part of an interval in which an event was open."""
+    """Return the start and the length of the part of an interval in which an event was open."""
     first = max(begin, int(trace.events.begin_ns[row]) - axis.begin_ns)
     last = min(begin + length, int(trace.events.end_ns[row]) - axis.begin_ns)
     return first, last - first

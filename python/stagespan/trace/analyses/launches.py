@@ -61,7 +61,7 @@ class Launches(StructResult, frozen=True):
     """Device events whose own launch is in the trace."""
     without_launch: Count
     delay_ns: Percentiles | None = msgspec.field(name="launch_delay_us")
-    """From the end of the launch to the begin on the device, at least 0."""
+    """From the end of the launch to the start on the device, at least 0."""
     call_ns: Percentiles | None = msgspec.field(name="launch_call_us")
     """Duration of the launching calls."""
     depth: QueueDepth | None = msgspec.field(name="queue_depth")

@@ -60,7 +60,7 @@ class _Operators(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def rows(self) -> Rows:
-        """Rows of `Trace.events`, by thread and begin."""
+        """Rows of `Trace.events`, by thread and start."""
         return self.forest.rows
 
     @cached_property
@@ -75,7 +75,7 @@ class _Operators(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def outer(self) -> Rows:
-        """The operators that no other operator has called, by thread and begin."""
+        """The operators that no other operator has called, by thread and start."""
         return np.flatnonzero(self.forest.parent < 0)
 
     @cached_property

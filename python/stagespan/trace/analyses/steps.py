@@ -696,7 +696,7 @@ class Step(Figures, frozen=True):
     begin_ns: Ns = msgspec.field(name="time_us")
     """From the start of the trace's window."""
     dur_ns: Ns = msgspec.field(name="step_us")
-    """From the begin of the step, or from the end of earlier work if that is later, to the end of
+    """From the start of the step, or from the end of earlier work if that is later, to the end of
     its last work on the device. No time belongs to two steps."""
     host_ns: Ns | None
     """The length of its mark on the host; None for steps that were found from kernels."""

@@ -50,7 +50,7 @@ class RepeatedCall(Figures, frozen=True):
     per_step: float | None
     """Calls per step; None without steps."""
     call_ns: Ns
-    """The median time of a call: on the device, from the begin of the first work that it launched
+    """The median time of a call: on the device, from the start of the first work that it launched
     to the end of the last; on the host without a device."""
     total_ns: Ns
     """The durations of all work that the calls launched, or of the calls without a device."""
@@ -83,7 +83,7 @@ class Structure(StructResult, frozen=True):
                 ("call_ns", "each", "ns"),
                 ("total_ns", "work", "ns"),
                 ("percent", "of the work", "%"),
-                note="Each is the median from the begin of the first work that a call launched to"
+                note="Each is the median from the start of the first work that a call launched to"
                 f" the end of its last, in {self.base.label}.",
             )
         ]

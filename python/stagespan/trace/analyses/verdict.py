@@ -470,7 +470,7 @@ def _decided(times: dict[str, int], whole_ns: int, several: bool, at_edges: dict
     """Return the verdict for times by verdict.
 
     `at_edges` is the part of a loss before the device's first and after its last work, if that may
-    only be the begin or the end of the trace. Such time alone does not count as much.
+    only be the start or the end of the trace. Such time alone does not count as much.
     """
     causes = {n: time for n, time in times.items() if n not in (CANNOT_TELL, *_NEVER)}
     computing = causes.pop(DEVICE_BUSY)
@@ -495,7 +495,7 @@ def _busy(time: DeviceTime) -> dict[str, int]:
 
 
 def _spans(trace: Trace) -> dict[int, tuple[int, int]]:
-    """Return, by device, the begin of its first event and the end of its last."""
+    """Return, by device, the start of its first event and the end of its last."""
     events = trace.events
     return {
         device: (int(events.begin_ns[rows].min()), int(events.end_ns[rows].max()))

@@ -317,7 +317,7 @@ def analyze(trace: Trace) -> HeadOverhead | Unavailable:
 def _idle(trace: Trace, calls: list[CompiledCall], first: int) -> int | None:
     """Return the device's idle time within the heads; overlapping heads count once.
 
-    `first` is the begin of the trace's window. None without a device.
+    `first` is the start of the trace's window. None without a device.
     """
     events, device = trace.events, device_work(trace).rows
     if len(device) == 0:

@@ -179,7 +179,7 @@ class StepTime(Figures, frozen=True):
         name="communication_not_overlapped_exclude_receive_us"
     )
     preparing_ns: Ns | None
-    """From the step's begin on the host to its first operator on the device."""
+    """From the step's start on the host to its first operator on the device."""
     intervals: Internal[int | None] = None
     """The number of summed intervals, each rounded to ns; None for a file."""
 

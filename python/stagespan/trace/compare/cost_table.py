@@ -109,7 +109,7 @@ def _idle(trace: Trace, windows: Windows, free: Cover) -> dict[str, int]:
 
 
 def _with_the_first(trace: Trace, gaps_: Gaps, windows: Windows) -> Gaps:
-    """Return the gaps, preceded by the time from the first window's begin to the first work."""
+    """Return the gaps, preceded by the time from the first window's start to the first work."""
     events = trace.events
     if len(gaps_.rows) == 0:
         return gaps_

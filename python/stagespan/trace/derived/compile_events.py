@@ -326,7 +326,7 @@ class Break(Figures, frozen=True):
     """The line of the break, if the trace has Python stacks."""
     count: Count
     time_ns: Ns | None
-    """From the end of a graph or region to the begin of the next one, without compilation. None if
+    """From the end of a graph or region to the start of the next one, without compilation. None if
     the trace shows no graphs, as with backends that create none, because graphs and the time
     between them cannot be distinguished then."""
     operators: dict[str, Count] | None

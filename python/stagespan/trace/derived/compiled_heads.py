@@ -45,13 +45,13 @@ class HeadParts(Figures, frozen=True):
     """The parts of heads; for several calls, their sums or medians. None: not in the trace."""
 
     framework_ns: Ns | None
-    """From the begin of the framework's part to the begin of the compiler's event."""
+    """From the start of the framework's part to the start of the compiler's event."""
     framework_cache_lookup_ns: Ns | None
     """Part of the framework's: dynamo's cache look-up, in which it checks guards."""
     framework_guards_ns: Ns | None
     """Part of the framework's: guards that have their own events."""
     torchair_ns: Ns | None
-    """From the begin of the compiler's event until the graph is run or replayed."""
+    """From the start of the compiler's event until the graph is run or replayed."""
     torchair_python_ns: Ns | None
     """Part of TorchAir's: until `TorchNpuGraphBase::Run`."""
     torchair_cpp_ns: Ns | None
@@ -61,7 +61,7 @@ class HeadParts(Figures, frozen=True):
     ge_execute_ns: Ns | None
     """Part of GE's: the call that runs the graph."""
     ge_to_first_operator_ns: Ns | None
-    """From the run of the graph to the begin of its first operator on the device."""
+    """From the run of the graph to the start of its first operator on the device."""
     graph_replay_ns: Ns | None
     """The call that replays a captured graph, if none is run."""
     unknown_ns: Ns | None
@@ -89,7 +89,7 @@ class CompiledCall(HeadParts, frozen=True):
     row: Internal[int]
     """The row of the compiler's event."""
     begin_ns: Internal[int]
-    """The begin of the framework's part, or of TorchAir's part if that is unknown."""
+    """The start of the framework's part, or of TorchAir's part if that is unknown."""
     compiler_end_ns: Internal[int]
     """The end of the compiler's event."""
     scalars: Internal[tuple[int, int]]
@@ -212,7 +212,7 @@ class _Thread:
         )
 
     def _start(self, region: int, begin: int, end: int) -> tuple[int | None, int]:
-        """Return the begin of the framework's part of a call, and its look-up time."""
+        """Return the start of the framework's part of a call, and its look-up time."""
         before = self._compilers.before(begin)
         last = int(self._end[before]) if before >= 0 else None
         if region >= 0:

@@ -5,11 +5,11 @@ the calls that launched them or waited for them. An edge says that a point comes
 after another one:
 
     begin of a call   <- end of the thread's call before it, or of the thread that it waited for
-    end of a call     <- its begin; if it waited, also the end of the device's event
+    end of a call     <- its start; if it waited, also the end of the device's event
     begin of an event <- end of its launch (begin, if it began before that end); end of the event
                          before it on its stream; end of an event of another stream, if it began as
                          soon as that event had ended
-    end of an event   <- its begin
+    end of an event   <- its start
 
 With the lags of the trace, each point's time is the latest of (time of a source + lag), which are
 the times of the trace. With other lags, it is a prediction of the times of a changed program.
@@ -52,7 +52,7 @@ _CODES = {kind: code for code, kind in enumerate(KINDS)}
 _CLOCKS_NS = 5_000
 # Work that begins so soon after the end of work on another stream may have waited for it.
 _SOON_NS = 10_000
-# The usual time from a launch to its begin on an idle device, if the trace shows none.
+# The usual time from a launch to its start on an idle device, if the trace shows none.
 _USUAL_LATENCY_NS = 5_000
 _OF_THREADS = ("cpu_op", "user_annotation", "python_function")
 _WAITS_FOR_ALL = re.compile("device|context", re.IGNORECASE)
@@ -63,7 +63,7 @@ class Edges(msgspec.Struct, frozen=True, dict=True):
 
     source: Rows
     target: Rows
-    """Points; 0 is the begin of the window, and the last one is its end."""
+    """Points; 0 is the start of the window, and the last one is its end."""
     lag_ns: Numbers
     kind: NDArray[np.int8]
     """Index into the keys of KINDS."""
@@ -82,7 +82,7 @@ class Edges(msgspec.Struct, frozen=True, dict=True):
     def ends(self, lag_ns: NDArray[np.int64]) -> list[int]:
         """Return the end of the window with other lags: one row for each edge, one column a case.
 
-        No point can be earlier than the begin of the window.
+        No point can be earlier than the start of the window.
         """
         result: list[int] = self._earliest(lag_ns)[-1].tolist()
         return result
@@ -95,7 +95,7 @@ class Edges(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def path(self) -> Rows:
-        """The indices of the edges of the critical path, from the begin to the end.
+        """The indices of the edges of the critical path, from the start to the end.
 
         If several edges determine the time of a point, work of the device is preferred.
         """
@@ -390,7 +390,7 @@ class _Builder:
     def _launches(self, times: Numbers, begin: Numbers) -> tuple[Rows, Rows]:
         """Return the items with a known launch, and the points of these launches.
 
-        It is the end of the call if the item began later, otherwise the begin. A call that waits
+        It is the end of the call if the item began later, otherwise the start. A call that waits
         for its item, such as a copy, had launched it before its end, whatever the clocks say.
         """
         call = np.array(self.launched_by)
@@ -437,7 +437,7 @@ def _waited(active: Numbers, since_ns: int, other_end_ns: int, until_ns: int) ->
     """Whether a thread seems to have waited for a call of another thread.
 
     `active` are the times at which the thread began or ended something, and `since_ns` and
-    `until_ns` are the end of its previous call and the begin of its next one.
+    `until_ns` are the end of its previous call and the start of its next one.
     """
     if other_end_ns <= since_ns:
         return False

@@ -367,7 +367,7 @@ def launched(trace: Trace, rows: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Return begin and end in ns of each device operator's launch, and the thread.
 
     All are `MISSING` if the trace shows no launch. If it shows when the launch began, but not the
-    call, the end equals the begin.
+    call, the end equals the start.
     """
     events, flows = trace.events, trace.flows
     call = launch_of(trace, rows)

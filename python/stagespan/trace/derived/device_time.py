@@ -34,7 +34,7 @@ class DeviceTime(Figures, frozen=True):
     busy_ns: Ns = msgspec.field(name="busy")
     idle_ns: Ns = msgspec.field(name="idle")
     span_ns: Ns = msgspec.field(name="span")
-    """From the begin of the first event to the end of the last, or the length of `within`."""
+    """From the start of the first event to the end of the last, or the length of `within`."""
     compute_ns: Ns = msgspec.field(name="compute")
     communication_ns: Ns = msgspec.field(name="comm")
     exposed_communication_ns: Ns = msgspec.field(name="exposed_comm")
@@ -143,7 +143,7 @@ class DeviceUse(Figures, frozen=True):
     device_events: dict[str, Count] = msgspec.field(name="gpu_events")
     """Device events by category."""
     span_ns: Ns | None
-    """From the begin of the first device event to the end of the last."""
+    """From the start of the first device event to the end of the last."""
     busy_ns: Ns | None
     idle_ns: Ns | None
     """`span_ns` minus `busy_ns`."""

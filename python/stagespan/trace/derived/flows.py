@@ -41,7 +41,7 @@ def joined_flows(trace: Trace, category: str) -> tuple[Rows, Rows]:
 
 
 def flows_at(trace: Trace, flows: Rows, rows: Rows) -> Rows:
-    """Return, for each event, the index in `flows` of the flow at its begin on its thread, or -1.
+    """Return, for each event, the index in `flows` of the flow at its start on its thread, or -1.
 
     `flows` are rows of `trace.flows`: a flow starts and ends where events begin.
     """

@@ -16,7 +16,7 @@ from stagespan.trace.read.view import once
 
 # Percent: less of a time is not mentioned.
 _LEAST = 1.0
-# Recording the begin or the end of a call takes less. If few calls are recorded, the time between
+# Recording the start or the end of a call takes less. If few calls are recorded, the time between
 # them is that of the program.
 _MOST_EDGE_NS = 1_000.0
 # The profiler looks up the line of each call. In a function of very many lines, such as code that
@@ -108,7 +108,7 @@ def _look_ups(
     is_begin = order < count
     begun = np.zeros(len(order), dtype=np.bool_)
     begun[is_begin] = is_built_in[trace.events.name[rows[order[is_begin]]]]
-    # From the end of a call to the begin of the next one in the same function.
+    # From the end of a call to the start of the next one in the same function.
     follows = np.flatnonzero(begun[1:] & ~is_begin[:-1])
     function = _open_before(is_begin, follows + 1)
     calls = np.bincount(function + 1, minlength=1)
@@ -128,7 +128,7 @@ def _look_ups(
 
 
 def _open_before(is_begin: NDArray[np.bool_], asked: Rows) -> Rows:
-    """Return, for some begins in the order of time, the begin of the call around them, or -1.
+    """Return, for some starts in the order of time, the start of the call around them, or -1.
 
     It is the latest begin before them at the depth of which they are one deeper.
     """

@@ -172,11 +172,11 @@ class StepTimes(msgspec.Struct, frozen=True):
     """The times of steps. Arrays have one element for each step or each device event."""
 
     begin_ns: Numbers
-    """The begin of the step's mark, or the end of earlier work if that is later."""
+    """The start of the step's mark, or the end of earlier work if that is later."""
     end_ns: Numbers
     """The end of its mark, or of its last work on the device if that is later."""
     parts: dict[str, Numbers]
-    """They sum to the time from begin to end, exactly."""
+    """They sum to the time from start to end, exactly."""
     device_rows: Rows
     """The rows of all device events."""
     step_of: Numbers
@@ -345,7 +345,7 @@ def _steps_of(trace: Trace, ranges: StepRanges, rows: Rows) -> Numbers:
 
 
 def _extent(begin: Numbers, end: Numbers, step: Numbers, count: int) -> tuple[Numbers, Numbers]:
-    """Return first begin and last end of each step's events; without events, begin is later."""
+    """Return first start and last end of each step's events; without events, the start is later."""
     first = np.full(count, np.iinfo(np.int64).max)
     last = np.full(count, np.iinfo(np.int64).min)
     np.minimum.at(first, step, begin)

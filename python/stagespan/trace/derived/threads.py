@@ -79,7 +79,7 @@ class TimeIndex:
         self._last_end = np.maximum.reduceat(end, firsts) if len(rows) else end
 
     def overlapping(self, begin_ns: int, end_ns: int) -> Rows:
-        """Return the events that begin before the end of a range and end after its begin."""
+        """Return the events that begin before the end of a range and end after its start."""
         return self._between(end_ns - 1, begin_ns + 1)
 
     def around(self, begin_ns: int, end_ns: int) -> Rows:

@@ -70,11 +70,11 @@ class Collectives(msgspec.Struct, frozen=True):
     begin_ns: Numbers
     dur_ns: Numbers
     computed_ns: Numbers
-    """Time that the rank computed from the trace's begin until the collective began."""
+    """Time that the rank computed from the trace's start until the collective began."""
     computed_in_ns: Numbers
     """Time that the rank computed while the collective ran."""
     busy_ns: Numbers
-    """Time that the rank computed or communicated from the trace's begin until it began."""
+    """Time that the rank computed or communicated from the trace's start until it began."""
     transit_ns: Numbers
     """Time in which data moved; -1 if unknown."""
     step: Numbers

@@ -52,7 +52,7 @@ class Usage(msgspec.Struct, frozen=True):
     """Times in ns; the four parts sum to `time_ns` exactly."""
 
     time_ns: int
-    """From the begin of the first step to the end of the last, or all of the trace."""
+    """From the start of the first step to the end of the last, or all of the trace."""
     steps: int
     """The number of steps in that time; 0 if it is all of the trace."""
     computing_ns: int
@@ -173,7 +173,7 @@ class RankSummary(msgspec.Struct, frozen=True):
     step_ns: int | None
     """Mean length of a step."""
     start_ns: int | None
-    """The begin of its first step, or of the trace if it has no steps; None without a trace."""
+    """The start of its first step, or of the trace if it has no steps; None without a trace."""
     device: DeviceTime | None
     """The device's time, summed over all devices; None without device work."""
     usage: Usage
@@ -192,7 +192,7 @@ class RankSummary(msgspec.Struct, frozen=True):
 
     @property
     def window_ns(self) -> int:
-        """The time from the begin of the trace's first event to the end of its last."""
+        """The time from the start of the trace's first event to the end of its last."""
         return self.end_ns - self.begin_ns
 
 

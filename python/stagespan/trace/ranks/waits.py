@@ -51,11 +51,11 @@ def reasons(
     """The time that all ranks lost in each of `columns`, by reason, in the order of REASONS.
 
     `last` has the row of the rank that came last to each of them. `lost_ns` has the time that each
-    rank lost, by row and column of the block. `start_ns` has, by row, the begin of the rank's first
+    rank lost, by row and column of the block. `start_ns` has, by row, the start of the rank's first
     step, or of its trace, or NO_VALUE. `computing_known` says, by row, whether the trace shows what
     the rank computed. All times of the block are on one clock.
 
-    In the first step, a rank that took no longer since the step's begin than another rank only
+    In the first step, a rank that took no longer since the step's start than another rank only
     began later. In later steps, the ranks are compared from the end of the collective before, which
     is the same on all ranks: the last rank took longer since then because it computed or
     communicated for longer, or did neither for longer.
@@ -101,7 +101,7 @@ def reasons(
         return own_part * share
 
     both_known = computing_known[:, np.newaxis] & computing_known[last]
-    # If only the time since the step's begin was longer, the rank did nothing for longer.
+    # If only the time since the step's start was longer, the rank did nothing for longer.
     host = np.where(divided, part(neither), np.where(initial, own_part, 0.0))
     shares = {
         COMPUTING: np.where(both_known, part(computing), 0.0),
@@ -148,7 +148,7 @@ class CollectiveInstance(Figures, frozen=True):
     position: Count | None
     """Its number among the step's collectives of its group, from 0."""
     time_ns: Ns
-    """When the last rank arrived, from the begin of the first trace, on the common clock."""
+    """When the last rank arrived, from the start of the first trace, on the common clock."""
     ranks: Count
     """The number of ranks whose traces contain it."""
     last: Count | None
@@ -204,7 +204,7 @@ class CollectiveWaits(msgspec.Struct, frozen=True):
     """By rank: in how many of them its clock could be compared with that of another rank; the
     figures above refer to these."""
     common_ns: NDArray[np.int64]
-    """By rank: the time from the begin of its first matched collective to the end of its last."""
+    """By rank: the time from the start of its first matched collective to the end of its last."""
     computed_ns: NDArray[np.int64]
     """By rank: computing time between the begins of its first and last collectives of the group
     with its most collectives."""

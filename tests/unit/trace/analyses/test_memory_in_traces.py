@@ -71,7 +71,7 @@ def only(found: Memory) -> DeviceMemoryUse:
 
 
 def peaks(program: Allocating) -> int:
-    """Two stages and operators; returns the time of the peak, in us from the window's begin."""
+    """Two stages and operators; returns the time of the peak, in us from the window's start."""
     with program.within("ProfilerStep#1", NOTE):
         with program.within("aten::arange"):
             program.work(1)

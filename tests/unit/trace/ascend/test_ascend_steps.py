@@ -121,7 +121,7 @@ def test_without_steps_the_whole_trace_is_one(tmp_path: Path) -> None:
 
 
 def test_queued_launches_belong_to_the_step_that_requested_them(tmp_path: Path) -> None:
-    # GIVEN work that the first step requests, and that ends after the second's begin
+    # GIVEN work that the first step requests, and that ends after the second's start
     it = SyntheticAscend()
     it.host("ProfilerStep#0", 0, 100_000)
     queued = (20_000, 40_000)

@@ -356,7 +356,7 @@ def test_a_trace_of_torch_itself_has_the_expected_events(tmp_path: Path) -> None
 
 
 def test_the_verdict_blames_the_host_for_heads_whose_work_has_no_launch(tmp_path: Path) -> None:
-    # GIVEN two calls of compiled graphs, each with an operator 4.2 ms after its begin, of which no
+    # GIVEN two calls of compiled graphs, each with an operator 4.2 ms after its start, of which no
     # launch is in the trace
     entries: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 2, "args": {"name": "Ascend Hardware"}}
