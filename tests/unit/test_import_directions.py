@@ -36,7 +36,7 @@ LEVEL = {part: level for level, parts in enumerate(PARTS) for part in parts.spli
 TRACE = (
     "read",
     "evidence",
-    "derived ncu",
+    "derived nsight",
     "rates",
     "analyses ascend",
     "remarks timeline",

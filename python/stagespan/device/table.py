@@ -33,6 +33,12 @@ class Device(NamedTuple):
     """Function of torch's module that says whether a device graph is being captured."""
     trace_launches: tuple[str, ...] = ()
     """Beginnings of the names that launches of kernels have in a trace."""
+    calls: str = ""
+    """Beginnings of the names of its runtime's and driver's calls, as alternatives of a pattern."""
+    has_cuda_calls: bool = False
+    """Whether these names go on as in CUDA: `hipMalloc` is `cudaMalloc`."""
+    collectives: str = ""
+    """What the names of the kernels of its communication library contain."""
     advice: str = "update torch, or the package that adds the device to it."
     """What to do if traces lack the device's work."""
 
@@ -47,6 +53,9 @@ CUDA = Device(
     communication="nccl",
     visible_variable="CUDA_VISIBLE_DEVICES",
     trace_launches=("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cuGraphLaunch"),
+    calls="cuda|cu",
+    has_cuda_calls=True,
+    collectives="nccl",
     advice="see that no other profiler (ncu, nsys, DCGM) holds CUPTI, and that torch finds CUPTI.",
 )
 ROCM = Device(
@@ -59,6 +68,9 @@ ROCM = Device(
     communication="nccl",
     visible_variable="CUDA_VISIBLE_DEVICES",
     trace_launches=("hipLaunchKernel", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel"),
+    calls="hip",
+    has_cuda_calls=True,
+    collectives="rccl",
     advice="install roctracer, or rocprofiler-sdk, for the version of ROCm that torch has.",
 )
 XPU = Device(
@@ -70,6 +82,7 @@ XPU = Device(
     communication="xccl",
     visible_variable="ZE_AFFINITY_MASK",
     trace_launches=("zeCommandListAppendLaunchKernel", "urEnqueueKernelLaunch"),
+    calls="ur|ze|pi",
     advice="use a torch that is built with Intel PTI, version 2.6 or later.",
 )
 NPU = Device(
@@ -82,12 +95,18 @@ NPU = Device(
     communication="hccl",
     visible_variable="ASCEND_RT_VISIBLE_DEVICES",
     trace_launches=("aclnn", "Node@launch"),
+    calls="aclrt",
+    has_cuda_calls=True,
+    collectives="hccl",
     advice="source the set_env.sh of CANN, and use the torch_npu that fits torch and CANN.",
 )
 DEVICES = (CPU, CUDA, ROCM, XPU, NPU)
 """The devices that stagespan knows. Any other accelerator of torch gets a row when it is found."""
 DEVICE_TYPES = tuple(dict.fromkeys(row.device_type for row in DEVICES if row is not CPU))
 """torch's names of the accelerators, in the order in which they are looked for."""
+CALLS_LIKE_CUDA = "|".join(row.calls for row in DEVICES if row.has_cuda_calls)
+COLLECTIVES = "|".join(row.collectives for row in DEVICES if row.collectives)
+"""Alternatives of a pattern: the columns `calls` and `collectives` of the table."""
 PACKAGES = tuple(dict.fromkeys(("torch", *(row.package for row in DEVICES))))
 """Packages after whose import torch can have an accelerator."""
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.device.table import COLLECTIVES
 from stagespan.trace.derived.flows import started_by
 from stagespan.trace.derived.kernel_kinds import COMMUNICATION as KIND_OF_COMMUNICATION
 from stagespan.trace.derived.kernel_kinds import kind_of
@@ -33,7 +34,7 @@ from stagespan.trace.read.view import TraceView, once
 
 NOT_DEVICE, COMPUTE, COMMUNICATION, COPY = 0, 1, 2, 3
 
-_COMMUNICATION_WORDS = ("nccl", "rccl", "hccl")
+_COMMUNICATION = re.compile(COLLECTIVES, re.IGNORECASE)
 # Other accelerators have categories of their own, such as MTIA's `mtia_ccp_events`. An event of a
 # stream is device work, unless its category is one of these or its process runs operators.
 _NOT_WORK = frozenset(
@@ -89,9 +90,10 @@ def device_work(trace: Trace) -> DeviceWork:
     On CUDA and ROCm, they are found by category (kernel, gpu_memcpy, gpu_memset), on Ascend by
     process. On other accelerators, everything that runs on a stream is device work.
 
-    A kernel is communication if its name contains nccl, rccl or hccl, or if `kernel_kinds` counts
-    it as communication (oneCCL, NVSHMEM, DeepEP, the all-reduces of inference servers). On Ascend,
-    the operators in the groups' tracks of the communication process are communication.
+    A kernel is communication if its name contains that of a library in `device/table.py`, or if
+    `kernel_kinds` counts it as communication (oneCCL, NVSHMEM, DeepEP, the all-reduces of inference
+    servers). On Ascend, the operators in the groups' tracks of the communication process are
+    communication.
     """
     events = trace.events
     kind = np.zeros(len(events), dtype=np.int8)
@@ -122,8 +124,7 @@ def _named(trace: Trace, rows: Mask, condition: Callable[[str], bool]) -> Mask:
 
 
 def _communicates(kernel: str) -> bool:
-    lowered = kernel.lower()
-    return any(word in lowered for word in _COMMUNICATION_WORDS)
+    return _COMMUNICATION.search(kernel) is not None
 
 
 def _communicates_otherwise(kernel: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, NamedTuple
 
+from stagespan.device.table import CALLS_LIKE_CUDA
 from stagespan.pages.figures import one_of
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.derived.threads import among, named
@@ -149,7 +150,7 @@ def colour_of(cause: str) -> str:
 
 # A copy without Async in its name returns when it is done; hipMemcpyWithStream too.
 WAITS = re.compile(
-    r"synchroni[sz]e|^(?:cuda|hip|cu|aclrt|musa)Memcpy(?!.*(?:Async|Peer))|QueueFinish|"
+    rf"synchroni[sz]e|^(?:{CALLS_LIKE_CUDA}|musa)Memcpy(?!.*(?:Async|Peer))|QueueFinish|"
     r"^(?:ur|pi)Events?Wait$|^AscendCL@aclrtMemcpy(?!.*Async)",
     re.IGNORECASE,
 )
@@ -157,7 +158,7 @@ WAITS = re.compile(
 COPIES = re.compile(r"memcpy", re.IGNORECASE)
 """Calls that copy. Those that last until the end of their copy wait for the device."""
 ALLOCATES = re.compile(
-    r"^(?:AscendCL@)?(?:cuda|hip|cu|aclrt|musa)(?:Ext)?(?:Mem)?(?:Host|Pool)?"
+    rf"^(?:AscendCL@)?(?:{CALLS_LIKE_CUDA}|musa)(?:Ext)?(?:Mem)?(?:Host|Pool)?"
     r"(?:Malloc|Alloc|Free|Create|Map|Unmap|Release|AddressReserve|AddressFree)"
     r"(?:Host|Async|Managed|Pitch|Array|FromPool|Physical|Align32|Cached|_v2)*"
     r"|^(?:ur|pi)(?:ext)?USM(?:Device|Host|Shared)?(?:Alloc|Free)|^zeMem(?:Alloc|Free)",

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from stagespan.device.table import COLLECTIVES
+
 MATMUL, ATTENTION, CONVOLUTION, NORM = "matmul", "attention", "convolution", "norm"
 ELEMENTWISE, REDUCTION, COPY = "elementwise", "reduction", "copy"
 COMMUNICATION, TRITON, INDUCTOR_CPP = "communication", "triton", "inductor_cpp"
@@ -43,7 +45,7 @@ LAYOUT = re.compile(
 )
 """Kernels that only change the memory layout of a tensor for the previous or next kernel."""
 
-COLLECTIVE = r"(?:nccl|gloo|rccl|hccl|xccl|mpi|ucc|c10d)\w*:"
+COLLECTIVE = rf"(?:{COLLECTIVES}|gloo|xccl|mpi|ucc|c10d)\w*:"
 """The beginning of the names of torch's annotations and operators for collectives."""
 
 VIEWS = re.compile(
@@ -62,7 +64,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             COMMUNICATION,
             (
-                rf"^{COLLECTIVE}|nccl|rccl|hccl|hcom_|oneccl|mscclpp|nvshmem"
+                rf"^{COLLECTIVE}|{COLLECTIVES}|hcom_|oneccl|mscclpp|nvshmem"
                 r"|cross_device_reduce|(?:one|two|multi)_?shot_all_?reduce|multimem_|all_?reduce_fusion"
                 r"|^record_param_comms|quickreduce|deep_ep::(?!layout::)|(?<![a-z])k?userbuffers_"
                 r"|(?<![a-z_])ep::int(?:er|ra)node"

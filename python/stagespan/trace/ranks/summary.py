@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stagespan.device.table import DEVICES
 from stagespan.errors import TraceError
 from stagespan.pages.figures import Figures
 from stagespan.trace.analyses import verdict
@@ -144,11 +145,7 @@ def _stage_times(stages: AscendSteps | None) -> tuple[int | None, int | None]:
 _UNIX_NS = 10**18
 _MOST_STAGES = 300
 _TABLES = (STEP_TRACE_TIME, KERNEL_DETAILS)
-_CALLS = (
-    ("rocm", re.compile(r"^hip")),
-    ("cuda", re.compile(r"^cu")),
-    ("xpu", re.compile(r"^(?:ur|ze|pi)")),
-)
+_CALLS = [(row.name, re.compile(rf"^(?:{row.calls})")) for row in DEVICES if row.calls]
 
 
 class RankSummary(msgspec.Struct, frozen=True):
