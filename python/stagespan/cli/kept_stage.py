@@ -44,13 +44,13 @@ def kept_stage(place: str, id_: str | None, stage: str | None, *, slowest: bool)
         raise HarnessError(
             f"The request {request.id!r} in {place} has no signature of a stage: {_why(slow)}."
         )
-    runs = [signature for signature in slow.signatures if stage in (None, signature.stage)]
+    runs = [run for run in slow.signatures if stage in (None, run.stage)]
     if not runs:
         raise HarnessError(
-            f"The request {request.id!r} in {place} has no signature of the stage {stage!r}: it "
-            f"has that of {quoted(signature.stage for signature in slow.signatures)}."
+            f"The request {request.id!r} in {place} has no run of the stage {stage!r}: it "
+            f"has that of {quoted(run.stage for run in slow.signatures)}."
         )
-    run = max(runs, key=lambda signature: signature.took_ns)
+    run = max(runs, key=lambda run: run.took_ns)
     try:
         signature = StageSignature.from_json(run.stage, run.signature)
     except SignatureError as error:

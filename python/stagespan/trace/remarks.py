@@ -64,15 +64,15 @@ def ignored(trace: Trace) -> list[str]:
     return remarks
 
 
-def _settled(each: Settled) -> str:
+def _settled(time: Settled) -> str:
     """Return what two sources state, and which is used."""
-    device = f"The device {each.device}" if each.device else "The device"
-    used = f"{each.source} is used, because it contains more"
-    if each.beside_ns:
-        used += f", and {in_words(each.beside_ns, 'ns')} of {each.other} beside it"
+    device = f"The device {time.device}" if time.device else "The device"
+    used = f"{time.source} is used, because it contains more"
+    if time.beside_ns:
+        used += f", and {in_words(time.beside_ns, 'ns')} of {time.other} beside it"
     return (
-        f"{device} {each.what} for {in_words(each.time_ns, 'ns')} by {each.source}, and for"
-        f" {in_words(each.other_ns, 'ns')} by {each.other}: {used}."
+        f"{device} {time.what} for {in_words(time.time_ns, 'ns')} by {time.source}, and for"
+        f" {in_words(time.other_ns, 'ns')} by {time.other}: {used}."
     )
 
 

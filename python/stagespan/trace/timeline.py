@@ -225,10 +225,10 @@ def _threads(trace: Trace) -> list[TimelineRow]:
     outermost, times = [], []
     for first, last in itertools.pairwise(edges.tolist()):
         reach = np.maximum.accumulate(end[first:last])
-        mine = rows[first:last]
-        outer = np.concatenate(([True], events.begin_ns[mine][1:] >= reach[:-1]))
-        outermost.append(mine[outer])
-        times.append(int(events.dur_ns[mine[outer]].sum()))
+        thread_rows = rows[first:last]
+        outer = np.concatenate(([True], events.begin_ns[thread_rows][1:] >= reach[:-1]))
+        outermost.append(thread_rows[outer])
+        times.append(int(events.dur_ns[thread_rows[outer]].sum()))
     keys = [("operators", "in an operator"), ("calls", "in a call of the runtime")]
     busiest = np.argsort([-time for time in times], kind="stable")[:MOST_THREADS].tolist()
     left = len(threads_seen) - len(busiest)

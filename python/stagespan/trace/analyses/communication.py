@@ -196,10 +196,10 @@ class _Calls(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def shortest_ns(self) -> Numbers:
         """The shortest call of the same operation and size."""
-        found = np.zeros(len(self.rows), dtype=np.int64)
-        for mine in self.groups:
-            found[mine] = self.dur_ns[mine].min()
-        return found
+        shortest = np.zeros(len(self.rows), dtype=np.int64)
+        for same in self.groups:
+            shortest[same] = self.dur_ns[same].min()
+        return shortest
 
     def bus_bytes(self, at: int) -> float | None:
         """What each link carries for a call."""

@@ -248,10 +248,10 @@ def _breaks(compiled: Compiled) -> Finding | None:
         where += f", and {counted(len(compiled.breaks) - 1, 'more such pair')}"
     if between:
         where += f" ({between} ran between them)"
-    known = list(dict.fromkeys(each.line for each in compiled.breaks if each.line))
+    sources = list(dict.fromkeys(each.line for each in compiled.breaks if each.line))
     action, details = "TORCH_LOGS=graph_breaks names the lines of graph breaks.", ""
-    if known:
-        lines = f"{', '.join(known[:3])}{', ...' if len(known) > 3 else ''}"
+    if sources:
+        lines = f"{', '.join(sources[:3])}{', ...' if len(sources) > 3 else ''}"
         action = f"Remove the graph breaks at {lines}."
     rows = compiled.forest.nodes.rows
     sentence = (

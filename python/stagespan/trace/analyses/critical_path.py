@@ -304,10 +304,10 @@ def _segments(edges: Edges) -> list[tuple[int, int, int]]:
 
 
 def _by_kind(edges: Edges) -> dict[str, int]:
-    found = dict.fromkeys(_NAMES, 0)
+    times = dict.fromkeys(_NAMES, 0)
     for edge, begin, end in _segments(edges):
-        found[_NAMES[edges.kind[edge]]] += end - begin
-    return {kind: time for kind, time in found.items() if time}
+        times[_NAMES[edges.kind[edge]]] += end - begin
+    return {kind: time for kind, time in times.items() if time}
 
 
 class _Named(msgspec.Struct, frozen=True):

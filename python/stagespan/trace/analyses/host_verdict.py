@@ -132,10 +132,10 @@ def _is_outside(trace: Trace, times: host.Host, time: str) -> str:
     return f"Outside operators: {time} no operator ran, {where}."
 
 
-def _prepares(trace: Trace, found: host.Host, time: str) -> str:
+def _prepares(trace: Trace, result: host.Host, time: str) -> str:
     return (
         f"Between operators: {time} the host was between two operators; the median of"
-        f" {found.operators:,} operators takes {in_words(found.operator_ns, 'ns')}."
+        f" {result.operators:,} operators takes {in_words(result.operator_ns, 'ns')}."
     )
 
 

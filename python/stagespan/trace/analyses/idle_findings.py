@@ -132,10 +132,10 @@ def _stage_in(trace: Trace, base_idle: BaseIdle, blamed: Sequence[str]) -> IdleS
 
     Only gaps with no other cause count, because the place of a part of a gap is not known.
     """
-    found = base_idle.gaps
+    gaps = base_idle.gaps
     time = base_idle.parts.parts[:, [NAMES.index(cause) for cause in blamed]].sum(axis=1)
-    whole = time == found.dur_ns
-    intervals = found.begin_ns[whole], found.end_ns[whole]
+    whole = time == gaps.dur_ns
+    intervals = gaps.begin_ns[whole], gaps.end_ns[whole]
     return stage_of_idle(trace, intervals, int(time.sum()))
 
 
@@ -461,10 +461,10 @@ class IdleFindings(msgspec.Struct, frozen=True):
             numbers["in_place_ns"] = most.idle_ns
             inside = f", {in_words(most.idle_ns, 'ns')} of it in {most.label}"
             if others:
-                rest = sum(each.idle_ns for each in others)
-                numbers["in_others_ns"] = rest
+                others_ns = sum(each.idle_ns for each in others)
+                numbers["in_others_ns"] = others_ns
                 which = others[0].label if len(others) == 1 else f"{len(others)} others"
-                inside += f" and {in_words(rest, 'ns')} in {which}"
+                inside += f" and {in_words(others_ns, 'ns')} in {which}"
             if first > start.idle_ns:
                 numbers["before_ns"] = first - start.idle_ns
                 said.append(

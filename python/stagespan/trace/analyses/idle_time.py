@@ -62,10 +62,10 @@ def _split(trace: Trace, gaps: Gaps) -> IdleParts:
     return result
 
 
-def _move_parts(parts: IdleParts, of: str, to: str, within: Cover, found: Gaps) -> None:
+def _move_parts(parts: IdleParts, of: str, to: str, cover: Cover, gaps: Gaps) -> None:
     """Move the time of one cause to another one, as far as it is within some times."""
     time = parts.parts[:, NAMES.index(of)]
-    moved = np.minimum(time, within.within(found.begin_ns, found.end_ns))
+    moved = np.minimum(time, cover.within(gaps.begin_ns, gaps.end_ns))
     parts.parts[:, NAMES.index(to)] += moved
     parts.parts[:, NAMES.index(of)] -= moved
 
@@ -173,10 +173,10 @@ def base_idle(trace: Trace) -> BaseIdle | None:
 
 def mostly_compiles(trace: Trace) -> bool:
     """Whether most of the idle time for what a program does once is its first compilation."""
-    within = base_idle(trace)
-    if within is None:
+    idle = base_idle(trace)
+    if idle is None:
         return False
-    times = {each: within.by_cause.get(each, 0) for each in causes.causes_of("once")}
+    times = {each: idle.by_cause.get(each, 0) for each in causes.causes_of("once")}
     first = times[causes.FIRST_COMPILATION]
     return first > 0 and 2 * first >= sum(times.values())
 

@@ -317,10 +317,10 @@ def _tf32_is_no_faster(kernels: KernelRows) -> bool:
 
 def _gain_of_precision(kernels: KernelRows, chosen: Mask) -> Gain | None:
     """Return the gain of products on the matrix units; None if the device's peaks are unknown."""
-    known = {each for each in device_peaks(kernels.trace).values() if each is not None}
-    if len(known) != 1:
+    peaks = {each for each in device_peaks(kernels.trace).values() if each is not None}
+    if len(peaks) != 1:
         return None
-    rates = known.pop().tflops
+    rates = peaks.pop().tflops
     fast = max(("tf32", "fp16", "bf16"), key=lambda name: rates.get(name, 0.0))
     if not 0 < rates.get("fp32", 0.0) < rates.get(fast, 0.0):
         return None

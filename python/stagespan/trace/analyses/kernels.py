@@ -58,10 +58,10 @@ class Kernels(Result, msgspec.Struct, frozen=True):
         return "" if self.work.on_device else self._kinds()
 
     def _kinds(self) -> str:
-        shown = self.work.shown
-        count = counted(len(shown.rows), "device event" if shown.on_device else "operator")
-        kinds = "; ".join(shown.kinds(_KINDS_IN_LINE))
-        return f"{kinds} of the {in_words(float(shown.total_ns), 'ns')} of {count}"
+        work = self.work.shown
+        count = counted(len(work.rows), "device event" if work.on_device else "operator")
+        kinds = "; ".join(work.kinds(_KINDS_IN_LINE))
+        return f"{kinds} of the {in_words(float(work.total_ns), 'ns')} of {count}"
 
 
 class KindTime(Figures, frozen=True):

@@ -429,10 +429,10 @@ class _Found:
         with_call = np.flatnonzero(call >= 0)
         of_kind = kind[np.searchsorted(called, call[with_call])]
         size = len(self._trace.names)
-        found: dict[int, list[str]] = defaultdict(list)
+        names: dict[int, list[str]] = defaultdict(list)
         for group in grouped(of_kind * size + self._kernels.name[with_call], self._time[with_call]):
-            found[group.code // size].append(self._trace.names[group.code % size])
-        return found
+            names[group.code // size].append(self._trace.names[group.code % size])
+        return names
 
     def _around(self, called: Rows, kind: Numbers) -> tuple[Rows, Rows]:
         """Return the call whose work each call is, and the calls that only call others.
@@ -655,10 +655,10 @@ class _Found:
             return None
         else:
             least = max(work.flops / (work.peak[1] * percent / 100) / 1e3, moved or 0.0)
-        mine = np.flatnonzero(self._is_rated & (self._of_row == work.kind))
-        spared = self._time[mine] * max(1 - least / work.time_ns, 0.0)
+        rated = np.flatnonzero(self._is_rated & (self._of_row == work.kind))
+        spared = self._time[rated] * max(1 - least / work.time_ns, 0.0)
         how = f"they reach {percent:.0f} % of {peak}"
-        return gain_of_rows(self._trace, self._rows[mine], spared, how)
+        return gain_of_rows(self._trace, self._rows[rated], spared, how)
 
     def _type(self, work: Work) -> str:
         if work.flops is None:

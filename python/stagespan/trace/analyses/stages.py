@@ -141,10 +141,10 @@ class Stages(StructResult, frozen=True):
         own_times: Sequence[OwnTime] = (),
     ) -> Stages:
         """Return the result on stages, in JSON limited to those with the most time."""
-        shown = largest(stages, _MOST_IN_JSON, lambda stage: stage.host_ns)
+        longest = largest(stages, _MOST_IN_JSON, lambda stage: stage.host_ns)
         return cls(
-            shown=shown,
-            stages_left_out=len(stages) - len(shown),
+            shown=longest,
+            stages_left_out=len(stages) - len(longest),
             device_ns=device_ns,
             outside=outside,
             outside_ns=outside_ns,
@@ -363,10 +363,10 @@ class IdleStage(NamedTuple):
     @property
     def numbers(self) -> dict[str, float]:
         """The figures of the text."""
-        found = {"stage_idle_ns": self.idle_ns}
+        figures = {"stage_idle_ns": self.idle_ns}
         if self.launched:
-            found |= {"stage_launches": self.launched, "stage_mean_ns": self.mean_ns}
-        return {**found}
+            figures |= {"stage_launches": self.launched, "stage_mean_ns": self.mean_ns}
+        return {**figures}
 
 
 def stage_of_idle(trace: Trace, idle: Intervals, all_ns: int) -> IdleStage | None:

@@ -163,10 +163,10 @@ class Steps(StructResult, frozen=True):
     def findings(self) -> list[Finding]:
         """Findings about time at the edges of the trace, and about unusually long steps."""
         whole, count = self.whole_ns, len(self.steps)
-        found = [
+        findings = [
             finding for edge in self.edges if (finding := edge.finding(whole, count, self.stacks))
         ]
-        return found + outlier_findings(self.outliers, whole, count, self.on_device)
+        return findings + outlier_findings(self.outliers, whole, count, self.on_device)
 
     def tables(self) -> list[Table]:
         """Tables of the time by part, the first steps, and the gaps between steps."""

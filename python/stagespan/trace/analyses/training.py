@@ -264,10 +264,10 @@ def _work_in(trace: Trace, operators: Mask, on_device: bool) -> tuple[Rows, Numb
         launched = operators[host.rows]
         return host.rows[launched], host.own_ns[launched]
     rows = device_work(trace).rows
-    found = launch_sources(trace, rows)
-    if found is None:
+    sources = launch_sources(trace, rows)
+    if sources is None:
         return rows[:0], trace.events.dur_ns[:0]
-    launched = (found.operator >= 0) & operators[np.maximum(found.operator, 0)]
+    launched = (sources.operator >= 0) & operators[np.maximum(sources.operator, 0)]
     return rows[launched], trace.events.dur_ns[rows[launched]]
 
 

@@ -72,10 +72,10 @@ def overlap_in(trace: Trace) -> dict[str, KindIntervals]:
     events = trace.events
     by_device: dict[str, KindIntervals] = {}
     for pid, device in of_pid.items():
-        mine = np.flatnonzero(events.pid == pid)
+        events_of_process = np.flatnonzero(events.pid == pid)
         tracks = by_device.setdefault(device, KindIntervals())
         for code, kind in codes.items():
-            rows = mine[events.name[mine] == code]
+            rows = events_of_process[events.name[events_of_process] == code]
             if len(rows):
                 tracks.of[kind] = joined(tracks[kind], (events.begin_ns[rows], events.end_ns[rows]))
     received = _received(trace)

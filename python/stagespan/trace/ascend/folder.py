@@ -228,10 +228,10 @@ def _found(folder: Path, name: str) -> Path | None:
             return candidate
     places = (folder, folder.parent / "timeline")  # of versions before 7
     of_msprof = [
-        each
+        path
         for pattern in _NAMES_OF_MSPROF.get(name, ())
         for place in places
-        for each in (*place.glob(pattern), *place.glob(f"{pattern}.gz"))
+        for path in (*place.glob(pattern), *place.glob(f"{pattern}.gz"))
     ]
     return max(of_msprof, key=lambda each: (each.stat().st_mtime_ns, each.name), default=None)
 

@@ -153,10 +153,10 @@ class StreamWaits(StructResult, frozen=True):
         """Return the kinds that are communication, NOTIFY last."""
         inside = []
         for kind, waits in self.by_kind.items():
-            mine = [wait for wait in self.largest if wait.kind == kind]
-            if not mine or not self.is_communication(kind):
+            of_kind = [wait for wait in self.largest if wait.kind == kind]
+            if not of_kind or not self.is_communication(kind):
                 continue
-            longest = max(mine, key=lambda wait: wait.exposed_ns)
+            longest = max(of_kind, key=lambda wait: wait.exposed_ns)
             time = in_words(waits.communicating_ns, "ns")
             clause = f"{time} of this while a stream waited for {waits.meaning}"
             name = f"{longest.event}, without computing"

@@ -68,10 +68,10 @@ def shapes_of(trace: Trace, kernels: set[str]) -> dict[str, frozenset[str]]:
     if launched is None or written is None or written.numbers is not None:
         return {}
     at = np.minimum(np.searchsorted(written.rows, launched.operator), len(written.rows) - 1)
-    known = written.rows[at] == launched.operator
+    same = written.rows[at] == launched.operator
     by_name: dict[str, set[str]] = {}
     for name, code in zip(
-        trace.events.name[rows[known]].tolist(), written.codes[at[known]].tolist(), strict=True
+        trace.events.name[rows[same]].tolist(), written.codes[at[same]].tolist(), strict=True
     ):
         by_name.setdefault(trace.names[name], set()).add(written.texts[code])
     return {name: frozenset(shapes) for name, shapes in by_name.items()}
@@ -88,10 +88,10 @@ def _signatures(cells: Cells, others: set[str]) -> dict[frozenset[object], list[
     for cell in cells.time_ns:
         if cell.group == COMPUTING and cell.kernel not in others and cell.operator:
             places.setdefault(cell.kernel, set()).add(_place(cell, cells))
-    found: dict[frozenset[object], list[str]] = {}
+    signatures: dict[frozenset[object], list[str]] = {}
     for name, where in places.items():
-        found.setdefault(frozenset(where), []).append(name)
-    return found
+        signatures.setdefault(frozenset(where), []).append(name)
+    return signatures
 
 
 def _place(cell: CostCell, cells: Cells) -> object:
@@ -361,10 +361,10 @@ def _about_devices(before: Trace, after: Trace) -> list[str]:
 
 
 def _device(trace: Trace) -> str | None:
-    found = trace.metadata.get("deviceProperties")
-    if not isinstance(found, list) or not found or not isinstance(found[0], dict):
+    properties = trace.metadata.get("deviceProperties")
+    if not isinstance(properties, list) or not properties or not isinstance(properties[0], dict):
         return None
-    name = found[0].get("name")
+    name = properties[0].get("name")
     return name if isinstance(name, str) and name else None
 
 

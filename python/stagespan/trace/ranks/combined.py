@@ -215,10 +215,10 @@ def most_waited_for(instances: Sequence[CollectiveInstance]) -> WaitedFor | None
     """The rank for which the others lost most; None if no rank was last."""
     lost: dict[int, int] = {}
     times: dict[int, int] = {}
-    for each in instances:
-        if each.last_at != NOBODY:
-            lost[each.last_at] = lost.get(each.last_at, 0) + each.lost_ns
-            times[each.last_at] = times.get(each.last_at, 0) + 1
+    for instance in instances:
+        if instance.last_at != NOBODY:
+            lost[instance.last_at] = lost.get(instance.last_at, 0) + instance.lost_ns
+            times[instance.last_at] = times.get(instance.last_at, 0) + 1
     if not lost:
         return None
     rank = max(lost, key=lambda at: (lost[at], times[at], -at))

@@ -428,10 +428,10 @@ def _imbalance(job: JobTraces) -> list[Finding]:
             f" {in_percent(uneven.percent)} longer than the mean of all ranks"
             f" ({job.rank_name(least)}: {in_words(computing[least][0], 'ns')}, the shortest)."
         )
-    shown = (at, least) if len(uneven.ranks) == 1 else (*uneven.above[:2], *uneven.below[:2])
+    ranks = (at, least) if len(uneven.ranks) == 1 else (*uneven.above[:2], *uneven.below[:2])
     evidence = tuple(
-        Evidence(f"computing on {job.rank_name(each)}", None, computing[each][0], "ns")
-        for each in shown
+        Evidence(f"computing on {job.rank_name(rank)}", None, computing[rank][0], "ns")
+        for rank in ranks
     )
     gain = _gain(computed - mean, "all ranks compute for as long as they do on average")
     return [Finding(severity, sentence, evidence, "ranks.imbalance", numbers, gain)]

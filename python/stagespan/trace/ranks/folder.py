@@ -114,12 +114,12 @@ def _settled(readable: list[RankSummary]) -> tuple[list[RankSummary], list[str]]
     differ = [f"{path.name} is of rank {own}" for path, (own, name) in both.items() if own != name]
     if not differ:
         return readable, []
-    own, names = (len(set(ranks)) for ranks in zip(*both.values(), strict=True))
+    traces, names = (len(set(ranks)) for ranks in zip(*both.values(), strict=True))
     remark = f"The ranks in traces and in the names of their files differ ({listed(differ)}): "
-    if names <= own:
+    if names <= traces:
         return readable, [f"{remark}those in the traces are used."]
     used = {path: name for path, (_, name) in both.items()}
-    more = f"those of the names are used, which tell {names} ranks apart, and not {own}."
+    more = f"those of the names are used, which tell {names} ranks apart, and not {traces}."
     return _with_ranks(readable, used), [remark + more]
 
 
@@ -147,19 +147,19 @@ def _with_places(readable: list[RankSummary]) -> tuple[list[RankSummary], list[s
 def _with_ranks(readable: list[RankSummary], ranks: Mapping[Path, int]) -> list[RankSummary]:
     """Give the traces those ranks that are known by their names."""
     return [
-        structs.replace(each, rank=ranks[Path(each.path)], rank_from="name")
-        if Path(each.path) in ranks
-        else each
-        for each in readable
+        structs.replace(summary, rank=ranks[Path(summary.path)], rank_from="name")
+        if Path(summary.path) in ranks
+        else summary
+        for summary in readable
     ]
 
 
 def _world_of_groups(summaries: list[RankSummary]) -> tuple[int | None, str | None]:
     """The least possible number of ranks by the job's process groups, and its source."""
-    known = [each.least_ranks for each in summaries if each.least_ranks is not None]
-    if not known:
+    least = [each.least_ranks for each in summaries if each.least_ranks is not None]
+    if not least:
         return None, None
-    count, source = max(known, key=lambda each: each[0])
+    count, source = max(least, key=lambda each: each[0])
     highest = max(each.rank for each in summaries if each.rank is not None)
     return max(count, highest + 1), source
 
@@ -204,10 +204,10 @@ def _one_of_each(
     """
     by_rank: dict[int, list[RankSummary]] = {}
     ranks_of_name: dict[str, set[int]] = {}
-    for each in readable:
-        if each.rank is not None:
-            by_rank.setdefault(each.rank, []).append(each)
-            ranks_of_name.setdefault(_name_pattern(each), set()).add(each.rank)
+    for summary in readable:
+        if summary.rank is not None:
+            by_rank.setdefault(summary.rank, []).append(summary)
+            ranks_of_name.setdefault(_name_pattern(summary), set()).add(summary.rank)
     single = [each[0].begin_ns for each in by_rank.values() if len(each) == 1]
     about = int(np.median(single)) if single else min((e.begin_ns for e in readable), default=0)
     kept, duplicated = [], {}

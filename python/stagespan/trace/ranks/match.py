@@ -218,10 +218,10 @@ def _shift(base: _GroupCalls, calls: _GroupCalls) -> int | None:
         # A shorter overlap could agree by chance.
         if high - low < min(2, len(end), len(base_end)) or high - low < len(end) / 2:
             continue
-        mine = slice(low - shift, high - shift)
-        if np.mean(base.ops[low:high] == calls.ops[mine]) < _LEAST_SAME:
+        shifted = slice(low - shift, high - shift)
+        if np.mean(base.ops[low:high] == calls.ops[shifted]) < _LEAST_SAME:
             continue
-        differences = end[mine] - base_end[low:high]
+        differences = end[shifted] - base_end[low:high]
         median_difference = float(np.median(differences))
         spread = float(np.median(np.abs(differences - median_difference)))
         if _at_one_time(differences, spread, base_end[low:high]):

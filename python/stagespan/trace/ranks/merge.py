@@ -258,10 +258,10 @@ class _Rank:
             moved = value + self._move
         else:
             # Above all shifted ids, so that no two ranks share an id.
-            known = self._large.get(written)
-            if known is None:
-                known = self._large[written] = len(self._large)
-            moved = self._move + _LARGE_ID + known
+            number = self._large.get(written)
+            if number is None:
+                number = self._large[written] = len(self._large)
+            moved = self._move + _LARGE_ID + number
         if moved > numbers.highest:
             numbers.highest = moved
         return b"%d" % moved

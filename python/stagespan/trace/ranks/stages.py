@@ -188,10 +188,10 @@ def _with(slower: Slower, waiting: Waiting | None, *, is_cause: bool = True) -> 
 
 def _waiting(slower: Slower, times: Sequence[Mapping[str, StageRuns]]) -> Waiting | None:
     """Return the stage in which the other ranks spend what this one takes longer."""
-    own = times[slower.rank]
+    of_rank = times[slower.rank]
     others = [at for at in range(len(times)) if at != slower.rank]
     best: tuple[float, str, float] | None = None
-    for stage, here in own.items():
+    for stage, here in of_rank.items():
         if stage == slower.stage:
             continue
         extra, each_run = [], []
@@ -213,10 +213,12 @@ def _waiting(slower: Slower, times: Sequence[Mapping[str, StageRuns]]) -> Waitin
 def _decided(undecided: Iterable[Slower]) -> list[Slower]:
     """Return stages of which it is open which rank waits, each pair of stages once."""
     kept: dict[frozenset[str], Slower] = {}
-    for each in sorted(undecided, key=lambda each: (-each.more_ns, each.rank)):
+    for suspect in sorted(undecided, key=lambda suspect: (-suspect.more_ns, suspect.rank)):
         # If nobody spends that time elsewhere, nobody waits.
-        pair = frozenset((each.stage, each.waiting.stage if each.waiting else f"{each.rank}"))
-        kept.setdefault(pair, _with(each, each.waiting, is_cause=each.waiting is None))
+        pair = frozenset(
+            (suspect.stage, suspect.waiting.stage if suspect.waiting else f"{suspect.rank}")
+        )
+        kept.setdefault(pair, _with(suspect, suspect.waiting, is_cause=suspect.waiting is None))
     return list(kept.values())
 
 

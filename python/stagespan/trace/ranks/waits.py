@@ -390,15 +390,15 @@ def by_op(
     instances: Sequence[CollectiveInstance],
 ) -> dict[tuple[str, str | None], list[CollectiveInstance]]:
     """Collectives by operation and group; those with the longest waits come first."""
-    found: dict[tuple[str, str | None], list[CollectiveInstance]] = {}
+    by_op: dict[tuple[str, str | None], list[CollectiveInstance]] = {}
     for each in instances:
-        found.setdefault((each.op, each.group), []).append(each)
-    return dict(sorted(found.items(), key=lambda item: -sum(each.lost_ns for each in item[1])))
+        by_op.setdefault((each.op, each.group), []).append(each)
+    return dict(sorted(by_op.items(), key=lambda item: -sum(each.lost_ns for each in item[1])))
 
 
 def bus_speed(instances: Sequence[CollectiveInstance]) -> float | None:
     """Bytes per ns (GB/s) over each rank's link while no rank waits; None if unknown."""
-    known = [each for each in instances if each.bus_bytes is not None and each.pure_ns > 0]
-    if not known:
+    timed = [each for each in instances if each.bus_bytes is not None and each.pure_ns > 0]
+    if not timed:
         return None
-    return sum(each.bus_bytes or 0.0 for each in known) / sum(each.pure_ns for each in known)
+    return sum(each.bus_bytes or 0.0 for each in timed) / sum(each.pure_ns for each in timed)

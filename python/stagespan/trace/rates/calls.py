@@ -197,17 +197,17 @@ class Call(msgspec.Struct, frozen=True):
 
     def flag(self, at: int) -> bool:
         """Return the value of argument `at`. Raises CostUnknownError if it is not a boolean."""
-        found = self.value(at)
-        if not isinstance(found, bool):
+        value = self.value(at)
+        if not isinstance(value, bool):
             raise CostUnknownError(f"the value of argument {at} is not in the trace")
-        return found
+        return value
 
     def integers(self, at: int) -> list[int]:
         """Return the list of integers that is argument `at`. Raises CostUnknownError otherwise."""
-        found = self.value(at)
-        if not isinstance(found, list) or not all(isinstance(each, int) for each in found):
+        value = self.value(at)
+        if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
             raise CostUnknownError(f"the value of argument {at} is not in the trace")
-        return [int(each) for each in found if isinstance(each, int)]
+        return [int(each) for each in value if isinstance(each, int)]
 
 
 def call_of(
@@ -277,10 +277,10 @@ def _integers(written: object) -> tuple[int, ...] | None:
 
 def _list(written: str) -> list[object] | None:
     try:
-        found = json.loads(written) if written else None
+        value = json.loads(written) if written else None
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, list) else None
+    return value if isinstance(value, list) else None
 
 
 def _value(written: object) -> Value | None:

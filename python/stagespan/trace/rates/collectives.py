@@ -262,10 +262,10 @@ def bus_bytes(op: str, bytes_in: int, members: int) -> float | None:
 def number_of(trace: Trace, rows: Rows, key: str) -> Numbers:
     """The numeric argument of each row; -1 for rows without it."""
     values = np.full(len(rows), -1, dtype=np.int64)
-    found = trace.argument(key) if len(rows) else None
-    if found is not None and found.numbers is not None:
-        at, hit = _looked_up(found.rows, rows)
-        values[hit] = found.numbers[at[hit]].astype(np.int64)
+    argument = trace.argument(key) if len(rows) else None
+    if argument is not None and argument.numbers is not None:
+        at, hit = _looked_up(argument.rows, rows)
+        values[hit] = argument.numbers[at[hit]].astype(np.int64)
     return values
 
 

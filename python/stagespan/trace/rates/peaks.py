@@ -122,10 +122,10 @@ def peaks_of(name: str, memory_bytes: int | None = None, units: int | None = Non
         return same[0].peaks if memory is not None and len(rates) == 1 else None
     if re.search(r"\bMIG\b", name):
         return None
-    found = [each for each in rows if each.pattern.search(name)]
+    matching = [each for each in rows if each.pattern.search(name)]
     if memory is not None:
-        found = [each for each in found if each.memory_gib is None or _fits(each, memory)]
-    return found[0].peaks if found else None
+        matching = [each for each in matching if each.memory_gib is None or _fits(each, memory)]
+    return matching[0].peaks if matching else None
 
 
 def _fits(row: _Row, memory: float | None) -> bool:
@@ -223,10 +223,10 @@ def device_names(trace: Trace) -> dict[int, str]:
 
 
 def _described(trace: Trace) -> dict[int, dict[str, Any]]:
-    found = trace.metadata.get("deviceProperties")
-    if not isinstance(found, list):
+    properties = trace.metadata.get("deviceProperties")
+    if not isinstance(properties, list):
         return {}
-    described = [each for each in found if isinstance(each, dict) and each]
+    described = [each for each in properties if isinstance(each, dict) and each]
     return {
         number if (own := _whole(each.get("id"))) is None else own: each
         for number, each in enumerate(described)

@@ -226,10 +226,10 @@ def _convolution(
 
 def _spread(values: list[int], count: int) -> list[int]:
     """One number counts for all dimensions."""
-    found = values * count if len(values) == 1 else values
-    if len(found) != count:
+    spread = values * count if len(values) == 1 else values
+    if len(spread) != count:
         raise CostUnknownError(f"a list of the convolution has {len(values)} numbers, not {count}")
-    return found
+    return spread
 
 
 def _convolution_backward(call: Call) -> Cost:
