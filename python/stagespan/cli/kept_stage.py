@@ -47,7 +47,7 @@ def kept_stage(place: str, id_: str | None, stage: str | None, *, slowest: bool)
     runs = [run for run in slow.signatures if stage in (None, run.stage)]
     if not runs:
         raise HarnessError(
-            f"The request {request.id!r} in {place} has no run of the stage {stage!r}: it "
+            f"The request {request.id!r} in {place} has no signature of the stage {stage!r}: it "
             f"has that of {quoted(run.stage for run in slow.signatures)}."
         )
     run = max(runs, key=lambda run: run.took_ns)
