@@ -139,10 +139,10 @@ class Counts(msgspec.Struct):
         of_amounts: Callable[[float, float], float],
     ) -> None:
         for family, histograms in other.durations.items():
-            mine = self.durations.setdefault(family, {})
+            sums = self.durations.setdefault(family, {})
             for stage, histogram in histograms.items():
-                before = mine.get(stage)
-                mine[stage] = of_histograms(before, histogram) if before else histogram
+                before = sums.get(stage)
+                sums[stage] = of_histograms(before, histogram) if before else histogram
         for family, stages in other.amounts.items():
             of_family = self.amounts.setdefault(family, {})
             for stage, amounts in stages.items():
@@ -152,24 +152,24 @@ class Counts(msgspec.Struct):
 
     def observe(self, family: str, label: str, duration_ns: int) -> None:
         """Count one duration. Negative ones, which clocks can give, count as 0."""
-        mine = self.durations.setdefault(family, {})
-        known = mine.get(label) or NOTHING
+        of_family = self.durations.setdefault(family, {})
+        before = of_family.get(label) or NOTHING
         first = bisect.bisect_right(BOUNDS_NS, duration_ns)
-        below = known.below[:first] + [number + 1 for number in known.below[first:]]
-        mine[label] = Histogram(below, min(known.sum + max(duration_ns, 0), MOST_COUNTED))
+        below = before.below[:first] + [number + 1 for number in before.below[first:]]
+        of_family[label] = Histogram(below, min(before.sum + max(duration_ns, 0), MOST_COUNTED))
 
     def without(self, earlier: Counts) -> Counts:
         """Return what was added since an earlier state of the same figures."""
-        rest = Counts({}, {})
+        added = Counts({}, {})
         for family, stage, histogram in self.histograms():
             before = earlier.durations.get(family, {}).get(stage)
             now = histogram.minus(before) if before else histogram
-            rest.durations.setdefault(family, {})[stage] = now
+            added.durations.setdefault(family, {})[stage] = now
         for family, stage, unit, amount in self.numbers():
             before_amount = earlier.amounts.get(family, {}).get(stage, {}).get(unit, 0)
-            units = rest.amounts.setdefault(family, {}).setdefault(stage, {})
+            units = added.amounts.setdefault(family, {}).setdefault(stage, {})
             units[unit] = within_range(amount - before_amount)
-        return rest
+        return added
 
     def histograms(self) -> Iterator[tuple[str, str, Histogram]]:
         """Yield (family, stage, histogram)."""
@@ -256,13 +256,13 @@ def durations_in(snapshot: _core.Snapshot, names: ShownNames) -> Iterator[Durati
             continue
         shown_names = names.pipelines if "pipeline" in family.labels else names.stages
         for name, stage in snapshot.stages(number_of(family.kind)).items():
-            shown = shown_names.shown(name)
+            label = shown_names.shown(name)
             if family.kind not in RUNS:
-                yield Durations(family.key, shown, stage, None)
+                yield Durations(family.key, label, stage, None)
                 continue
-            yield Durations(family.key, shown, stage, stage)
+            yield Durations(family.key, label, stage, stage)
             if stage.device_elapsed_ns is not None:
-                yield Durations("device", shown, stage.device_elapsed_ns, None)
+                yield Durations("device", label, stage.device_elapsed_ns, None)
     for status, kind in REQUESTS.items():
         for name, stage in snapshot.stages(number_of(kind)).items():
             label = Family.text(names.pipelines.shown(name), status)
@@ -303,7 +303,7 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
     would otherwise move to the other side. Requests that a process has left open when it ended are
     counted as abandoned, until the latest time that is known of it.
     """
-    found = Counts({}, {})
+    counts = Counts({}, {})
     snapshot = recording.snapshot()
 
     def add(
@@ -318,26 +318,26 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
         below[-1] = max(below[-1], of.count)
         if below[-1] > MOST_COUNTED:  # in a recording that is damaged
             below = [min(number, MOST_COUNTED) for number in below]
-        one = Histogram(below, min(total, MOST_COUNTED))
-        mine = found.durations.setdefault(family, {})
-        mine[name] = mine[name].plus(one) if name in mine else one
+        histogram = Histogram(below, min(total, MOST_COUNTED))
+        of_family = counts.durations.setdefault(family, {})
+        of_family[name] = of_family[name].plus(histogram) if name in of_family else histogram
 
     def count(family: str, name: str, unit: str, amount: float) -> None:
-        mine = found.amounts.setdefault(family, {}).setdefault(name, {})
-        mine[unit] = within_range(mine.get(unit, 0) + amount)
+        units = counts.amounts.setdefault(family, {}).setdefault(name, {})
+        units[unit] = within_range(units.get(unit, 0) + amount)
 
     def begin(kind: Kind, name: str) -> None:
         """Add a stage of which no run has ended, so that the first end is an increase."""
         for family in HISTOGRAMS:
             if family.kind == kind:
-                found.durations.setdefault(family.key, {})[names.stages.shown(name)] = NOTHING
+                counts.durations.setdefault(family.key, {})[names.stages.shown(name)] = NOTHING
                 if kind in RUNS:
                     count("errors", names.stages.shown(name), "", 0)
 
     def begin_request(pipeline: str) -> None:
-        mine = found.durations.setdefault("request", {})
+        of_requests = counts.durations.setdefault("request", {})
         for status in ("ok", "error"):
-            mine.setdefault(Family.text(names.pipelines.shown(pipeline), status), NOTHING)
+            of_requests.setdefault(Family.text(names.pipelines.shown(pipeline), status), NOTHING)
 
     for span in recording.open_spans():
         begin(span["kind"], span["stage"])
@@ -367,8 +367,8 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
     for request in left_open:
         begin_ns = request["received_ns"] or request["begin_ns"] or 0
         label = Family.text(names.pipelines.shown(request["pipeline"]), "abandoned")
-        found.observe("request", label, max(until_ns - begin_ns, 0))
+        counts.observe("request", label, max(until_ns - begin_ns, 0))
     # No figure needs the spans in the rings.
     lost = recording.lost().items()
-    found.amounts["lost"] = {cause: {"": float(n)} for cause, n in lost if cause != "overwritten"}
-    return found
+    counts.amounts["lost"] = {cause: {"": float(n)} for cause, n in lost if cause != "overwritten"}
+    return counts

@@ -256,17 +256,17 @@ def read_answer(recording_folder: str, path: str) -> bytes:
 
     The file must be in the folder of the recording: the process chooses its name.
     """
-    found = os.path.join(recording_folder, os.path.basename(path))
-    handle = open_file(found)
+    path_here = os.path.join(recording_folder, os.path.basename(path))
+    handle = open_file(path_here)
     try:
         if os.fstat(handle).st_size > _MOST_ANSWER_BYTES:
-            raise StagespanError(f"The answer in {found} is too large to be read.")
+            raise StagespanError(f"The answer in {path_here} is too large to be read.")
         with os.fdopen(os.dup(handle), "rb") as file:
             return file.read()
     finally:
         os.close(handle)
         with contextlib.suppress(OSError):
-            os.unlink(found)
+            os.unlink(path_here)
 
 
 def _open_to_write(recording: Recording) -> int:

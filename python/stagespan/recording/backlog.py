@@ -67,9 +67,9 @@ class Backlog:
             if recording.state in ("alive", "unknown")
             for message in _sent_by_open(recording)
         ]
-        found: defaultdict[str, list[SentMessage]] = defaultdict(list)
+        messages: defaultdict[str, list[SentMessage]] = defaultdict(list)
         if not sent:
-            return found
+            return messages
         received = set().union(*(one.received_messages() for one in self._recordings))
         counts: defaultdict[str, int] = defaultdict(int)
         since_ns = max(map(_complete_since_ns, self._recordings))
@@ -79,8 +79,8 @@ class Backlog:
             counts[message.queue] += 1
             most = 0 if self._most is None else self._most(message.queue)
             if message.sent_ns >= since_ns or counts[message.queue] <= most:
-                found[path].append(message)
-        return found
+                messages[path].append(message)
+        return messages
 
 
 def _sent_by_open(recording: Recording) -> list[SentMessage]:

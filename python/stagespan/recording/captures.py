@@ -67,17 +67,17 @@ def members(job: str, rank: int | None = None) -> list[Member]:
         ranks = [one for one in ranks if one.rank == rank]
         if not ranks:
             raise StagespanError(f"The job {job!r} has no live process of rank {rank} here.")
-    found = ranks or [one for one in alive if one.worker_of_rank is None]
-    if not found:
+    chosen = ranks or [one for one in alive if one.worker_of_rank is None]
+    if not chosen:
         raise StagespanError(f"No process of the job {job!r} is alive on this machine.")
     return [
         Member(f"process {one.pid}" if one.rank is None else f"rank {one.rank}", one)
-        for one in found
+        for one in chosen
     ]
 
 
 def captured_together(
-    found: Sequence[Member], arguments: Mapping[str, Any], folder: str | None, progress: Progress
+    members: Sequence[Member], arguments: Mapping[str, Any], folder: str | None, progress: Progress
 ) -> list[CaptureResult]:
     """Have several processes capture the same runs, and return their results in the same order.
 
@@ -88,27 +88,27 @@ def captured_together(
     if arguments["probe"]:
         options = ("stage", "shapes", "stacks", "memory", "max_seconds")
         wish = {name: arguments[name] for name in options if name in arguments}
-        _together(found, "prepare_capture", [wish] * len(found), progress)
-    wishes = [{**arguments, "probe": False} for _ in found]
-    if all(one.recording.rank is not None for one in found):
-        first = _common_run(found, stage)
+        _together(members, "prepare_capture", [wish] * len(members), progress)
+    wishes = [{**arguments, "probe": False} for _ in members]
+    if all(member.recording.rank is not None for member in members):
+        first = _common_run(members, stage)
         wishes = [{**wish, "first": first} for wish in wishes]
     if folder is not None:
-        for wish, member in zip(wishes, found, strict=True):
+        for wish, member in zip(wishes, members, strict=True):
             name = safe_name(f"{stage}_{member.label.replace(' ', '')}_trace.json.gz")
             wish["output"] = os.path.join(folder, name)
-    answers = _together(found, "capture", wishes, progress)
-    return [_result(one.label, answer) for one, answer in zip(found, answers, strict=True)]
+    answers = _together(members, "capture", wishes, progress)
+    return [_result(member.label, answer) for member, answer in zip(members, answers, strict=True)]
 
 
-def _common_run(found: Sequence[Member], stage: str) -> int:
+def _common_run(members: Sequence[Member], stage: str) -> int:
     """Return the number of a run that all ranks have before them. Raises StagespanError."""
-    before = [_begun(one, stage) for one in found]
+    before = [_begun(member, stage) for member in members]
     time.sleep(_MEASURE_S)
-    now = [_begun(one, stage) for one in found]
-    for one, count in zip(found, now, strict=True):
+    now = [_begun(member, stage) for member in members]
+    for member, count in zip(members, now, strict=True):
         if not count:
-            raise StagespanError(f"Stage {quoted([stage])} has not run in {one.label} yet.")
+            raise StagespanError(f"Stage {quoted([stage])} has not run in {member.label} yet.")
     most = max(after - earlier for after, earlier in zip(now, before, strict=True))
     return max(now) + max(_LEAST_LEAD, math.ceil(most * _LEAD_S / _MEASURE_S))
 
@@ -135,7 +135,7 @@ class _Asked:
 
 
 def _together(
-    found: Sequence[Member], verb: str, wishes: Sequence[Mapping[str, Any]], progress: Progress
+    members: Sequence[Member], verb: str, wishes: Sequence[Mapping[str, Any]], progress: Progress
 ) -> list[dict[str, Any]]:
     """Ask several processes at once. If one refuses, the others end. Raises StagespanError."""
     asked = _Asked()
@@ -153,12 +153,12 @@ def _together(
 
     threads: list[threading.Thread] = []
     try:
-        for one in found:
-            asked.askers.append(Asker(one.recording.path))
+        for member in members:
+            asked.askers.append(Asker(member.recording.path))
         for asker, wish in zip(asked.askers, wishes, strict=True):
             asker.ask(verb, **wish)
-        for number, one in enumerate(found):
-            threads.append(threading.Thread(target=wait, args=(number, one.label)))
+        for number, member in enumerate(members):
+            threads.append(threading.Thread(target=wait, args=(number, member.label)))
             threads[-1].start()
         for thread in threads:
             thread.join()
@@ -174,7 +174,7 @@ def _together(
         raise asked.errors[0]
     if asked.refusals:
         raise StagespanError(f"{asked.refusals[0]} No other process has captured anything.")
-    return [asked.answers[number] for number in range(len(found))]
+    return [asked.answers[number] for number in range(len(members))]
 
 
 def _result(which: str, answer: Mapping[str, Any]) -> CaptureResult:

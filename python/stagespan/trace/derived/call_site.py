@@ -81,10 +81,10 @@ class SyncEvents:
             return None
         launch = int(events.begin_ns[call])
         device, stream = streams(self._trace, np.array([row]))
-        mine = (self._kind == _STREAM_WAIT) & (self._device == device) & (self._stream == stream)
+        waits = (self._kind == _STREAM_WAIT) & (self._device == device) & (self._stream == stream)
         issued = events.begin_ns[self._rows]
-        mine &= (issued <= launch) & (issued > self._launched_before(gaps, device, stream, launch))
-        found = [self._awaited(gaps, int(wait)) for wait in np.flatnonzero(mine & (self._on >= 0))]
+        waits &= (issued <= launch) & (issued > self._launched_before(gaps, device, stream, launch))
+        found = [self._awaited(gaps, int(wait)) for wait in np.flatnonzero(waits & (self._on >= 0))]
         return max(found, key=lambda each: self._end(each.row), default=None)
 
     def _launched_before(self, gaps: Gaps, device: Numbers, stream: Numbers, time: int) -> int:

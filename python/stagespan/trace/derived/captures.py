@@ -280,10 +280,10 @@ class _Search:
         hosts = self.hosts
         work = np.flatnonzero(device_work(hosts).kind)
         calls = launch_of(hosts, work)
-        found = np.full(len(hosts.events) + 1, -1, dtype=np.intp)
+        ran = np.full(len(hosts.events) + 1, -1, dtype=np.intp)
         known = calls >= 0
-        found[calls[known][::-1]] = work[known][::-1]
-        return found
+        ran[calls[known][::-1]] = work[known][::-1]
+        return ran
 
     def _code_of_launch(self, rows: Rows) -> Numbers:
         hosts = self.hosts
@@ -443,10 +443,10 @@ class _Search:
         """Whether kernels have the same grids as those that calls launched, if known."""
         grids = self._grids
         # ROCm's calls have the grid of their kernel.
-        one = np.where(self._ran[calls] >= 0, grids[self._ran[calls]], grids[calls])
+        grid = np.where(self._ran[calls] >= 0, grids[self._ran[calls]], grids[calls])
         other = grids[self._rows[launched]]
-        known = (one >= 0) & (other >= 0)
-        return not known.any() or 100.0 * float((one == other)[known].mean()) >= LEAST_PERCENT
+        known = (grid >= 0) & (other >= 0)
+        return not known.any() or 100.0 * float((grid == other)[known].mean()) >= LEAST_PERCENT
 
     @cached_property
     def _grids(self) -> Numbers:
@@ -538,10 +538,10 @@ def _can_launch(operator: str, kernel: str) -> bool | None:
     """Whether an operator can launch a kernel, by the kinds of both; None if they do not tell."""
     if operator.startswith("triton_") or kernel.startswith("triton_"):
         return kernel.startswith(operator) or operator.startswith(kernel)
-    own, other = kinds.kind_of(operator), kinds.kind_of(kernel)
-    if own == other:
-        return None if own == kinds.OTHER else True
-    if (own in _DISTINCT and other in _SIMPLE) or (own in _SIMPLE and other in _DISTINCT):
+    kind, other = kinds.kind_of(operator), kinds.kind_of(kernel)
+    if kind == other:
+        return None if kind == kinds.OTHER else True
+    if (kind in _DISTINCT and other in _SIMPLE) or (kind in _SIMPLE and other in _DISTINCT):
         return False
     return None
 
@@ -558,17 +558,17 @@ def _as_text(code: Numbers) -> str:
 
 def _codes(trace: Trace, key: str) -> Numbers:
     """Return a code for the text of an argument of each event; -1 without it, and for row -1."""
-    found = trace.argument(key)
+    argument = trace.argument(key)
     codes = np.full(len(trace.events) + 1, -1, dtype=np.int64)
-    if found is not None and found.numbers is None:
-        codes[found.rows] = found.codes
+    if argument is not None and argument.numbers is None:
+        codes[argument.rows] = argument.codes
     return codes
 
 
 def _numbers(trace: Trace, key: str) -> NDArray[np.int64]:
     """Return the integer argument of each event; 0 without it."""
-    found = trace.argument(key)
+    argument = trace.argument(key)
     numbers = np.zeros(len(trace.events), dtype=np.int64)
-    if found is not None and found.numbers is not None:
-        numbers[found.rows] = found.numbers.astype(np.int64)
+    if argument is not None and argument.numbers is not None:
+        numbers[argument.rows] = argument.numbers.astype(np.int64)
     return numbers

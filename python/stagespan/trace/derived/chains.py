@@ -45,10 +45,10 @@ def _shapes(written: str) -> list[_Shape]:
     except ValueError:
         return []
     shapes: list[_Shape] = []
-    for each in inputs if isinstance(inputs, list) else []:
-        if isinstance(each, list):
-            inside = [shape for shape in each if isinstance(shape, list)]
-            shapes += inside or [each]
+    for entry in inputs if isinstance(inputs, list) else []:
+        if isinstance(entry, list):
+            inside = [shape for shape in entry if isinstance(shape, list)]
+            shapes += inside or [entry]
     return shapes
 
 

@@ -171,10 +171,10 @@ def _function(name: str) -> str | None:
 
 def frame_of(name: str) -> tuple[str | None, int | None]:
     """Return frame and variant in a region's name; None if it has no numbers."""
-    found = REGIONS.match(name)
-    if found is None or found["frame"] is None:
+    match = REGIONS.match(name)
+    if match is None or match["frame"] is None:
         return None, None
-    return found["frame"], int(found["variant"])
+    return match["frame"], int(match["variant"])
 
 
 # --- Frames and regions ---
@@ -413,10 +413,10 @@ def _operators_between(
     gap = order[at[hit]]
     held = held[hit]
     inside = nodes.end[held] <= gap_end[gap]
-    found: dict[int, list[str]] = {}
+    operators: dict[int, list[str]] = {}
     for which, name in zip(gap[inside].tolist(), forest.names(held[inside]), strict=True):
-        found.setdefault(which, []).append(name)
-    return found
+        operators.setdefault(which, []).append(name)
+    return operators
 
 
 def _working(forest: Forest, around: Rows) -> Rows:

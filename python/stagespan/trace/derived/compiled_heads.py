@@ -288,10 +288,10 @@ def _with_first_operators(trace: Trace, calls: list[CompiledCall]) -> list[Compi
     rows = rows[work.kind[rows] != COPY]
     rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
     launched_ns, _, launched_by = launched(trace, rows)
-    known = launched_ns != MISSING
-    launched_ns = np.where(known, launched_ns, np.iinfo(np.int64).max)
+    is_known = launched_ns != MISSING
+    launched_ns = np.where(is_known, launched_ns, np.iinfo(np.int64).max)
     order = np.argsort(launched_ns, kind="stable")
-    begins, by_time, may_be = events.begin_ns[rows], launched_ns[order], ~known
+    begins, by_time, may_be = events.begin_ns[rows], launched_ns[order], ~is_known
     runs = [(c.compiler_end_ns, c.ge_to_compiler_end_ns) for c in calls]
     starts = np.sort([end - ge for end, ge in runs if ge is not None])
     heads = []

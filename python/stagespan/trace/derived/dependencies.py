@@ -123,10 +123,10 @@ class Edges(msgspec.Struct, frozen=True, dict=True):
 @once
 def _indices(trace: Trace) -> tuple[TimeIndex, TimeIndex]:
     """Return the device's events, and the calls that matter for their times, by time."""
-    found = gaps(trace)
-    calls = waiting_calls(trace, found.rows, found.calls) | _other_calls(trace)
-    calls[found.calls[found.calls >= 0]] = True
-    return TimeIndex(trace, found.rows), TimeIndex(trace, np.flatnonzero(calls))
+    idle = gaps(trace)
+    calls = waiting_calls(trace, idle.rows, idle.calls) | _other_calls(trace)
+    calls[idle.calls[idle.calls >= 0]] = True
+    return TimeIndex(trace, idle.rows), TimeIndex(trace, np.flatnonzero(calls))
 
 
 def _other_calls(trace: Trace) -> Mask:

@@ -246,10 +246,10 @@ def _launch_by_external_id(trace: Trace) -> NDArray[np.int32]:
     """
     events = trace.events
     launched_by = np.full(len(events), -1, dtype=np.int32)
-    known = events.external_id != MISSING
+    has_id = events.external_id != MISSING
     starts = names_with(trace, STARTS_WORK)
-    calls = np.flatnonzero(launches(trace) & known & starts[events.name])
-    work = np.flatnonzero((device_work(trace).kind != NOT_DEVICE) & known)
+    calls = np.flatnonzero(launches(trace) & has_id & starts[events.name])
+    work = np.flatnonzero((device_work(trace).kind != NOT_DEVICE) & has_id)
     calls = calls[np.lexsort((events.begin_ns[calls], events.external_id[calls]))]
     work = work[np.lexsort((events.begin_ns[work], events.external_id[work]))]
     ids, count = counts_of(events.external_id[calls])

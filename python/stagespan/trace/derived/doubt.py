@@ -29,10 +29,10 @@ def with_doubt(trace: Trace, findings: Iterable[Finding]) -> list[Finding]:
     if unknown is None or window is None:
         return doubtful
     return [
-        structs.replace(each, severity=_LOWER[each.severity])
-        if _rests_on(each, unknown, window[0])
-        else each
-        for each in doubtful
+        structs.replace(finding, severity=_LOWER[finding.severity])
+        if _rests_on(finding, unknown, window[0])
+        else finding
+        for finding in doubtful
     ]
 
 

@@ -125,10 +125,10 @@ def patterns(where: CallSites, gaps: Gaps, parts: IdleParts, step_begins: Number
         name = events.name[gaps.rows[gaps.first[chosen]]]
         sums = np.bincount(name, weights=time[chosen])
         for code in np.argsort(-sums, kind="stable")[:_MOST_PATTERNS].tolist():
-            mine = chosen[name == code]
-            if len(mine):
-                mine = mine[time[mine] >= _SIMILAR_SHARE * time[mine].max()]
-                patterns_.append(_pattern(where, gaps, mine, time, cause, step_begins))
+            alike = chosen[name == code]
+            if len(alike):
+                alike = alike[time[alike] >= _SIMILAR_SHARE * time[alike].max()]
+                patterns_.append(_pattern(where, gaps, alike, time, cause, step_begins))
     return sorted(patterns_, key=lambda each: -each.idle_ns)
 
 

@@ -66,10 +66,10 @@ def host_work(trace: Trace) -> HostWork:
     wraps = named(trace, _WRAPS, rows)
 
     def own(which: Mask) -> Intervals:
-        found = minus(merged(begin[which & works], end[which & works]), not_work)
+        parts = minus(merged(begin[which & works], end[which & works]), not_work)
         # The places of all threads as times.
-        start = axis.time_ns(found[0])
-        return merged(start, start + (found[1] - found[0]))
+        start = axis.time_ns(parts[0])
+        return merged(start, start + (parts[1] - parts[0]))
 
     leaves, around = own(~wraps), own(wraps)
     around = minus(around, _of(communicating))

@@ -215,7 +215,7 @@ def inductor_kind(name: str) -> str | None:
     Kernels of torch 2.0, whose names do not contain the kind, are `unnamed`. The result for all
     other kernels is None.
     """
-    found = INDUCTOR_TRITON.search(name)
-    if found is None:
+    match = INDUCTOR_TRITON.search(name)
+    if match is None:
         return None
-    return found["kind"] or ("tem" if name[7:10] != "_0d" and not name[8].isdigit() else "unnamed")
+    return match["kind"] or ("tem" if name[7:10] != "_0d" and not name[8].isdigit() else "unnamed")

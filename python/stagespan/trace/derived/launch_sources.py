@@ -242,10 +242,10 @@ def _by_external_id(trace: Trace, rows: Rows, inside: Rows, forest: Nesting) -> 
     wanted = events.external_id[rows[missing]]
     at = np.searchsorted(operators[order], wanted)
     last = np.searchsorted(operators[order], wanted, side="right") - 1
-    found = order[np.minimum(at, len(order) - 1)]
+    latest = order[np.minimum(at, len(order) - 1)]
     # One operator has the id, and began before the work.
-    fits = (at == last) & (events.begin_ns[forest.rows[found]] <= events.begin_ns[rows[missing]])
-    inside[missing[fits]] = found[fits]
+    fits = (at == last) & (events.begin_ns[forest.rows[latest]] <= events.begin_ns[rows[missing]])
+    inside[missing[fits]] = latest[fits]
 
 
 # --- Stages ---

@@ -271,10 +271,10 @@ def _of_annotations(trace: Trace) -> StepRanges | None:
     numbers = {word: number for number, word in enumerate(dict.fromkeys(words.values()))}
     least = _LEAST_SHARE * _length_on_host(trace)
     best: tuple[int, StepRanges] | None = None
-    tree, found, thread = tree_of(trace, all_rows)
+    tree, threads, thread = tree_of(trace, all_rows)
     level = tree.levels()
     begins, ends = events.begin_ns[all_rows], events.end_ns[all_rows]
-    for of_thread in by_group(thread, len(found)):
+    for of_thread in by_group(thread, len(threads)):
         if ends[of_thread].max() - begins[of_thread].min() < least:
             continue
         for depth in range(3):
@@ -468,10 +468,10 @@ def _turned(repeat: Repeat, ends_step: Mask) -> Repeat:
 
     It is unchanged if it begins there, if it has no end of a step, or if it has few blocks.
     """
-    within = np.flatnonzero(ends_step[repeat.begin : repeat.begin + repeat.length])
-    if len(within) == 0 or within[-1] == repeat.length - 1 or repeat.times <= _LEAST:
+    ends = np.flatnonzero(ends_step[repeat.begin : repeat.begin + repeat.length])
+    if len(ends) == 0 or ends[-1] == repeat.length - 1 or repeat.times <= _LEAST:
         return repeat
-    return Repeat(repeat.begin + int(within[-1]) + 1, repeat.length, repeat.times - 1)
+    return Repeat(repeat.begin + int(ends[-1]) + 1, repeat.length, repeat.times - 1)
 
 
 def _of_kernels(trace: Trace) -> StepRanges | None:

@@ -55,7 +55,7 @@ def origins(trace: Trace, calls: Rows) -> Rows:
     put_by[starts[at[at >= 0]]] = enqueue[at >= 0]
     with_call = np.flatnonzero(calls >= 0)
     _, put = tasks_at(trace, events.tid[calls[with_call]], events.begin_ns[calls[with_call]])
-    origin, found = put_by[put], calls.copy()
+    origin, origins_of_calls = put_by[put], calls.copy()
     earlier = (origin >= 0) & (events.begin_ns[origin] <= events.begin_ns[calls[with_call]])
-    found[with_call[earlier]] = origin[earlier]
-    return found
+    origins_of_calls[with_call[earlier]] = origin[earlier]
+    return origins_of_calls

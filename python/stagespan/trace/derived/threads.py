@@ -93,10 +93,10 @@ class TimeIndex:
         blocks = np.flatnonzero(self._last_end[:begun] >= first_end_ns)
         places = (blocks[:, None] * self._BLOCK + np.arange(self._BLOCK)).ravel()
         rows = self._rows[places[places < len(self._rows)]]
-        found = (self._events.begin_ns[rows] <= last_begin_ns) & (
+        is_between = (self._events.begin_ns[rows] <= last_begin_ns) & (
             self._events.end_ns[rows] >= first_end_ns
         )
-        return np.sort(rows[found]).astype(np.intp)
+        return np.sort(rows[is_between]).astype(np.intp)
 
 
 def outermost(trace: Trace, rows: Rows) -> Rows:
@@ -172,18 +172,18 @@ def _numbers_of_names(trace: Trace) -> list[int] | None:
 def _containing(trace: Trace, pattern: Pattern[str], codes: Rows) -> Mask:
     """Return which names, of those with some codes, contain the pattern; the last is for none."""
     names, numbers = trace.names, _numbers_of_names(trace)
-    found = np.zeros(len(names) + 1, dtype=np.bool_)
+    contains = np.zeros(len(names) + 1, dtype=np.bool_)
     search: Callable[[str], object] = pattern.search
     if numbers is None:
-        found[codes] = [search(names[code]) is not None for code in codes.tolist()]
-        return found
-    known = _searched.known(pattern)
+        contains[codes] = [search(names[code]) is not None for code in codes.tolist()]
+        return contains
+    states = _searched.known(pattern)
     for code in codes.tolist():
-        state = known[numbers[code]]
+        state = states[numbers[code]]
         if not state:
-            state = known[numbers[code]] = 1 if search(names[code]) is None else 2
-        found[code] = state == 2
-    return found
+            state = states[numbers[code]] = 1 if search(names[code]) is None else 2
+        contains[code] = state == 2
+    return contains
 
 
 def _of_used_names(trace: Trace, pattern: Pattern[str], used: Codes) -> Mask:
@@ -238,10 +238,10 @@ def threads_of(chosen: NDArray[np.int64], trace: Trace, rows: Rows) -> Numbers:
 
 def numbers_of(chosen: NDArray[np.int64], process: Numbers, tid: Numbers) -> Numbers:
     """Return the number of each thread among `chosen` (process, thread), or -1."""
-    found, code = pairs(
+    processes, code = pairs(
         np.concatenate((chosen[:, 0], process)), np.concatenate((chosen[:, 1], tid))
     )
-    number = np.full(len(found), -1, dtype=np.int64)
+    number = np.full(len(processes), -1, dtype=np.int64)
     number[code[: len(chosen)]] = np.arange(len(chosen))
     result: Numbers = number[code[len(chosen) :]]
     return result

@@ -332,7 +332,7 @@ def depth_first(parent: Rows, siblings: Sequence[int]) -> list[int]:
 
 def paths_to(parent: Rows, names: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the path of names from the root to each node of a tree; parents come first."""
-    found: list[tuple[str, ...]] = []
+    paths: list[tuple[str, ...]] = []
     for above, name in zip(parent.tolist(), names, strict=True):
-        found.append((*(found[above] if above >= 0 else ()), name))
-    return found
+        paths.append((*(paths[above] if above >= 0 else ()), name))
+    return paths

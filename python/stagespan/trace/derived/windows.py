@@ -194,8 +194,8 @@ def whole(trace: Trace) -> Windows | None:
     if len(rows):
         window = int(events.begin_ns[rows].min()), int(events.end_ns[rows].max())
     else:
-        found = window_of(trace)
-        if found is None:
+        recorded = window_of(trace)
+        if recorded is None:
             return None
-        window = found
+        window = recorded
     return Windows(np.array(window[:1]), np.array(window[1:]), [])
