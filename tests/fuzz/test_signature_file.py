@@ -24,7 +24,7 @@ from stagespan.signature import SignatureFile, StageSignature, capture, describe
 
 torch = pytest.importorskip("torch")
 
-from stagespan.harness.script import script_text  # noqa: E402
+from stagespan.harness.script import script_and_module  # noqa: E402
 from stagespan.signature.mock import make_inputs  # noqa: E402
 
 WORDS = """
@@ -97,7 +97,7 @@ def test_any_script_compiles(inputs: dict[str, Any], name: str, step: str | None
         "loop": DenoiseAdapter().script(None, inputs),
         "call": CallAdapter().script(len, inputs),
     }
-    text = script_text(stage, steps.get(step or ""), HarnessConfig(), stem="s")
+    text = script_and_module(stage, steps.get(step or ""), HarnessConfig(), stem="s")[0]
 
     compile(text, "profile_s.py", "exec")
 
@@ -172,4 +172,6 @@ def test_damaged_nodes_are_replayed_or_refused(chance: random.Random) -> None:
     # THEN that works, and so does its script, or one sentence says why not
     assert "\n" not in refused
     if not refused:
-        compile(script_text(stage, None, HarnessConfig(), stem="s"), "profile_s.py", "exec")
+        compile(
+            script_and_module(stage, None, HarnessConfig(), stem="s")[0], "profile_s.py", "exec"
+        )

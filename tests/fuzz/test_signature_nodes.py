@@ -18,7 +18,7 @@ from stagespan.signature.value_kinds.base import describe
 
 torch = pytest.importorskip("torch")
 
-from stagespan.harness.script import script_text  # noqa: E402
+from stagespan.harness.script import script_and_module  # noqa: E402
 from stagespan.signature.mock import make_inputs  # noqa: E402
 
 CLASSES = [
@@ -147,7 +147,7 @@ def test_any_node_is_made_or_refused(name: str, inputs: dict[str, Any]) -> None:
         make_inputs(signature)
     except (SignatureError, HarnessError) as error:
         said = str(error)
-    ast.parse(script_text(signature, None, HarnessConfig(), stem="s"))
+    ast.parse(script_and_module(signature, None, HarnessConfig(), stem="s")[0])
 
     # THEN there was at most one sentence, and no module was imported for a class
     assert len(said.splitlines()) <= 1

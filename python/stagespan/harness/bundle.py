@@ -7,10 +7,8 @@ import functools
 import graphlib
 import hashlib
 import inspect
-import io
 import re
-import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from types import ModuleType
 from typing import NamedTuple, TypeGuard
@@ -19,10 +17,9 @@ from stagespan.harness import standalone
 
 PREFIX = "_stagespan_replay_"
 
-_HEAD = '''"""Makes inputs, and runs and measures steps, for scripts profile_*.py in this folder.
+_HEAD = '''"""Makes inputs, and runs and measures steps, for profile_*.py in this folder.
 
-These are the parts of stagespan.harness.standalone that a script uses, without docstrings and
-types. It does not need stagespan.
+The parts of stagespan.harness.standalone that a script uses, without docstrings and types.
 """
 
 '''
@@ -71,7 +68,8 @@ def replay_module(script: str | None = None, more: tuple[ModuleType, ...] = ()) 
         if lines:
             sections.append("\n".join(lines).strip("\n"))
     body = "\n\n\n".join(sections) + "\n"
-    imports = _import_block([source.tree for source in sources], names_used(body))
+    used = names_used(body) if needed is None else needed.names
+    imports = _import_block([source.tree for source in sources], used)
     text = f"{_HEAD}{imports}\n\n{body}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     return ReplayModule(PREFIX + digest, text, frozenset(defined))
@@ -81,14 +79,15 @@ class _Source(NamedTuple):
     """The source of one module."""
 
     tree: ast.Module
-    lines: list[str]
+    lines: list[str | None]
+    """Its lines; None for those that are left out."""
 
 
 class _Needed(NamedTuple):
     """What a script needs, directly or not."""
 
     names: set[str]
-    """Functions, classes and constants of modules."""
+    """Functions, classes and constants of modules, and what these use besides."""
     attributes: set[str]
     """Attributes, among which are the names of methods."""
 
@@ -96,39 +95,38 @@ class _Needed(NamedTuple):
 @functools.lru_cache(maxsize=16)
 def _sources(more: tuple[ModuleType, ...]) -> list[_Source]:
     """Return the modules, each after those from which it imports: base classes come first."""
-    texts = {
+    sources = {
         f"{standalone.__name__}.{file.name.removesuffix('.py')}": _bare(file.read_text("utf-8"))
         for file in sorted(resources.files(standalone).iterdir(), key=lambda file: file.name)
         if file.name.endswith(".py") and file.name != "__init__.py"
     }
-    texts.update((module.__name__, inspect.getsource(module)) for module in more)
-    trees = {name: ast.parse(text) for name, text in texts.items()}
-    imported = {name: sorted(_imported(tree) & trees.keys()) for name, tree in trees.items()}
-    return [
-        _Source(
-            trees[name],
-            texts[name].splitlines(),
-        )
-        for name in graphlib.TopologicalSorter(imported).static_order()
-    ]
+    for module in more:
+        text = inspect.getsource(module)
+        sources[module.__name__] = _Source(ast.parse(text), [*text.splitlines()])
+    imported = {name: sorted(_imported(sources[name].tree) & sources.keys()) for name in sources}
+    return [sources[name] for name in graphlib.TopologicalSorter(imported).static_order()]
 
 
-def _bare(text: str) -> str:
+_PARTS = re.compile(
+    r"""(?P<string>(?P<quote>"{3}|'{3}|"|')(?:\\.|(?!(?P=quote)).)*(?P=quote))"""
+    r"""|^\ *\#[^\n]*\n|\ *\#[^\n]*|^(?:\ {4})+""",
+    re.DOTALL | re.MULTILINE,
+)
+"""A string, a comment or an indentation, which are no comment or indentation within a string."""
+
+
+def _bare(text: str) -> _Source:
     """Return source without comments, and without the types of parameters, results and variables.
 
     The other annotations of classes define the fields of named tuples. A tab stands for each four
     spaces of indentation, which are a sixth of the text.
     """
-    lines: list[str | None] = [*text.splitlines()]
-    in_strings: set[int] = set()
-    """The indices of lines that begin within a string."""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            line = token.line[: token.start[1]].rstrip()
-            lines[token.start[0] - 1] = line or None
-        elif tokenize.tok_name[token.type] in ("STRING", "FSTRING_MIDDLE"):
-            in_strings.update(range(token.start[0], token.end[0]))
-    nodes = [*ast.walk(ast.parse(text))]
+    text = _PARTS.sub(
+        lambda part: part[0] if part["string"] else "\t" * (len(part[0]) // 4) * part[0].isspace(),
+        text,
+    )
+    source = _Source(ast.parse(text), [*text.splitlines()])
+    lines, nodes = source.lines, [*_statements(source.tree)]
     fields = {id(member) for node in nodes for member in _members(node)}
     for node in nodes:
         if isinstance(node, ast.AnnAssign):
@@ -138,18 +136,15 @@ def _bare(text: str) -> str:
             lines[node.lineno - 1] = _head_of(node)
             body = _first_line(node.body[0])
             lines[node.lineno : body - 1] = [None] * (body - 1 - node.lineno)
-    return "".join(
-        f"{line if number in in_strings else _with_tabs(line)}\n"
-        for number, line in enumerate(lines)
-        if line is not None
-    )
+    return source
 
 
-_INDENT = re.compile(r"^(?: {4})+", re.MULTILINE)
-
-
-def _with_tabs(lines: str) -> str:
-    return _INDENT.sub(lambda indent: "\t" * (len(indent[0]) // 4), lines)
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a statement or module, and the statements within it."""
+    yield node
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for part in getattr(node, name, ()):
+            yield from _statements(part)
 
 
 def _members(node: ast.AST) -> list[ast.stmt]:
@@ -164,20 +159,22 @@ def _drop_type(lines: list[str | None], node: ast.AnnAssign) -> None:
     line_bytes = line.encode()
     kept = line_bytes[: node.target.end_col_offset] + line_bytes[node.annotation.end_col_offset :]
     lines[node.lineno - 1] = kept.decode()
+    node.annotation = ast.Constant(None)  # so that it uses no names
 
 
 def _head_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """Return the line, or the lines, from ``def`` to the colon, without types."""
+    node.returns = None
     for part in ast.walk(node.args):
         if isinstance(part, ast.arg):
             part.annotation = None
-    indent = " " * node.col_offset
+    indent = "\t" * node.col_offset
     word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
     arguments = ast.unparse(node.args).replace("'", '"')
     line = f"{indent}{word} {node.name}({arguments}):"
-    if len(line) <= 100:
+    if len(line.expandtabs(4)) <= 100:
         return line
-    return f"{indent}{word} {node.name}(\n{indent}    {arguments}\n{indent}):"
+    return f"{indent}{word} {node.name}(\n{indent}\t{arguments}\n{indent}):"
 
 
 def _needed(trees: list[ast.Module], script: ast.Module) -> _Needed:
@@ -195,7 +192,8 @@ def _needed(trees: list[ast.Module], script: ast.Module) -> _Needed:
     methods: dict[str, list[ast.AST]] = {}
     """The methods of needed classes that nothing has named yet."""
     while waiting:
-        names, attributes = _uses(waiting.pop())
+        part = waiting.pop()
+        names, attributes = _uses(part)
         for name in names & defining.keys() - needed.names:
             node = defining[name]
             needed.names.update(_defined(node))
@@ -208,6 +206,8 @@ def _needed(trees: list[ast.Module], script: ast.Module) -> _Needed:
                     methods.setdefault(member.name, []).append(member)
                 else:
                     waiting.append(member)
+        if part is not script:
+            needed.names.update(names)
         for name in attributes - needed.attributes:
             waiting += methods.pop(name, ())
         needed.attributes.update(attributes)
@@ -255,16 +255,15 @@ def _shown(source: _Source, node: ast.stmt, needed: _Needed | None) -> list[str]
     first, last = _lines_of(source, node)
     dropped: set[int] = set()
     passed: dict[int, str] = {}
-    for definition in ast.walk(node):
+    for definition in _statements(node):
         if not isinstance(definition, _DEFINITIONS):
             continue
         for member in definition.body:
             is_text = isinstance(member, ast.Expr) and isinstance(member.value, ast.Constant)
             if is_text and len(definition.body) == 1:
                 dropped.update(range(member.lineno, (member.end_lineno or 0) + 1))
-                passed[member.lineno] = (
-                    f"{source.lines[member.lineno - 1][: member.col_offset]}pass"
-                )
+                line = source.lines[member.lineno - 1] or ""
+                passed[member.lineno] = f"{line[: member.col_offset]}pass"
             elif is_text or (
                 isinstance(definition, ast.ClassDef)
                 and needed is not None
@@ -273,7 +272,7 @@ def _shown(source: _Source, node: ast.stmt, needed: _Needed | None) -> list[str]
             ):
                 begin, end = _lines_of(source, member)
                 is_field = is_text and member is not definition.body[0]
-                while not is_field and end < last and not source.lines[end].strip():
+                while not is_field and end < last and not (source.lines[end] or "").strip():
                     end += 1  # blank lines after it
                 dropped.update(range(begin, end + 1))
     kept = (
@@ -281,7 +280,7 @@ def _shown(source: _Source, node: ast.stmt, needed: _Needed | None) -> list[str]
         for number in range(first, last + 1)
         if number not in dropped or number in passed
     )
-    return "\n".join(kept).rstrip().split("\n")
+    return "\n".join(line for line in kept if line is not None).rstrip().split("\n")
 
 
 def _first_line(node: ast.stmt) -> int:
@@ -293,7 +292,7 @@ def _first_line(node: ast.stmt) -> int:
 def _lines_of(source: _Source, node: ast.stmt) -> tuple[int, int]:
     """Return the first and the last line of a statement with its decorators and comments above."""
     first = _first_line(node)
-    while first > 1 and source.lines[first - 2].lstrip().startswith("#"):
+    while first > 1 and (source.lines[first - 2] or "").lstrip().startswith("#"):
         first -= 1
     return first, node.end_lineno or node.lineno
 
@@ -313,7 +312,7 @@ def import_of(name: str, names: Iterable[str], indent: str = "") -> str:
     """Return ``from name import names`` as a formatter writes it: constants, classes, functions."""
     order = sorted(names, key=lambda name_: (not name_.isupper(), not name_[0].isupper(), name_))
     line = f"{indent}from {name} import {', '.join(order)}"
-    if len(line) <= 100:
+    if len(line.expandtabs(4)) <= 100:
         return line
     inside = "".join(f"{indent}    {name_},\n" for name_ in order)
     return f"{indent}from {name} import (\n{inside}{indent})"

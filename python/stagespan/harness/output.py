@@ -15,7 +15,7 @@ from stagespan.harness.adapters import StepAdapter
 from stagespan.harness.bundle import ReplayModule
 from stagespan.harness.config import Fit, HarnessConfig, HarnessResult
 from stagespan.harness.loop_source import Place, shown_loop
-from stagespan.harness.script import module_of, script_text
+from stagespan.harness.script import script_and_module
 from stagespan.pages.amounts import quoted
 from stagespan.process import run
 from stagespan.process.files import module_name, safe_name, write_whole
@@ -140,8 +140,7 @@ def script_of(
     step = adapter.script(stage, signature.arguments) if adapter is not None else None
     if step is not None and (loop := shown_loop(places)) is not None:
         step = replace(step, loop=loop)
-    text = script_text(signature, step, config, stem=stem, module=file, live=live)
-    return text, module_of(text, step)
+    return script_and_module(signature, step, config, stem=stem, module=file, live=live)
 
 
 def write_replay_module(folder: Path, module: ReplayModule) -> Path:

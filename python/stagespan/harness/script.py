@@ -172,7 +172,7 @@ _NO_STEP = """raise ReplayError(
     )"""
 
 
-def script_text(
+def script_and_module(
     signature: StageSignature,
     step: ScriptStep | None,
     config: HarnessConfig,
@@ -180,8 +180,8 @@ def script_text(
     stem: str,
     module: str | None = None,
     live: Mapping[str, Any] | None = None,
-) -> str:
-    """Return the source of the script.
+) -> tuple[str, ReplayModule]:
+    """Return the source of the script, and the module that it imports.
 
     ``stem`` is the stage's name as a part of file names. ``module`` is the name of the script's
     file without its suffix; the default contains ``stem``. Text of the signature never becomes
@@ -250,14 +250,9 @@ def script_text(
     def head(name: str, from_replay: str) -> str:
         return _HEAD.format(module=module, load=load, replay=name, from_replay=from_replay)
 
-    beside = module_of(head("", "    pass") + body, step)
+    beside = replay_module(head("", "    pass") + body, () if step is None else step.modules)
     names = names_used(body) & beside.defined
-    return head(beside.name, import_of(beside.name, names, indent=" " * 4)) + body
-
-
-def module_of(text: str, step: ScriptStep | None = None) -> ReplayModule:
-    """Return the module that the script with this text and step imports."""
-    return replay_module(text, () if step is None else step.modules)
+    return head(beside.name, import_of(beside.name, names, indent=" " * 4)) + body, beside
 
 
 _LIVE = ("p50_ms", "cpu_p50_ms", "count", "missing")

@@ -32,7 +32,7 @@ torch = pytest.importorskip("torch")
 
 from stagespan.harness.bundle import replay_file_of, replay_module  # noqa: E402
 from stagespan.harness.output import write_replay_module, write_script  # noqa: E402
-from stagespan.harness.script import script_text  # noqa: E402
+from stagespan.harness.script import script_and_module  # noqa: E402
 
 STAGES = '''
 import dataclasses
@@ -361,8 +361,8 @@ def test_a_wrong_factory_is_reported_in_one_sentence(
 def script_of_a_number(folder: Path) -> Path:
     """Write the script of a stage ``s`` that is called with one number; return its path."""
     step = CallAdapter().script(lambda x: x, {})
-    text = script_text(StageSignature("s", {"x": 1}), step, HarnessConfig(), stem="s")
-    return write_script(folder / "profile_s.py", text, replay_module(text))
+    script = script_and_module(StageSignature("s", {"x": 1}), step, HarnessConfig(), stem="s")
+    return write_script(folder / "profile_s.py", *script)
 
 
 def test_a_stage_that_runs_out_of_memory_is_reported_in_one_sentence(tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_nothing_of_a_signature_becomes_code(
     stage = StageSignature(name, {argument: capture(value)}, context={"grad": value})
 
     steps = {"denoise": DenoiseAdapter().script(None, {}), "call": CallAdapter().script(len, {})}
-    text = script_text(stage, steps.get(kind), HarnessConfig(seed=seed), stem="s")
+    text = script_and_module(stage, steps.get(kind), HarnessConfig(seed=seed), stem="s")[0]
 
     # THEN it is valid Python, and contains what it was given as values
     names = names_of(text)
@@ -526,7 +526,8 @@ class FailsLater:
 
 def test_a_script_whose_stage_fails_ends_its_profiler(tmp_path: Path) -> None:
     signature = StageSignature("s", {"x": capture(torch.zeros(4, 4))})
-    text = script_text(signature, CallAdapter().script(None, {}), HarnessConfig(), stem="s")
+    step = CallAdapter().script(None, {})
+    text, _ = script_and_module(signature, step, HarnessConfig(), stem="s")
     profile_stage = names_of(text)["profile_stage"]
     with pytest.raises(ValueError, match="the device is lost"):
         profile_stage(FailsLater(), warmup=1, timing_steps=2, output_dir=tmp_path)
@@ -612,8 +613,8 @@ def test_scripts_of_two_versions_run_in_one_process(
     expression = "MyStep(function_of(stage), inputs)"
     steps = {"one": CallAdapter().script(None, {}), "two": ScriptStep(expression, (steps_of_mine,))}
     for stem, step in steps.items():
-        text = script_text(StageSignature("s", {"x": 1}), step, HarnessConfig(), stem=stem)
-        write_script(tmp_path / f"profile_{stem}.py", text, replay_module(text, step.modules))
+        script = script_and_module(StageSignature("s", {"x": 1}), step, HarnessConfig(), stem=stem)
+        write_script(tmp_path / f"profile_{stem}.py", *script)
     modules = [*tmp_path.glob("_stagespan_replay_*.py")]
     assert len(modules) == 2
 
@@ -680,9 +681,8 @@ def test_the_module_of_a_step_of_a_loop_has_only_what_its_script_needs(kind: str
     arguments = {"latents": torch.randn(2, 64), "mask": torch.rand(2, 9) > 0.5, "prompt": "a dog"}
     signature = StageSignature("s", capture_arguments(arguments))
     step = ScriptStep(f"{kind}_step(stage, inputs, step, OPTIONAL)")
-    script = script_text(signature, step, HarnessConfig(), stem="s")
 
-    module = replay_module(script)
+    _, module = script_and_module(signature, step, HarnessConfig(), stem="s")
 
     others = {"DenoiseStep", "CallStep", "sparse_tensor", "Missing", "load_stage_of", "with_method"}
     assert f"{kind}_step" in module.defined
@@ -699,7 +699,8 @@ def test_many_numbers_take_few_lines() -> None:
         "runs": torch.arange(100).repeat_interleave(3),
     }  # fmt: skip
     signature = StageSignature("s", capture_arguments(arguments))
-    text = script_text(signature, CallAdapter().script(None, {}), HarnessConfig(), stem="s")
+    step = CallAdapter().script(None, {})
+    text, _ = script_and_module(signature, step, HarnessConfig(), stem="s")
 
     made = names_of(text)["create_inputs"]()
 

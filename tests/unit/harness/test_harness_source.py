@@ -22,7 +22,7 @@ from stagespan.signature.value_kinds.base import source_of
 
 torch = pytest.importorskip("torch")
 
-from stagespan.harness.script import script_text  # noqa: E402
+from stagespan.harness.script import script_and_module  # noqa: E402
 from stagespan.harness.standalone import values  # noqa: E402
 from stagespan.signature import make_inputs  # noqa: E402
 from stagespan.signature import mock as mocks  # noqa: E402
@@ -155,7 +155,7 @@ def test_the_script_creates_structures_and_contents_like_the_harness() -> None:
     signature = StageSignature("s", capture_arguments(arguments))
 
     ours = make_inputs(signature, seed=3)
-    names = names_of(script_text(signature, None, HarnessConfig(seed=3), stem="s"))
+    names = names_of(script_and_module(signature, None, HarnessConfig(seed=3), stem="s")[0])
     theirs = names["create_inputs"]()
 
     for name in ("a", "ids", "few", "order", "offsets"):

@@ -28,7 +28,7 @@ from stagespan.signature.capture import capture_arguments
 torch = pytest.importorskip("torch")
 
 from stagespan.harness import HarnessConfig  # noqa: E402
-from stagespan.harness.script import script_text  # noqa: E402
+from stagespan.harness.script import script_and_module  # noqa: E402
 from stagespan.signature import make_inputs  # noqa: E402
 
 
@@ -74,7 +74,7 @@ class Double(Scale):
 def made_in(node: Any, **options: Any) -> list[Any]:
     """Create an input from a node, by the harness and by a generated script."""
     signature = StageSignature("s", {"f": json.loads(json.dumps(node))})
-    names = names_of(script_text(signature, None, HarnessConfig(), stem="s"))
+    names = names_of(script_and_module(signature, None, HarnessConfig(), stem="s")[0])
     made = [make_inputs(signature, **options), names["create_inputs"](**options)]
     return [inputs["f"] for inputs in made]
 

@@ -262,12 +262,12 @@ def test_reports_contain_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_scripts_contain_no_secrets() -> None:
     pytest.importorskip("torch", reason="scripts need torch")
     from stagespan.harness import HarnessConfig
-    from stagespan.harness.script import script_text
+    from stagespan.harness.script import script_and_module
 
     signature = StageSignature("s", {"x": 1, "api_key": "sk-old"}, metadata={"auth": "sk-other"})
     config = HarnessConfig(inputs={"password": KEY, "prompt": "a cat"})
 
-    text = script_text(signature, None, config, stem="s")
+    text = script_and_module(signature, None, config, stem="s")[0]
 
     assert [secret for secret in (KEY, "sk-old", "sk-other") if secret in text] == []
     assert "a cat" in text

@@ -30,7 +30,7 @@ from stagespan.signature.value_kinds import losses
 torch = pytest.importorskip("torch")
 
 from stagespan.harness import HarnessConfig, StageBenchHarness  # noqa: E402
-from stagespan.harness.script import script_text  # noqa: E402
+from stagespan.harness.script import script_and_module  # noqa: E402
 from stagespan.signature import make_inputs  # noqa: E402
 
 
@@ -109,7 +109,7 @@ VALUES: dict[str, Any] = {
 def makers(node: Any) -> list[Any]:
     """Create an input from a node, by the harness and by a generated script."""
     signature = StageSignature("s", {"x": json.loads(json.dumps(node))})
-    names = names_of(script_text(signature, None, HarnessConfig(), stem="s"))
+    names = names_of(script_and_module(signature, None, HarnessConfig(), stem="s")[0])
     return [make_inputs(signature)["x"], names["create_inputs"]()["x"]]
 
 
@@ -236,7 +236,7 @@ def test_what_a_replay_loses_is_said(
     assert type(harness.inputs["x"][0]) is kind
     (line,) = [line for line in caplog.messages if "without" in line]
     assert line.startswith(f"[Harness] Input 'x[0]' is replayed without {lost}")
-    assert lost in script_text(signature, None, HarnessConfig(), stem="s")
+    assert lost in script_and_module(signature, None, HarnessConfig(), stem="s")[0]
 
 
 def zoo() -> dict[str, Any]:
@@ -282,7 +282,7 @@ def test_all_inputs_that_cannot_be_made_are_named_at_once(tmp_path: Path) -> Non
     # AND the script names all of them, except for those that another program may have loaded
     del signature.inputs["gone"]
     missing.remove("gone")
-    script = names_of(script_text(signature, None, HarnessConfig(), stem="s"))
+    script = names_of(script_and_module(signature, None, HarnessConfig(), stem="s")[0])
     with pytest.raises(ValueError, match="the inputs 'act' ") as refused:
         script["profile_stage"](lambda **inputs: None)
     assert all(repr(name) in str(refused.value) for name in missing)

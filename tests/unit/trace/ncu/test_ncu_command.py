@@ -18,7 +18,7 @@ from stagespan.cli import command
 from stagespan.harness import HarnessConfig
 from stagespan.harness.bundle import replay_module
 from stagespan.harness.output import write_script
-from stagespan.harness.script import script_text
+from stagespan.harness.script import script_and_module
 from stagespan.signature import StageSignature
 from stagespan.trace.nsight import Top, kernel_filter, measuring, read_breakdown
 
@@ -159,7 +159,7 @@ def test_the_script_can_be_elsewhere(breakdown: Path, tmp_path: Path) -> None:
 def test_the_module_of_the_script_is_named(breakdown: Path) -> None:
     # GIVEN a script and the module that it imports
     script = breakdown.with_name("profile_denoise.py")
-    text = script_text(StageSignature("denoise"), None, HarnessConfig(), stem="denoise")
+    text = script_and_module(StageSignature("denoise"), None, HarnessConfig(), stem="denoise")[0]
     module = replay_module(text)
     write_script(script, text, module)
     # WHEN the commands for another machine are printed
