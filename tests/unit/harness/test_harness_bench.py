@@ -37,7 +37,7 @@ from harness_stages import Mlp, harness, signature_of  # noqa: E402
 from shared_core import on_a_shared_core  # noqa: E402
 from stagespan.harness.standalone import replay  # noqa: E402
 from stagespan.harness.standalone.figures import idle, profiled_line, spread  # noqa: E402
-from stagespan.harness.standalone.torch_state import random_state_kept, seed_in_use  # noqa: E402
+from stagespan.harness.standalone.torch_state import random_state_kept, seed_all  # noqa: E402
 
 
 def test_products_that_the_processor_cannot_compute_have_no_rate(
@@ -387,7 +387,7 @@ def test_the_random_state_of_every_accelerator_in_use_is_kept(
     )
 
     with random_state_kept():
-        seed_in_use(9)
+        seed_all(9, again=True)
         during = [int(state) for state in states.values()]
 
     assert during == [9, 9]

@@ -33,6 +33,11 @@ class Run(NamedTuple):
     """CPU time of the other threads of the process."""
 
 
+def times_of(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
+    """Return the wall times and the CPU times in ms."""
+    return [run.wall_ms for run in runs], [run.cpu_ms for run in runs]
+
+
 def summary(
     runs: Sequence[Run],
     device: str = "cpu",
@@ -47,9 +52,10 @@ def summary(
     mean divided by the latter. All figures are None if there are no runs. ``one_thread`` says
     whether the thread that ran them did all the work, without a device.
     """
-    stats: dict[str, Any] = figures([run.wall_ms for run in runs])
+    walls, cpus = times_of(runs)
+    stats: dict[str, Any] = figures(walls)
     stats["clocks_mhz"] = list(clocks_mhz) if all(clocks_mhz) and clocks_mhz else None
-    stats["cpu"] = figures([run.cpu_ms for run in runs])
+    stats["cpu"] = figures(cpus)
     stats["waited_ms"] = waited_ms(runs)
     stats["fixed_ns"] = fastest_fixed_ns
     stats["slowdown"] = slowdown(runs, fastest_in_process_ns or fastest_fixed_ns)
@@ -57,7 +63,7 @@ def summary(
     stats["one_thread"] = (
         device.startswith("cpu")
         and not any(map(is_initialized, DEVICE_TYPES))
-        and one_thread_worked(sum(run.wall_ms for run in runs), sum(run.others_ms for run in runs))
+        and one_thread_worked(sum(walls), sum(run.others_ms for run in runs))
     )
     return stats
 
@@ -97,15 +103,15 @@ def slowdown(runs: Sequence[Run], fastest_ns: int | None) -> float | None:
     return statistics.fmean(kept) / fastest_ns if kept and fastest_ns else None
 
 
-def busy(runs: Sequence[Run], device: str = "cpu", slowed_by: float | None = None) -> str | None:
+def busy(runs: Sequence[Run], device: str, slowed_by: float | None) -> str | None:
     """Return a sentence if the runs waited for a core, or if the processor was slowed down.
 
     None if neither happened, or if it is not known. ``slowed_by`` is the result of `slowdown`.
     """
-    wall = sum(run.wall_ms for run in runs)
+    wall, cpu = map(sum, times_of(runs))
     if not wall:
         return None
-    share = sum(run.cpu_ms for run in runs) / wall
+    share = cpu / wall
     waits = waited_ms(runs)
     if waits is not None and waits / wall >= BUSY_WAITS:
         return (

@@ -24,7 +24,7 @@ def cpu_model() -> str | None:
     return None
 
 
-def fixed_computation_ns(loops: int = 4000) -> int:
+def fixed_computation_ns() -> int:
     """Run a computation that never changes, and return the CPU time that it took, in ns.
 
     It takes longer if something outside of this thread slows the processor down: another thread on
@@ -34,7 +34,7 @@ def fixed_computation_ns(loops: int = 4000) -> int:
     """
     began = time.thread_time_ns()
     total = 0
-    for number in range(loops):
+    for number in range(4000):
         total += number * number
     return time.thread_time_ns() - began
 

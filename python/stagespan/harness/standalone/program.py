@@ -25,6 +25,7 @@ from stagespan.harness.standalone.figures import (
     profiled_ratio,
     spread,
     summary,
+    times_of,
 )
 from stagespan.harness.standalone.fit import ReplayError
 from stagespan.harness.standalone.loading import load, load_made
@@ -61,7 +62,7 @@ def run_under(
     ``runs`` were measured without a profiler: while the profiled ones take far longer, they are
     repeated, and the nearest are kept. Raises ReplayError if the stage itself starts a profiler.
     """
-    median_ms = statistics.median(run.wall_ms for run in runs) if runs else None
+    median_ms = statistics.median(times_of(runs)[0]) if runs else None
     return replay.profile_nearest(lambda: _profiled(new_profiler(), replay, steps), median_ms)[0]
 
 
@@ -136,7 +137,7 @@ def report(
         "timing_ms": timing,
         **profiled,
         "fidelity": facts,
-        "times_ms": [run.wall_ms for run in runs],
+        "times_ms": times_of(runs)[0],
         "trace_path": None if trace_path is None else str(trace_path),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import statistics
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from stagespan.harness.standalone.figures import Run
+from stagespan.harness.standalone.figures import Run, times_of
 from stagespan.harness.standalone.machine import (
     Stamp,
     fixed_computation_ns,
@@ -25,7 +24,6 @@ from stagespan.harness.standalone.machine import (
 from stagespan.harness.standalone.torch_state import (
     run_context,
     seed_all,
-    seed_in_use,
     synchronize,
     waits_for,
 )
@@ -147,7 +145,7 @@ class Replay:
     def prepare_several(self, count: int) -> list[Callable[[], Any]]:
         """Return steps that can run one directly after the other."""
         steps = [self.prepare()]
-        while len(steps) < count:
+        for _ in range(count - 1):
             inputs = self.make_inputs() if self._changes_inputs else self.inputs
             steps.append(self._ready(self._another(inputs)))
         return steps
@@ -211,8 +209,7 @@ class Replay:
         called, began, ended = stamps
         took, before_it = taken(began, ended), taken(called, began)
         self._last_ms = took.wall_ms
-        own = took.wall_ms, took.cpu_ms, took.waited_ms
-        return Run(*own, before_it.wall_ms, fixed_ns, before_it.cpu_ms, took.others_ms)
+        return Run(*took[:3], before_it.wall_ms, fixed_ns, before_it.cpu_ms, took.others_ms)
 
     def _run_fixed_computation(self) -> int:
         took_ns = fixed_computation_ns()
@@ -279,7 +276,7 @@ class Replay:
         *,
         before: Callable[[], Any] | None = None,
     ) -> int:
-        seed_all(self.seed)
+        seed_all(self.seed, again=self._last_ms is not None)
         with run_context(self.context):
             synchronize(self.device)
             in_loop = getattr(steps[0], "run_between", None)
@@ -289,11 +286,11 @@ class Replay:
                 before()
                 if before is steps[0]:
                     getattr(before, "reset", lambda: None)()
-                seed_in_use(self.seed)
+                seed_all(self.seed, again=True)
             begin()
             for done, step in enumerate(steps):
                 if done:
-                    seed_all(self.seed)
+                    seed_all(self.seed, again=True)
                 step()
             end()
         return len(steps)
@@ -381,23 +378,22 @@ def cache_bytes(device: str) -> int | None:
 
 def clock_mhz(device: str) -> int | None:
     """Return the current clock of a device in MHz; None if it is not known, as on a CPU."""
-    kind = device.partition(":")[0]
-    read = getattr(getattr(torch, kind, None), "clock_rate", None)
-    if kind == "cpu" or read is None:
+    try:
+        module = getattr(torch, device.partition(":")[0])
+        return int(module.clock_rate(torch.device(device)))
+    except Exception:  # it has no clock, or the library that reads the clock is missing
         return None
-    with contextlib.suppress(Exception):  # the library that reads the clock is missing or fails
-        return int(read(torch.device(device)))
-    return None
 
 
 def is_settled(runs: Sequence[Run]) -> bool:
     """Whether the median of the last runs is close to that of the runs before them."""
     if len(runs) < 1 + 2 * SETTLED_RUNS:  # the first run is not compared
         return False
-    halves = runs[-2 * SETTLED_RUNS : -SETTLED_RUNS], runs[-SETTLED_RUNS:]
-    for name in ("wall_ms", "cpu_ms"):  # on a busy machine, only the CPU time may settle
-        before, after = (statistics.median(getattr(run, name) for run in half) for half in halves)
-        if abs(after - before) <= SETTLED_WITHIN * before:
+    halves = times_of(runs[-2 * SETTLED_RUNS : -SETTLED_RUNS]), times_of(runs[-SETTLED_RUNS:])
+    # On a busy machine, only the CPU time may settle.
+    for before, after in zip(*halves, strict=True):
+        median = statistics.median(before)
+        if abs(statistics.median(after) - median) <= SETTLED_WITHIN * median:
             return True
     return False
 
@@ -407,7 +403,7 @@ def _enough(runs: Sequence[Run], iterations: int | None, elapsed: float) -> bool
         return len(runs) >= iterations
     if len(runs) < FEWEST_TIMED:
         return False
-    measured = sum(run.wall_ms for run in runs) / 1000
+    measured = sum(times_of(runs)[0]) / 1000
     if measured >= SECONDS_TIMED or elapsed >= SECONDS_IN_ALL or len(runs) >= MOST_TIMED:
         return True
     return len(runs) >= USUALLY_TIMED and elapsed >= LEAST_SECONDS

@@ -16,7 +16,7 @@ DEVICE_TYPES = ("cuda", "xpu", "npu")
 """torch's names of the kinds of accelerators, those of `stagespan.device.table`."""
 
 
-def synchronize(device: str = "cpu") -> None:
+def synchronize(device: str) -> None:
     """Wait for ``device`` and for the current device of each kind; creates no device context."""
     for wait in waits_for(device):
         wait()
@@ -38,26 +38,19 @@ def is_initialized(kind: str) -> bool:
     return bool(getattr(getattr(torch, kind, None), "is_initialized", lambda: False)())
 
 
-def seed_all(seed: int) -> None:
-    """Seed the generators of torch, Python and numpy."""
-    torch.manual_seed(seed)
-    seed_others(seed)
+def seed_all(seed: int, *, again: bool = False) -> None:
+    """Seed the generators of torch, Python and numpy.
 
-
-def seed_others(seed: int) -> None:
-    """Seed the generators of Python and numpy."""
+    Devices that are not in use are seeded when they are. torch stores each such request with the
+    stack of its caller, so do not repeat it: pass ``again`` after the first call.
+    """
+    (torch.default_generator if again else torch).manual_seed(seed)
+    for kind in filter(is_initialized, DEVICE_TYPES):
+        getattr(torch, kind).manual_seed_all(seed)
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % (1 << 32))
-
-
-def seed_in_use(seed: int) -> None:
-    """Seed the generators again after `seed_all`, except those of devices that are not in use."""
-    torch.default_generator.manual_seed(seed)
-    for kind in filter(is_initialized, DEVICE_TYPES):
-        getattr(torch, kind).manual_seed_all(seed)
-    seed_others(seed)
 
 
 @contextlib.contextmanager
