@@ -1,7 +1,9 @@
-"""How a replay handles the cache and the clock of a device, as far as a CPU can show it."""
+"""How long a replay measures, and how it handles the cache and the clock of a device."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +37,18 @@ def replay_of(seen: list[Any], device: str, numel: int = 8) -> Replay:
         return lambda: seen.append(inputs["x"].data_ptr())
 
     return Replay(lambda: {"x": torch.zeros(numel)}, make_step, device=device)
+
+
+def test_iterations_whose_times_differ_are_timed_for_a_second() -> None:
+    # GIVEN a step that computes three times as much in every other run, so that the median is not
+    # known, whatever else the machine does
+    turns = itertools.count()
+    step = lambda: sum(range(2_000 + 4_000 * (next(turns) // 2 % 2)))  # noqa: E731
+    run = Replay(dict, lambda inputs: step)
+    began = time.perf_counter()
+    runs = run.measure()
+    assert time.perf_counter() - began >= replay.USUAL_SECONDS
+    assert len(runs) >= replay.USUALLY_TIMED
 
 
 def test_the_cache_is_overwritten_before_each_run(

@@ -29,10 +29,12 @@ from stagespan.harness.standalone.torch_state import (
 )
 
 # Without a given number of iterations, `Replay.measure` ends after USUALLY_TIMED runs and
-# LEAST_SECONDS. It ends earlier, after at least FEWEST_TIMED runs, once SECONDS_TIMED are measured
-# or SECONDS_IN_ALL have passed, and at the latest after MOST_TIMED runs.
+# USUAL_SECONDS, or LEAST_SECONDS if the intervals of 95 % of the medians of wall and CPU time are
+# not wider than SETTLED_WITHIN; they reach over the root of the number of runs to both sides. It
+# ends earlier, after at least FEWEST_TIMED runs, once SECONDS_TIMED are measured or SECONDS_IN_ALL
+# have passed, and at the latest after MOST_TIMED runs.
 FEWEST_TIMED, USUALLY_TIMED, MOST_TIMED = 3, 20, 1000
-LEAST_SECONDS, SECONDS_TIMED, SECONDS_IN_ALL = 1.0, 5.0, 20.0
+LEAST_SECONDS, USUAL_SECONDS, SECONDS_TIMED, SECONDS_IN_ALL = 0.2, 1.0, 5.0, 20.0
 # Without a given number of iterations, `Replay.warm_up` ends when the medians of the last
 # SETTLED_RUNS runs and of those before them differ by at most this part.
 SETTLED_RUNS, SETTLED_WITHIN = 3, 0.02
@@ -406,7 +408,13 @@ def _enough(runs: Sequence[Run], iterations: int | None, elapsed: float) -> bool
     measured = sum(times_of(runs)[0]) / 1000
     if measured >= SECONDS_TIMED or elapsed >= SECONDS_IN_ALL or len(runs) >= MOST_TIMED:
         return True
-    return len(runs) >= USUALLY_TIMED and elapsed >= LEAST_SECONDS
+    if len(runs) < USUALLY_TIMED or elapsed < LEAST_SECONDS:
+        return False
+    middle, reach = len(runs) // 2, round(len(runs) ** 0.5)
+    return elapsed >= USUAL_SECONDS or all(
+        times[middle + reach] - times[middle - reach] <= SETTLED_WITHIN * times[middle]
+        for times in map(sorted, times_of(runs))
+    )
 
 
 def step_of(step: Any, runs: Sequence[Run] = ()) -> dict[str, Any] | None:
