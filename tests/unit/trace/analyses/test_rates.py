@@ -1,12 +1,8 @@
-"""Rates of operators: planted programs, exact, and real traces against counts from raw events."""
+"""Rates of operators: planted programs, exact. Claims compare those of real traces."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import math
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,6 @@ from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import rates
 from stagespan.trace.analyses.rates import Rates
 from stagespan.trace.json_schema import json_schema
-from stagespan.trace.rates.work import ShapeRate
 
 BF16 = "c10::BFloat16"
 H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85018279936, "numSms": 132}
@@ -238,119 +233,3 @@ def test_products_with_odd_sizes_are_a_finding(tmp_path: Path) -> None:
     assert (finding.severity, finding.numbers["time_ns"]) == ("high", 2_000_000)
     assert "because 999 is not a multiple of 8" in finding.text
     assert "Pad 999 to 1,000" in finding.text
-
-
-# --- real traces, against counts from raw events ---
-
-
-def by_hand(path: Path) -> dict[tuple[str, str], tuple[int, float, float]]:
-    """Return calls, operations and ns of products and flash attention by operator and dimensions.
-
-    A call has the External id of its operator. Nothing of the package is used here.
-    """
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    calls = {
-        event["args"]["External id"]: event
-        for event in events
-        if event.get("cat") == "cpu_op" and "External id" in event.get("args", {})
-    }
-    found: dict[tuple[str, str], list[Any]] = defaultdict(lambda: [set(), 0.0, 0.0])
-    for event in events:
-        if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
-            continue
-        call = calls.get(event["args"].get("External id"))
-        flops = None if call is None else count(call)
-        if call is None or flops is None:
-            continue
-        row = found[call["name"], str(call["args"]["Input Dims"])]
-        row[0].add(call["args"]["External id"])
-        row[1] = flops
-        row[2] += event["dur"] * 1000
-    return {key: (len(ids), len(ids) * flops, ns) for key, (ids, flops, ns) in found.items()}
-
-
-def count(call: dict[str, Any]) -> float | None:
-    dims, name = call["args"].get("Input Dims"), call["name"]
-    if not dims:
-        return None
-    if name == "aten::mm":
-        return float(2 * math.prod(dims[0]) * dims[1][1])
-    if name == "aten::addmm":
-        return float(2 * math.prod(dims[1]) * dims[2][1])
-    if name == "aten::bmm":
-        return float(2 * math.prod(dims[0]) * dims[1][2])
-    if name == "aten::_flash_attention_forward":
-        batch, queries, heads, depth = dims[0]
-        keys = dims[1][1]
-        if call["args"]["Concrete Inputs"][8] == "True":
-            return 4.0 * batch * heads * depth * sum(min(keys, at + 1) for at in range(queries))
-        return 4.0 * batch * heads * depth * queries * keys
-    return None
-
-
-@pytest.mark.slow
-def test_rates_of_real_traces_equal_counts_by_hand(
-    every_trace: list[Path], real: Callable[[str], Trace]
-) -> None:
-    paths = {path.name.removesuffix(".json.gz"): path for path in every_trace}
-    names = ("cuda_h100_timesformer", "rocm_mi300_owlv2", "rocm_mi300_triton_compile")
-    for name in (*names, "cuda_h100_qwen", "rocm_mi300_xdit_sd35"):
-        if name not in paths:
-            continue
-        expected = by_hand(paths[name])
-        found = rates_of(real(name))
-        for row in found.by_shape:
-            if row.flops is None:
-                continue
-            calls, flops, ns = next(
-                (each for (op, dims), each in expected.items() if same(row, op, dims)), (0, 0, 0)
-            )
-            if calls == row.calls:
-                assert row.tflop_s == pytest.approx(flops / ns / 1e3, rel=0.005), (name, row)
-        # All but work before the first step is compared.
-        assert sum(row.flops or 0 for row in found.by_shape) <= 1.001 * total(found, expected)
-
-
-def same(row: ShapeRate, operator: str, dims: str) -> bool:
-    return row.operator == operator and json.loads(dims) == [
-        list(each.dims) if each is not None and not isinstance(each, tuple) else []
-        for each in row.call.arguments
-    ]
-
-
-def total(found: Rates, expected: dict[tuple[str, str], tuple[int, float, float]]) -> float:
-    others = sum(row.flops or 0 for row in found.by_shape if "convolution" in row.operator)
-    return others + sum(flops for _, flops, _ in expected.values())
-
-
-@pytest.mark.parametrize(
-    ("trace", "operator", "shape", "tflop_s", "peak_percent"),
-    [
-        ("cuda_h100_timesformer", "aten::bmm", "96x3137x64, 96x64x3137", 63.6, 6.4),
-        ("cuda_h100_timesformer", "aten::bmm", "96x3137x3137, 96x3137x64", 71.2, 7.2),
-        ("cuda_h100_qwen", "aten::mm", "8944x1024, 1024x2816", 610.5, 61.7),
-        ("cuda_h100_qwen", "aten::mm", "8944x2816, 2816x1024", 674.5, 68.2),
-        # The mask is causal.
-        ("cuda_h100_qwen", "aten::_flash_attention_forward", "16x559x16x64", 90.2, 9.1),
-        ("rocm_mi300_xdit_sd35", "aten::_flash_attention_forward", "2x4429x38x64", 283.6, 21.7),
-        ("rocm_mi300_xdit_sd35", "aten::mm", "8192x2432, 2432x9728, 8192x9728", 590.4, 45.2),
-        # The name of the device is "AMD Instinct MI300X VF".
-        ("rocm_mi300_owlv2", "aten::bmm", "16x5185x5185, 16x5185x64", 120.0, 9.2),
-        ("rocm_mi300_triton_compile", "aten::mm", "32768x2048, 2048x8192, 32768x8192", 586.5, 44.9),
-    ],
-)  # fmt: skip
-def test_known_rates(
-    real: Callable[[str], Trace],
-    trace: str,
-    operator: str,
-    shape: str,
-    tflop_s: float,
-    peak_percent: float,
-) -> None:
-    rows = [
-        row
-        for row in rates_of(real(trace)).by_shape
-        if row.operator == operator and row.shape.startswith(shape)
-    ]
-    assert rows[0].tflop_s == pytest.approx(tflop_s, rel=0.005)
-    assert rows[0].peak_percent == pytest.approx(peak_percent, rel=0.01)

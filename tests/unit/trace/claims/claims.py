@@ -519,9 +519,9 @@ def rates(page: Page) -> Iterator[Claim]:
         rate = flops / time / 1000
         text = f"{row['operator']} {row['shape']}"
         yield equals("rates", f"{text} TFLOP/s", row["tflop_s"], rate, 0.005 * rate)
-        if peak is not None and row["peak_percent"] is not None and row["type"] in ("bf16", "fp16"):
-            share = 100 * rate / peak
-            yield equals("rates", f"{text} % of peak", row["peak_percent"], share, 0.005 * share)
+        if peak is not None and row["type"] in ("bf16", "fp16"):
+            share, told_share = 100 * rate / peak, row["peak_percent"] or 0.0
+            yield equals("rates", f"{text} % of peak", told_share, share, 0.005 * share)
         if row["reason"]:
             yield _reason(text, row)
 
