@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for the modules that tests in 
 
 import preloaded
 import properties
+import running
 
 # `make test` draws the same examples in each run, so that it passes or fails for a reason in the
 # change. `make test-all` draws new ones; keep an example that failed there with @example.
@@ -55,6 +57,34 @@ def pytest_configure(config: pytest.Config) -> None:
         preloaded.share()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_of_fixtures() -> Iterator[None]:
+    """End the programs that fixtures of modules have started."""
+    with running.ending():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_of_fixtures() -> Iterator[None]:
+    """End the programs that fixtures of modules have started."""
+    with running.ending():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_of_fixtures() -> Iterator[None]:
+    """End the programs that fixtures of modules have started."""
+    with running.ending():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def programs() -> Iterator[None]:
+    """End the programs that a test has started, also if it fails."""
+    with running.ending():
+        yield
 
 
 def _freeze() -> None:

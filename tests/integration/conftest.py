@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from recorded_process import copy_sparse, ending, ready, start
+from recorded_process import copy_sparse, start
 
 import stagespan
-from running import ran
+from running import ran, ready
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 
 # CLOCK_MONOTONIC is set back by an hour when the program calls set_clock_back(), as after a process
@@ -57,13 +57,6 @@ def fresh() -> Iterator[None]:
     stagespan.set_debug(False)
     left = _core.open_spans()
     assert left == [], "a test left spans open"
-
-
-@pytest.fixture(autouse=True)
-def programs() -> Iterator[None]:
-    """End the programs that a test has started, also if it fails."""
-    with ending():
-        yield
 
 
 @pytest.fixture

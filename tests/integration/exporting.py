@@ -8,20 +8,18 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from recorded_process import ready
-
+from running import ended, ready, start_command, until
 from stagespan.export.requests import AWAITED_KEEP, Part, Resource
 from stagespan.recording.reading import Segment
 
@@ -105,23 +103,18 @@ def exporting(
     *options: str, verb: str = "export", prefix: tuple[str, ...] = (), **variables: str
 ) -> Iterator[tuple[Any, str]]:
     """Run a server such as `stagespan export`; yield its process and the line it prints."""
-    process = subprocess.Popen(
+    pipe = subprocess.PIPE
+    process = start_command(
         [*prefix, sys.executable, "-m", "stagespan", verb, *options],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **variables},
+        stdout=pipe,
+        stderr=pipe,
+        **variables,
     )
-    try:
-        yield process, ready(process)
-    finally:
-        if process.poll() is None:
-            os.kill(innermost(process.pid), signal.SIGTERM)
-        try:
-            process.communicate(timeout=20)
-        finally:
-            process.kill()
+    yield process, ready(process)
+    if process.poll() is None:
+        os.kill(innermost(process.pid), signal.SIGTERM)
+    process.communicate(timeout=20)
 
 
 @contextmanager
@@ -142,13 +135,6 @@ def otlp_exporter(url: str, *options: str, **variables: str) -> Iterator[subproc
     variables = {"OTEL_METRIC_EXPORT_INTERVAL": "1000", **variables}
     with exporting("--otlp", url, *options, **variables) as (process, _):
         yield process
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody uses."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def get(url: str, accept: str = "text/plain") -> str:
@@ -179,15 +165,6 @@ def of(
     return sum(values) if values else None
 
 
-def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    """Wait until a condition holds, and return its value."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "it did not come to be within the time"
-        time.sleep(0.05)
-    return value
-
-
 class Prometheus:
     """A real Prometheus that scrapes one port."""
 
@@ -202,18 +179,13 @@ class Prometheus:
             f"  static_configs: [{{targets: ['127.0.0.1:{target}']}}]\n"
         )
         self.url = f"http://127.0.0.1:{port}"
-        self._process = subprocess.Popen(
-            [
-                program,
-                f"--config.file={config}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-                "--enable-feature=exemplar-storage",
-                "--log.level=error",
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=(folder / "log").open("w"),
-        )
+        command = [
+            *(program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"),
+            *(f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"),
+            "--log.level=error",
+        ]
+        null = subprocess.DEVNULL
+        self._process = start_command(command, stdout=null, stderr=(folder / "log").open("w"))
         until(self._is_ready, 60)
 
     def _is_ready(self) -> bool:
@@ -257,7 +229,4 @@ class Prometheus:
     def close(self) -> None:
         """End it."""
         self._process.terminate()
-        try:
-            self._process.wait(20)
-        finally:
-            self._process.kill()
+        ended(self._process)

@@ -6,62 +6,33 @@ import contextlib
 import io
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from running import command_of, ending, ran, ready, start_command
 from stagespan import cli, recording
 
 RING = 128
-_started: list[subprocess.Popen[str]] = []
 
 
 def start(
     program: str | Path,
-    *arguments: str,
+    *arguments: object,
     python: Sequence[str] = (sys.executable,),
     cwd: Path | None = None,
     **variables: str,
 ) -> subprocess.Popen[str]:
-    """Start a program that prints a line when it is ready; it is ended after the test.
-
-    Args:
-        program: Text, or the path of a file.
-        arguments: Of the program.
-        python: The beginning of the command, such as `preloaded.python()`.
-        cwd: The program's folder.
-        variables: Added to the environment.
-    """
-    what = [str(program)] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
-    process = subprocess.Popen(
-        [*python, *what, *arguments],
-        cwd=cwd,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={"STAGESPAN_RING_SPANS": str(RING), **os.environ, **variables},
+    """Start a program whose rings are small; for arguments see `command_of`, `start_command`."""
+    size = {"STAGESPAN_RING_SPANS": os.environ.get("STAGESPAN_RING_SPANS", str(RING))}
+    return start_command(
+        command_of(program, *arguments, python=python), cwd=cwd, **{**size, **variables}
     )
-    _started.append(process)
-    return process
-
-
-def ready(process: subprocess.Popen[str]) -> str:
-    """Wait for the line that a program prints."""
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if not line:
-        _, errors = process.communicate(timeout=30)
-        pytest.fail(f"the program ended: {errors}")
-    return line
 
 
 def started(program: str | Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -71,20 +42,26 @@ def started(program: str | Path, *arguments: str, **options: Any) -> subprocess.
     return process
 
 
+def skip_unless_works(*command: str) -> None:
+    """Skip the test if a command fails that only root can run."""
+    try:
+        done = ran(command)
+    except FileNotFoundError:
+        pytest.skip(f"{command[0]} (util-linux) is not installed")
+    if done.returncode != 0:
+        pytest.skip(
+            f"{' '.join(command)} does not work: run as root ({done.stderr.strip()[-200:]})"
+        )
+
+
 def started_as_first(
     program: str, *arguments: str, mounts_proc: bool = False
 ) -> subprocess.Popen[str]:
     """Start a program that prints its id as process 1 of a pid namespace; skip if that fails."""
-    if shutil.which("unshare") is None:
-        pytest.skip("unshare (util-linux) is not installed")
     inside = ["unshare", "--pid", "--fork", "--kill-child", *["--mount-proc"] * mounts_proc]
+    skip_unless_works(*inside, "true")
     process = start(program, *arguments, python=(*inside, sys.executable))
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if not line:
-        _, errors = process.communicate(timeout=30)
-        pytest.skip(f"cannot create a namespace: run as root ({errors.strip()})")
-    assert line == "1"
+    assert ready(process) == "1"
     return process
 
 
@@ -108,39 +85,9 @@ def serving(program: Path, *arguments: str, **variables: str) -> Iterator[tuple[
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def tell(process: subprocess.Popen[str], line: object = "") -> str:
-    """Write a line to a program, and return the line with which it answers."""
-    assert process.stdin is not None
-    process.stdin.write(f"{line}\n")
-    process.stdin.flush()
-    return ready(process)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Kill a program that a test has started, before the end of the test."""
-    process.kill()
-    process.communicate(timeout=30)
-
-
-@contextlib.contextmanager
-def ending() -> Iterator[None]:
-    """End the programs that were started in the block and still run."""
-    before = len(_started)
-    try:
-        yield
-    finally:
-        for process in _started[before:]:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started
-            process.communicate(timeout=30)  # also closes the streams
-        del _started[before:]
-
-
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "stagespan", *arguments], capture_output=True, text=True, timeout=60
-    )
+    return ran([sys.executable, "-m", "stagespan", *arguments])
 
 
 def command_here(*arguments: str) -> subprocess.CompletedProcess[str]:

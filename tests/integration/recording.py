@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from running import ran
 from stagespan import _core
 
 
@@ -93,18 +92,16 @@ def assert_closed() -> None:
         assert 0 <= stage.suspended_ns <= stage.total_ns, name
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    """Wait until another thread has done something; return False if it never does."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.001)
-    return True
+def script_of(code: str | Sequence[str | Path], folder: Path) -> Sequence[str | Path]:
+    """Return the file and the arguments of a program; write its text to a file if it is one."""
+    if not isinstance(code, str):
+        return code
+    (folder / "script.py").write_text(textwrap.dedent(code))
+    return [folder / "script.py"]
 
 
 def python(
-    code: str,
+    code: str | Sequence[str | Path],
     cwd: Path,
     *options: str,
     returncode: int = 0,
@@ -112,27 +109,26 @@ def python(
     start: Sequence[str] = (sys.executable,),
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run code as a separate script; output on stderr counts as a failure too.
+    """Run a separate script; output on stderr counts as a failure too.
 
-    ``start`` is the beginning of the command, such as `preloaded.python()`.
+    Args:
+        code: Its text, or its file and arguments.
+        cwd: Its folder.
+        options: Of the interpreter.
+        returncode: The exit status that it has to have.
+        timeout_s: After this time, in seconds, it is ended and the test fails.
+        start: The beginning of the command, such as `preloaded.python()`.
+        variables: Added to the environment.
     """
-    script = cwd / "script.py"
-    script.write_text(textwrap.dedent(code))
-    done = subprocess.run(
-        [*start, *options, str(script)],
-        env={**os.environ, **variables},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+    command = [*start, *options, *script_of(code, cwd)]
+    done = ran(command, cwd=cwd, timeout_s=timeout_s, **variables)
     assert (done.returncode, done.stderr) == (returncode, ""), done.stdout + done.stderr
     return done
 
 
-def in_child(code: str, tmp_path: Path, *options: str) -> list[str]:
+def in_child(code: str | Sequence[str | Path], tmp_path: Path, *options: str) -> list[str]:
     """Run a program; return what it prints, line by line."""
-    return python(textwrap.dedent(code), tmp_path, *options).stdout.splitlines()
+    return python(code, tmp_path, *options).stdout.splitlines()
 
 
 def printed(done: subprocess.CompletedProcess[str]) -> list[Any]:

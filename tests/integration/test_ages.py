@@ -9,14 +9,17 @@ import time
 from typing import Any
 
 import pytest
-from exporting import exporter, of, scraped, until
+from exporting import exporter, of, scraped
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded_process import end, started, tell
+from recorded_process import started
 
 import stagespan
+from running import PROGRAMS, end, tell, until
 from stagespan import recording
 from stagespan.recording.reading import Recording
+
+LIVE = PROGRAMS / "live.py"
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -135,20 +138,7 @@ def test_a_generator_is_suspended_between_two_values() -> None:
 
 
 def test_the_metrics_tell_how_long_nothing_has_happened(folder: Any) -> None:
-    process = started(
-        """
-        import stagespan, sys
-        with stagespan.request("r"), stagespan.span("outer"):
-            wait = stagespan.begin("jobs", kind="queue")
-            with stagespan.batch("forward", [stagespan.extract({})]):
-                print("ready", flush=True)
-                for line in sys.stdin:
-                    with stagespan.span("inner"):
-                        pass
-                    print("done", flush=True)
-        """,
-        STAGESPAN_JOB="svc",
-    )
+    process = started(LIVE, "inner_spans", STAGESPAN_JOB="svc")
     ages = {
         "stage": "stagespan_stage_oldest_running_age_seconds",
         "batch": "stagespan_batch_oldest_running_age_seconds",

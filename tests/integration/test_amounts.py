@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import exporter, of, quantile, scraped, until
-from recorded_process import end, ready, start, started
+from exporting import exporter, of, quantile, scraped
+from recorded_process import start, started
 
 import stagespan
-from running import in_threads
+from running import PROGRAMS, end, in_threads, ready, until
 from stagespan import batch, recording, request, span, stats
 from stagespan.live.statistics import Amounts
+
+COUNTING = PROGRAMS / "counting.py"
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -184,11 +185,7 @@ def test_work_of_tasks_and_threads_belongs_to_the_span_around_them() -> None:
         with span("of thread") as s:
             s.add(n=2)
 
-    threads = [threading.Thread(target=work) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[work] * 20)
     assert stats()["of thread"].amounts["n"].count == 20
 
 
@@ -199,21 +196,8 @@ def test_a_span_that_is_left_by_an_exception_counts() -> None:
     assert stats()["fails"].amounts["n"].total == 3
 
 
-MANY_KEYS = """
-    import stagespan
-    from stagespan import span
-    for i in range(6_000):
-        with span("s") as s:
-            s.add(**{f"key{i}": i})
-    found = stagespan.stats()["s"]
-    others = found.work["(other)"], found.amounts["(other)"].count, stagespan.lost()["work"]
-    print(len(found.work), len(found.amounts), *others, flush=True)
-    input()
-"""
-
-
 def test_further_keys_are_counted_together(folder: Path) -> None:
-    process = start(MANY_KEYS)
+    process = start(COUNTING, "many_keys")
     others = range(255, 6_000)
     words = ready(process).split()
     assert words == ["256", "256", f"{sum(others)}.0", *[str(len(others))] * 2]
@@ -225,29 +209,6 @@ def test_further_keys_are_counted_together(folder: Path) -> None:
         # THEN what the exporter does not name is a part of the others, too
         assert of(found, run_work, stage="s", unit="(other)") == 6_000 - 100
     end(process)
-
-
-ADDS = """
-    import os, signal, threading
-    from stagespan import batch, request, span
-    def add(number, pipeline="chat"):
-        with request(f"r{number}") as r:
-            r.pipeline = pipeline
-            with span("decode") as decode:
-                decode.add(tokens=number)
-        with batch("forward", [r] * (number % 4)):
-            pass
-    for number in range(1, 101):
-        add(number)
-    print("ready", flush=True)
-    def forever():
-        while True:
-            add(1, "other")
-    for _ in range(4):
-        threading.Thread(target=forever, daemon=True).start()
-    input()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 def test_amounts_survive_a_kill_and_a_restart_of_the_exporter(folder: Path, tmp_path: Path) -> None:
@@ -265,7 +226,7 @@ def test_amounts_survive_a_kill_and_a_restart_of_the_exporter(folder: Path, tmp_
         }
 
     with exporter("--state", str(state)) as (_, port):
-        processes = [started(ADDS, STAGESPAN_JOB="svc") for _ in range(2)]
+        processes = [started(COUNTING, "adds", STAGESPAN_JOB="svc") for _ in range(2)]
         until(lambda: figures(port)["request"] == [200, 10_100])
         for process in processes:
             assert process.stdin is not None
@@ -284,7 +245,7 @@ def test_amounts_survive_a_kill_and_a_restart_of_the_exporter(folder: Path, tmp_
 
 
 def test_a_recording_of_a_killed_process_has_its_amounts(folder: Path) -> None:
-    process = started(ADDS)
+    process = started(COUNTING, "adds")
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()

@@ -8,22 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_process import command_here, end, ready, start, started
+from recorded_process import command_here, start, started
 
-PROGRAM = """
-    import os, sys, time
-    import stagespan
+from running import PROGRAMS, end, ready
 
-    for _ in range(4):
-        with stagespan.span("step"):
-            with stagespan.span("augment"):
-                time.sleep(float(os.environ.get("SLEEP", "0.005")))
-            with stagespan.span("forward"):
-                time.sleep(0.001)
-    stagespan.dump_timing_report(sys.argv[1])
-    print("ready", flush=True)
-    sys.stdin.readline()
-"""
+LIVE = PROGRAMS / "live.py"
 
 
 def analyzed(*arguments: str) -> dict[str, Any]:
@@ -48,7 +37,7 @@ def shares_of(found: dict[str, Any]) -> dict[str, int]:
 
 def test_one_process_in_every_form(tmp_path: Path) -> None:
     # GIVEN a running process with spans, its recording, a dump of it, and its timing report
-    process = started(PROGRAM, str(tmp_path / "timing.json"))
+    process = started(LIVE, "steps_and_a_report", str(tmp_path / "timing.json"))
     pid = str(process.pid)
     assert command_here("dump", pid, "-o", str(tmp_path / "dump.json.gz")).returncode == 0
     found = [
@@ -66,14 +55,21 @@ def test_one_process_in_every_form(tmp_path: Path) -> None:
 
 def test_a_folder_of_recordings_of_ranks(folder: Path, tmp_path: Path) -> None:
     processes = [
-        started(PROGRAM, str(tmp_path / "t.json"), RANK=str(rank), WORLD_SIZE="2", SLEEP=sleep)
+        started(
+            LIVE,
+            "steps_and_a_report",
+            str(tmp_path / "t.json"),
+            RANK=str(rank),
+            WORLD_SIZE="2",
+            SLEEP=sleep,
+        )
         for rank, sleep in enumerate(("0.2", "0.005"))
     ]
     found = analyzed(str(folder))
     (finding,) = [each for each in found["findings"] if "in `augment`" in each["sentence"]]
     assert finding["sentence"].startswith("Rank 0 spent ")
     assert found["ranks"]["verdict"]["verdict"] == "in stages"
-    other = start(PROGRAM, str(tmp_path / "t.json"))
+    other = start(LIVE, "steps_and_a_report", str(tmp_path / "t.json"))
     processes.append(other)
     ready(other)
     done = command_here("analyze", str(folder))
@@ -88,7 +84,8 @@ def test_a_folder_of_ranks(slow: int, tmp_path: Path) -> None:
     dumps.mkdir()
     for rank in range(3):
         process = started(
-            PROGRAM,
+            LIVE,
+            "steps_and_a_report",
             str(reports / f"timing_rank{rank}.json"),
             RANK=str(rank),
             WORLD_SIZE="3",

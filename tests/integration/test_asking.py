@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -17,29 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_process import command, command_here, ready, start, started, tell
+from recorded_process import command, command_here, start, started
 from rich.console import Console
 
+from running import PROGRAMS, ran, ready, tell, until
 from stagespan.errors import StagespanError
 from stagespan.recording.asking import Asker
 from stagespan.recording.live_page import LivePage
 
-BUSY = """
-    import sys, threading, time
-    from stagespan import span
+ANSWERING = PROGRAMS / "answering.py"
 
-    def work():
-        return sum(i * i for i in range(20_000))
-
-    def serve():
-        while True:
-            with span("serve"):
-                work()
-
-    threading.Thread(target=serve, daemon=True).start()
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
 IDLE = """
     import sys, time
     import stagespan
@@ -76,7 +62,7 @@ def refused(pid: int, seconds: float = 0.5) -> str:
 
 
 def test_a_busy_process_samples_itself(folder: Path) -> None:
-    process = started(BUSY)
+    process = started(ANSWERING, "busy")
     shown = command("show", str(process.pid), "--sample", "1")
     assert shown.returncode == 0, shown.stderr
     assert "Where the time went" in shown.stdout
@@ -121,9 +107,9 @@ def test_top_samples_a_process_that_has_no_stages(folder: Path) -> None:
 
 
 def test_top_samples_only_a_process_that_has_no_stages_or_listens(folder: Path) -> None:
-    busy = started(BUSY)
+    busy = started(ANSWERING, "busy")
     idle = started(IDLE.format(first="stagespan.request('first').__enter__()"))
-    listening = started(BUSY, STAGESPAN_LISTEN="true")
+    listening = started(ANSWERING, "busy", STAGESPAN_LISTEN="true")
 
     def shown(pid: int) -> str:
         return command_here("top", str(pid), "--once", "--interval", "0.3").stdout
@@ -153,51 +139,20 @@ def test_top_in_a_terminal_goes_on_with_its_samples(folder: Path) -> None:
         assert not page.page().summary().startswith("alive")
 
 
-LOCKED = """
-    import ctypes, sys
-    from stagespan import span
-
-    with span("inside C"):
-        pass
-    print("ready", flush=True)
-    sys.stdin.readline()
-    with span("inside C"):
-        ctypes.PyDLL(None).sleep(60)  # with the interpreter's lock
-"""
-
-
 def test_a_process_that_holds_the_lock_in_c_is_told(folder: Path) -> None:
-    process = started(LOCKED, STAGESPAN_LISTEN="true")
+    process = started(ANSWERING, "locked", STAGESPAN_LISTEN="true")
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if "inside C" in command_here("show", str(process.pid)).stdout.partition("Stages")[0]:
-            break
+    show = ("show", str(process.pid))
+    until(lambda: "inside C" in command_here(*show).stdout.partition("Stages")[0])
     why = refused(process.pid)
     assert "the interpreter's lock" in why
     assert "'inside C'" in why
 
 
-STARVED = """
-    import os, subprocess, sys, time
-    from stagespan import span
-
-    os.sched_setaffinity(0, {0})
-    with span("serve"):
-        # In the same session, because the kernel shares CPUs among sessions first.
-        hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    print(hog.pid, flush=True)
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    while True:
-        with span("serve"):
-            sum(range(5_000_000))
-"""
-
-
 def test_a_process_that_waits_for_a_cpu_has_more_time(folder: Path) -> None:
-    process = start(STARVED)
+    process = start(ANSWERING, "starved")
     hog = int(ready(process))
     # At less than 1 % of a CPU, the process does not come to the end of its span before this.
     threading.Timer(5, os.kill, (hog, signal.SIGKILL)).start()
@@ -209,25 +164,7 @@ def test_a_process_that_waits_for_a_cpu_has_more_time(folder: Path) -> None:
 
 
 def test_a_thread_that_begins_after_the_recording_was_read_is_asked(folder: Path) -> None:
-    process = started(
-        """
-        import sys, threading, time
-        from stagespan import span
-
-        def serve():
-            while True:
-                with span("serve"):
-                    time.sleep(0.001)
-                told or told.append(print("serves", flush=True))
-
-        told = []
-        with span("first"):
-            print("ready", flush=True)
-        sys.stdin.readline()
-        threading.Thread(target=serve, daemon=True).start()
-        sys.stdin.read()
-        """
-    )
+    process = started(ANSWERING, "later_thread")
     with Asker(process.pid) as asker:
         assert tell(process) == "serves"
         asker.ask("unknown")
@@ -236,7 +173,7 @@ def test_a_thread_that_begins_after_the_recording_was_read_is_asked(folder: Path
 
 
 def test_a_stopped_and_a_killed_process_are_told(folder: Path) -> None:
-    process = started(BUSY)
+    process = started(ANSWERING, "busy")
     os.kill(process.pid, signal.SIGSTOP)
     assert "is stopped" in refused(process.pid)
     os.kill(process.pid, signal.SIGCONT)
@@ -264,7 +201,7 @@ def test_a_stopped_and_a_killed_process_are_told(folder: Path) -> None:
 
 
 def test_a_command_of_another_asker_is_never_answered_twice(folder: Path) -> None:
-    process = started(BUSY)
+    process = started(ANSWERING, "busy")
     for number in range(20):
         with Asker(process.pid) as asker:
             asker.ask(f"unknown{number}")
@@ -278,36 +215,10 @@ def test_a_command_of_another_asker_is_never_answered_twice(folder: Path) -> Non
     assert sampled(process.pid)["wall_ms"] < 5_000
 
 
-FORKS = """
-    import os, sys, threading, time, warnings
-    warnings.simplefilter("error")
-    from stagespan import span
-
-    def parent():
-        while True:
-            with span("parent"):
-                sum(range(1000))
-
-    def child():
-        while True:
-            with span("child"):
-                sum(range(1000))
-
-    threading.Thread  # the fork must not see one
-    with span("parent"):
-        pass
-    print("ready", flush=True)
-    sys.stdin.readline()
-    pid = os.fork()
-    if pid == 0:
-        child()
-    print(pid, flush=True)
-    parent()
-"""
-
-
 def test_parent_and_child_of_a_fork_answer(folder: Path) -> None:
-    process = started(FORKS, STAGESPAN_LISTEN="true")
+    process = started(
+        ANSWERING, "forks", python=(sys.executable, "-W", "error"), STAGESPAN_LISTEN="true"
+    )
     assert sampled(process.pid)["samples"] > 5
     child = int(tell(process))
     try:
@@ -355,7 +266,7 @@ def test_under_run_the_samples_of_the_command_go_on(folder: Path, tmp_path: Path
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused(folder: Path) -> None:
-    process = started(BUSY)
+    process = started(ANSWERING, "busy")
     path = next(folder.glob("*.stagespan"))
     os.chmod(folder, 0o755)
     os.chmod(path, 0o644)
@@ -363,7 +274,7 @@ def test_another_user_is_refused(folder: Path) -> None:
         "import os, sys; from stagespan.recording.asking import Asker; os.setuid(65534)\n"
         f"Asker({str(path)!r})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = ran([sys.executable, "-c", code])
     assert "can only be asked by its own user" in done.stderr
     assert process.poll() is None
 

@@ -7,42 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from exporting import exporter, of, scraped
-from recorded_process import command_here, started, tell
+from recorded_process import command_here, started
 
-FRONT = """
-import json, sys
-import stagespan
-print("ready", flush=True)
-opened = {}
-for line in sys.stdin:
-    what, name, *queue = line.split()
-    if what == "send":  # in a request of its own, which stays open
-        opened[name] = one = stagespan.request(name, new=True)
-        one.__enter__()
-        carrier = one.inject(queue=queue[0])
-    elif what == "again":  # writes the same message again, before it is sent
-        carrier = opened[name].inject(json.loads(queue[1]), queue=queue[0])
-    else:
-        opened.pop(name).__exit__(None, None, None)
-        carrier = {}
-    print(json.dumps(carrier).replace(" ", ""), flush=True)
-"""
-WORKER = """
-import json, sys
-import stagespan
-print("ready", flush=True)
-for line in sys.stdin:
-    with stagespan.extract(json.loads(line)):
-        print("done", flush=True)
-"""
+from running import PROGRAMS, tell
+
+REQUESTING = PROGRAMS / "requesting.py"
 
 
 class Service:
     """A front that sends messages, and a worker that receives those that it is given."""
 
     def __init__(self) -> None:
-        self.front = started(FRONT, STAGESPAN_JOB="front")
-        self.worker = started(WORKER, STAGESPAN_JOB="worker")
+        self.front = started(REQUESTING, "front", STAGESPAN_JOB="front")
+        self.worker = started(REQUESTING, "worker", STAGESPAN_JOB="worker")
 
     def send(self, name: str, queue: str) -> str:
         """Let the front open a request and send a message; return the carrier."""
@@ -145,17 +122,7 @@ def _flat(process: dict[str, Any]) -> dict[str, Any]:
 
 def test_received_messages_whose_entries_were_used_again_do_not_wait(folder: Path) -> None:
     # GIVEN a request that sends more messages than the receiver has entries
-    program = """
-        import stagespan, sys
-        with stagespan.request("long", new=True) as long:
-            for _ in range(300):
-                carrier = long.inject(queue="tasks")
-                with stagespan.extract(carrier):
-                    pass
-            print("ready", flush=True)
-            sys.stdin.readline()
-    """
-    started(program, STAGESPAN_REQUESTS="64")
+    started(REQUESTING, "many_hops", STAGESPAN_REQUESTS="64")
     with exporter() as (_, port):
         assert _figures(port, "tasks") == (0, 0)
     listed = command_here("ps", "--json").stdout

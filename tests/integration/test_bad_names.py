@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 import warnings
@@ -12,7 +13,10 @@ import pytest
 from recording import count, lost, python, recorded
 
 import stagespan
+from running import PROGRAMS
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, begin, end, record, span
+
+REQUESTING = PROGRAMS / "requesting.py"
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -68,28 +72,21 @@ def test_tokens_and_records_without_a_name() -> None:
 
 def test_it_is_reported_once(tmp_path: Path) -> None:
     # GIVEN a program with many bad names that shows warnings, ignores them, or makes them errors
-    code = """
-        import stagespan
-        for name in (None, "", 42, None):
-            with stagespan.span(name):
-                pass
-        print(stagespan.lost()["invalid_names"])
-    """
     for how in ("always", "ignore", "error"):
         script = tmp_path / how
         script.mkdir()
 
         try:
-            done = python(code, script, "-W", how)
+            done = python((REQUESTING, "invalid_names"), script, "-W", how)
             stderr = ""
         except AssertionError as error:
             stderr = str(error)
         # THEN there is one warning, at the program's line, and never an error
         if how == "always":
             assert stderr.count("RuntimeWarning") == 1
-            assert (
-                "script.py:4: RuntimeWarning: stagespan: a stage was named by an object" in stderr
-            )
+            place = r"requesting\.py:\d+: RuntimeWarning: stagespan: a stage was named by an object"
+            assert re.search(place, stderr)
+            assert "with stagespan.span(name):" in stderr
             assert "'NoneType'" in stderr
             assert "pass a string that is not empty" in stderr
         else:
@@ -159,21 +156,7 @@ def test_long_names_are_cut_between_characters() -> None:
 @pytest.mark.slow
 def test_endless_names_cost_no_memory(tmp_path: Path) -> None:
     # GIVEN a program that creates a new name of a megabyte each time
-    done = python(
-        """
-        import resource, stagespan
-        def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        def run(first):
-            for i in range(first, first + 500):
-                with stagespan.span("x" * 1_000_000 + str(i)):
-                    pass
-        run(0)
-        before = peak()
-        run(500)
-        print(peak() - before, sum(s.count for s in stagespan.stats().values()))
-        """,
-        tmp_path,
-    )
+    done = python((REQUESTING, "endless_names"), tmp_path)
 
     grown_mb, spans = map(int, done.stdout.split())
     assert grown_mb < 150  # of the 500 MB that the names of the second run contain
@@ -182,27 +165,7 @@ def test_endless_names_cost_no_memory(tmp_path: Path) -> None:
 
 def test_ten_thousand_names(tmp_path: Path) -> None:
     # GIVEN a program with more names than fit into the table
-    done = python(
-        """
-        import stagespan
-        from stagespan import span
-        for _ in range(2):
-            for i in range(10_000):
-                with span(f"stage {i}") as context:
-                    assert context.name == f"stage {i}"
-        with span("stage 0"), span("stage 9999"):
-            pass
-        stats = stagespan.stats()
-        own = {n: s for n, s in stats.items() if n != "(overflow)"}
-        assert sum(s.count for s in stats.values()) == 20_002
-        assert own["stage 0"].count == 3 and all(s.count in (2, 3) for s in own.values())
-        assert stats["(overflow)"].count + sum(s.count for s in own.values()) == 20_002
-        assert stats.lost["names"] == stats["(overflow)"].count
-        assert stagespan.spans()["stage"].max() < len(stagespan.stage_names())
-        print(len(own), "names" in str(stats))
-        """,
-        tmp_path,
-    )
+    done = python((REQUESTING, "ten_thousand_names"), tmp_path)
     # THEN each name that fits has its own figures, and the others are counted together and shown
     own, is_shown = done.stdout.split()
     assert 4000 <= int(own) < 4096

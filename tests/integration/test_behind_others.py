@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -19,6 +17,7 @@ import pytest
 import slow_messages
 from recorded_process import recordings_in
 
+from running import ran
 from stagespan import recording
 from stagespan.recording.reading import Recording
 from stagespan.recording.timelines import Hop, Timeline, timelines
@@ -40,14 +39,11 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def _run(program: Any, folder: Path, *arguments: object) -> tuple[Stamps, list[Recording]]:
     """Run a program to its end, and return its stamps and the recordings of its processes."""
-    done = subprocess.run(
+    done = ran(
         [sys.executable, program.__file__, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "STAGESPAN_RING_SPANS": "8192"},
+        status=0,
+        STAGESPAN_RING_SPANS="8192",
     )
-    assert done.returncode == 0, done.stderr
     stamps = json.loads(done.stdout.splitlines()[-1])
     return stamps, [recording.open(one.path) for one in recordings_in(folder)]
 

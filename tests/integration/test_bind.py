@@ -18,8 +18,10 @@ import pytest
 from recording import assert_closed, in_child, lost, only, parents, recorded
 
 import stagespan
-from running import in_threads
+from running import PROGRAMS, in_threads
 from stagespan import BoundExecutor, bind, current_request, propagate_to_threads, request, span
+
+TIMED = PROGRAMS / "timed.py"
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -233,25 +235,7 @@ def test_what_cannot_be_bound() -> None:
 
 def test_a_forked_child_runs_bound_functions_free(tmp_path: Path) -> None:
     # GIVEN a child process, which must not see its parent's spans
-    output = in_child(
-        """
-        import os
-        import stagespan as s
-
-        def work():
-            with s.span("work"):
-                return s.current_request()
-
-        with s.request("r"), s.span("outer"):
-            bound = s.bind(work)
-
-        if os.fork() == 0:
-            print(bound(), s.spans()[["parent", "request"]].tolist(), flush=True)
-            os._exit(0)
-        os.wait()
-        """,
-        tmp_path,
-    )
+    output = in_child((TIMED, "bound_in_a_child"), tmp_path)
 
     assert output == ["None [(0, 0)]"]
 
@@ -456,30 +440,14 @@ def test_a_rule_that_cannot_be_installed_stays_off(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_setting(tmp_path: Path) -> None:
-    code = """
-        import threading
-        import stagespan as s
 
-        def work():
-            with s.span("work"):
-                found.append(s.current_request())
-
-        found = []
-        with s.request("r") as current:
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join()
-            # The service thread, too, starts in here.
-            with s.ProfilingContext("profiled"):
-                pass
-        print(found == [current])
-        """
-
-    assert in_child(code, tmp_path) == ["False"]
+    assert in_child((TIMED, "started_thread"), tmp_path) == ["False"]
     (tmp_path / "on").mkdir()
     from recording import python
 
-    output = python(code, tmp_path / "on", STAGESPAN_PROPAGATE_TO_THREADS="true").stdout
+    output = python(
+        (TIMED, "started_thread"), tmp_path / "on", STAGESPAN_PROPAGATE_TO_THREADS="true"
+    ).stdout
 
     assert output == "True\n"
 

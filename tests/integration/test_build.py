@@ -117,13 +117,11 @@ def build_wheel(tmp_path: Path) -> Path:
         shutil.copytree(ROOT / name, source / name, ignore=skip)
 
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
-    done = subprocess.run(
+    ran(
         [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(source)],
-        capture_output=True,
-        text=True,
         env=environment,
+        status=0,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("stagespan-*.whl")
     return wheel
 

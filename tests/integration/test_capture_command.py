@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_process import command, command_here, ready, start, started
+from recorded_process import command, command_here, start, started
 
 import preloaded
+from running import ready, start_command
 from stagespan.errors import StagespanError
 from stagespan.recording.asking import Asker
 
@@ -95,7 +96,7 @@ def test_the_bound_of_the_pause_is_told_before_the_capture(folder: Path) -> None
     assert process.stdin is not None
     # WHEN a capture of many more runs than are made is asked for
     words = ("-m", "stagespan", "capture", str(pid), "--stage", "denoise", "--runs", "1000")
-    capture = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
+    capture = start_command([sys.executable, *words])
     is_told = threading.Event()
     reader = threading.Thread(target=wait_for_bound, args=(capture, is_told))
     reader.start()

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from recording import assert_closed, count, counts, eventually, lost, only, parents, recorded
+from recording import assert_closed, count, counts, lost, only, parents, recorded
 
 import stagespan
-from running import in_threads
+from running import in_threads, until
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -226,6 +226,6 @@ def test_dropped_in_another_thread() -> None:
 def test_a_thread_that_ends_inside_of_a_span() -> None:
     context = span("thread ended")
     in_threads(context.__enter__)
-    assert eventually(lambda: _core.open_spans() == [])
+    until(lambda: _core.open_spans() == [])
     assert lost() == {"abandoned": 1}
     assert count("thread ended") == 0

@@ -10,9 +10,10 @@ import weakref
 from collections.abc import Callable
 
 import pytest
-from recording import assert_closed, count, eventually, lost, only, parents, recorded
+from recording import assert_closed, count, lost, only, parents, recorded
 
 import stagespan
+from running import until
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -306,7 +307,7 @@ def test_abandoned_tasks_free_their_frames() -> None:
 
     asyncio.run(main())
     gc.collect()
-    assert eventually(lambda: count("given up") == 20_000)
+    until(lambda: count("given up") == 20_000)
     assert lost().keys() <= {"overwritten"}
     with span("afterwards"):
         assert [span["stage"] for span in _core.open_spans()] == ["afterwards"]

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -38,10 +37,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(program: str, site: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran([sys.executable, "-c", program], env=environment, status=0)
     return done.stdout
 
 

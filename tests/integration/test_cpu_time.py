@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recorded_process import command_here, end, started
+from recorded_process import command_here, started
 from recording import python
 
 import stagespan
-from running import in_threads
+from running import PROGRAMS, end, in_threads
 from stagespan import _core, recording, span
+
+TIMED = PROGRAMS / "timed.py"
 
 MS = 1_000_000
 
@@ -145,75 +147,17 @@ def test_it_is_unknown_where_other_code_of_the_thread_could_run() -> None:
         assert stagespan.stats()[stage].cpu_total_ns is None
 
 
-LOOP = """
-    import asyncio, contextvars, math, os, sys, time
-    from stagespan import _core, span
-
-    greenlets = os.environ["GREENLETS"] == "yes"
-    if greenlets:
-        import greenlet
-
-    def compute(ms):
-        until = time.thread_time_ns() + ms * 1_000_000
-        while time.thread_time_ns() < until:
-            pass
-
-    @span("called", cpu=True)
-    def called():
-        compute(5)
-
-    async def works():
-        with span("does not await", cpu=True):
-            compute(5)
-        called()
-
-    async def main():
-        await asyncio.gather(works(), works())
-
-    with span("around the loop", cpu=True):
-        asyncio.run(main())
-    with span("around a context", cpu=True):
-        contextvars.copy_context().run(compute, 5)
-    names = _core.stage_names()
-    for row in _core.spans():
-        # Switches of greenlets cannot be told from those of contexts.
-        is_known = not (greenlets and names[row["stage"]].startswith("around"))
-        assert math.isnan(row["cpu_ns"]) != is_known, row
-        assert not row["cpu_ns"] < 5_000_000, row
-    assert len(_core.spans()) == 6
-    if not greenlets:
-        whole = max(row["cpu_ns"] for row in _core.spans())
-        assert whole >= 20_000_000, whole
-"""
-
-
 @pytest.mark.parametrize("greenlets", ["no", "yes"])
 def test_it_is_known_in_tasks_that_do_not_wait(greenlets: str, tmp_path: Path) -> None:
     # In a process of its own, since it matters whether another test has imported greenlet.
     if greenlets == "yes":
         pytest.importorskip("greenlet", reason="greenlet is not installed")
-    python(LOOP, tmp_path, GREENLETS=greenlets)
+    python((TIMED, "loop"), tmp_path, GREENLETS=greenlets)
 
 
 def test_it_is_unknown_in_greenlets_that_switch(tmp_path: Path) -> None:
     pytest.importorskip("greenlet", reason="greenlet is not installed")
-    program = """
-        import math, greenlet
-        from stagespan import _core, span
-
-        @span("switches", cpu=True)
-        def switches():
-            other.switch()
-
-        other = greenlet.greenlet(lambda: None)
-        greenlet.greenlet(switches).switch()
-        with span("main", cpu=True):
-            greenlet.greenlet(lambda: None).switch()
-        with span("does not switch", cpu=True):
-            pass
-        assert list(map(math.isnan, _core.spans()["cpu_ns"])) == [True, True, False]
-    """
-    python(program, tmp_path)
+    python((TIMED, "greenlets_that_switch"), tmp_path)
 
 
 @pytest.mark.usefixtures("fresh")
@@ -237,24 +181,7 @@ def test_more_open_spans_than_are_measured_lose_only_their_times() -> None:
 
 
 def test_one_variable_asks_for_all_stages(tmp_path: Path) -> None:
-    program = """
-        import math, stagespan
-        from stagespan import _core
-
-        @stagespan.span
-        def decorated():
-            pass
-
-        with stagespan.span("block"), stagespan.ProfilingContext("context"):
-            with stagespan.span("block"), stagespan.batch("batch", []):
-                decorated()
-        stagespan.flush()
-        stats = stagespan.stats()
-        assert stats["block"].cpu_count == 2, stats
-        assert stats["context"].cpu_count == stats["decorated"].cpu_count == 1, stats
-        assert not any(map(math.isnan, _core.spans()["cpu_ns"]))
-    """
-    python(program, tmp_path, STAGESPAN_CPU_TIME="true")
+    python((TIMED, "all_stages"), tmp_path, STAGESPAN_CPU_TIME="true")
 
 
 @pytest.mark.usefixtures("fresh")
@@ -272,38 +199,7 @@ def test_threads_that_end_leave_their_figures() -> None:
 
 
 def test_a_child_has_its_own(tmp_path: Path) -> None:
-    program = """
-        import math, os, stagespan
-        from stagespan import _core
-
-        with stagespan.span("parent", cpu=True):
-            child = os.fork()
-            if child == 0:
-                with stagespan.span("child", cpu=True):
-                    pass
-                (mine,) = _core.spans()["cpu_ns"]
-                os._exit(math.isnan(mine))
-        assert os.waitpid(child, 0)[1] == 0
-        (mine,) = _core.spans()["cpu_ns"]
-        assert not math.isnan(mine)
-    """
-    python(program, tmp_path)
-
-
-PROGRAM = """
-    import time, stagespan
-
-    with stagespan.request("slow"):
-        with stagespan.span("outer", cpu=True):
-            time.sleep(0.1)
-            until = time.thread_time_ns() + 12_000_000
-            while time.thread_time_ns() < until:
-                pass
-            with stagespan.span("plain"):
-                pass
-    print("ready", flush=True)
-    input()
-"""
+    python((TIMED, "child"), tmp_path)
 
 
 def spans_of(path: Path) -> dict[str, float]:
@@ -314,7 +210,7 @@ def spans_of(path: Path) -> dict[str, float]:
 
 
 def test_other_processes_read_it_also_after_a_kill(folder: Path) -> None:
-    process = started(PROGRAM)
+    process = started(TIMED, "slow_request")
     (path,) = folder.glob("*.stagespan")
     for kill in (False, True):
         if kill:
@@ -355,30 +251,10 @@ def test_a_recording_grows_only_where_it_is_asked_for(folder: Path) -> None:
 
 
 def test_the_counts_of_the_kernel_are_work_of_the_span_where_it_is_asked_for(folder: Path) -> None:
-    program = """
-        import mmap, time
-        import stagespan
-
-        def touch(pages):
-            with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:
-                memory.madvise(mmap.MADV_NOHUGEPAGE)
-                for page in range(pages):
-                    memory[page * mmap.PAGESIZE] = 1
-
-        with stagespan.request("slow"):
-            with stagespan.span("outer"):
-                with stagespan.span("touches"):
-                    touch(2000)
-                with stagespan.span("waits"):
-                    for _ in range(20):
-                        time.sleep(0.001)
-        print("ready", flush=True)
-        input()
-    """
     names = {"page_faults", "voluntary_switches", "involuntary_switches", "system_us"}
     if Path("/proc/thread-self/schedstat").exists():
         names.add("run_delay_us")
-    process = started(program, STAGESPAN_SYSTEM="true")
+    process = started(TIMED, "faults_and_switches", STAGESPAN_SYSTEM="true")
     (path,) = folder.glob("*.stagespan")
     read = recording.open_recording(str(path))
     work = {stage: figures.work for stage, figures in read.stats().items() if figures.work}
@@ -393,5 +269,5 @@ def test_the_counts_of_the_kernel_are_work_of_the_span_where_it_is_asked_for(fol
     assert "page_faults" not in command_here("requests").stdout
     end(process)
     # AND without the variable, nothing is counted
-    process = started(program, STAGESPAN_CPU_TIME="true")
+    process = started(TIMED, "faults_and_switches", STAGESPAN_CPU_TIME="true")
     assert not recording.open(process.pid).stats()["outer"].work

@@ -34,6 +34,7 @@ from decorated_kinds import (
 )
 
 import stagespan
+from running import ran
 
 pytestmark = pytest.mark.usefixtures("fresh")
 DECORATED = [name for name in CONTEXTS if name != "none"]
@@ -293,10 +294,9 @@ def test_joblib(tmp_path: Path) -> None:
     source = Path(decorated_kinds.__file__).read_text()
     program.write_text(source + textwrap.dedent(main))
 
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=IN_WORKERS)
+    done = ran([sys.executable, program], env=IN_WORKERS, status=0)
 
     # THEN they work there, and are timed if a copy of their code is
-    assert done.returncode == 0, done.stderr
     expected = [[6, spans_of_copy(kind)] for _ in DECORATED for kind in KINDS]
     assert json.loads(done.stdout) == [*expected, [6, spans_of_copy("static")]]
 

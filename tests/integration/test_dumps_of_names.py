@@ -7,9 +7,12 @@ import io
 import json
 from pathlib import Path
 
-from recorded_process import command_here, end, started
+from recorded_process import command_here, started
 
+from running import PROGRAMS, end
 from stagespan.pages.escaping import csv_cell
+
+LIVE = PROGRAMS / "live.py"
 
 NAMES = [
     "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", "\uff1d1", "a,b\n=1",
@@ -20,23 +23,7 @@ FORMULAS = ("=", "+", "-", "@", "\uff1d")
 
 
 def test_dumps_are_safe_for_spreadsheets_and_terminals(folder: Path) -> None:
-    process = started(
-        """
-        import json, sys, threading
-        import stagespan
-        def work(name):
-            with stagespan.request(name), stagespan.span(name):
-                pass
-        for name in json.loads(sys.argv[1]):
-            thread = threading.Thread(target=work, args=(name,), name=name)
-            thread.start()
-            thread.join()
-        with stagespan.span("open"):
-            print("ready", flush=True)
-            threading.Event().wait()
-        """,
-        json.dumps(NAMES),
-    )
+    process = started(LIVE, "names_of_all_kinds", json.dumps(NAMES))
     table = command_here("dump", str(process.pid), "--format", "csv").stdout
     spans = command_here("dump", str(process.pid), "--format", "json").stdout
     trace = command_here("dump", str(process.pid)).stdout

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from exporting import PROGRAMS, exporter, free_port, get, of, scraped, until
+from exporting import PROGRAMS, exporter, get, of, scraped
 from recorded_process import start, started
 
-from running import ran
+from running import free_port, ran, until
 from stagespan.export import dashboard
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")

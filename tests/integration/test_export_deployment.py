@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import REQUESTS, documented, exporter, innermost, of, scraped, until
-from recorded_process import end, started, tell
+from exporting import REQUESTS, documented, exporter, innermost, of, scraped
+from recorded_process import skip_unless_works, started
 
-from running import ran
+from running import PROGRAMS, end, ran, tell, until
+
+EXPORTED = PROGRAMS / "exported.py"
 
 COUNT = "stagespan_stage_duration_seconds_count"
 
@@ -28,12 +30,7 @@ def isolated(script: str) -> tuple[str, ...]:
     ``script`` mounts what it needs. Skips the test if the system does not allow that.
     """
     command = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
-    try:
-        tried = ran([*command, "mount -t tmpfs none /mnt"])
-    except FileNotFoundError:
-        pytest.skip("unshare (util-linux) is not installed")
-    if tried.returncode != 0:
-        pytest.skip(f"mounting is not allowed: run as root ({tried.stderr.strip()[-200:]})")
+    skip_unless_works(*command, "mount -t tmpfs none /mnt")
     return (*command, f'{script} && exec "$@"', "sh")
 
 
@@ -89,17 +86,7 @@ def test_the_containers_of_a_pod_share_their_recordings(folder: Path, tmp_path: 
     assert arguments[:3] == ["stagespan", "export", "--prometheus"]
     with exporter(*arguments[4:], prefix=shared, **variables(side_car)) as (_, port):
         process = started(
-            """
-            import os, signal, stagespan
-            for n in range(10):
-                with stagespan.span("decode"):
-                    pass
-            print("ready", flush=True)
-            input()
-            os.kill(os.getpid(), signal.SIGKILL)
-            """,
-            python=(*shared, sys.executable),
-            **variables(service),
+            EXPORTED, "runs", "10", "kill", python=(*shared, sys.executable), **variables(service)
         )
         up = {"service": variables(service)["STAGESPAN_JOB"]}
         assert until(lambda: of(scraped(port), "stagespan_process_up", **up) == 1)
@@ -139,17 +126,7 @@ def test_a_full_disk_for_kept_requests_is_told_once_and_counted(
 
 def test_as_many_stages_as_a_process_can_have_are_exported(folder: Path) -> None:
     # GIVEN a process with more than the 4,096 stages that a recording has room for
-    started(
-        """
-        import stagespan
-        for n in range(5000):
-            with stagespan.span(f"stage {n}"):
-                pass
-        print("ready", flush=True)
-        input()
-        """,
-        STAGESPAN_JOB="svc",
-    )
+    started(EXPORTED, "stages", "5000", STAGESPAN_JOB="svc")
     with exporter() as (_, port):
         samples = scraped(port)
         # THEN each run is counted, in a bounded number of series
@@ -161,28 +138,8 @@ def test_as_many_stages_as_a_process_can_have_are_exported(folder: Path) -> None
 @pytest.mark.full
 def test_two_hundred_processes_are_exported(folder: Path) -> None:
     # GIVEN 200 processes of a service, which end in several ways while they are read
-    program = """
-        import os, signal, stagespan, sys
-        pids = []
-        for n in range(200):
-            pid = os.fork()
-            if pid == 0:
-                for _ in range(10):
-                    with stagespan.request("r"), stagespan.span("decode"):
-                        pass
-                os.write(1, b".")
-                signal.pause()
-            pids.append(pid)
-        os.write(1, b"\\n")
-        sys.stdin.readline()
-        for n, pid in enumerate(pids):
-            os.kill(pid, signal.SIGKILL if n % 2 else signal.SIGTERM)
-            os.waitpid(pid, 0)
-        print("ended", flush=True)
-        sys.stdin.readline()
-    """
     with exporter() as (_, port):
-        process = started(program, STAGESPAN_JOB="svc")
+        process = started(EXPORTED, "two_hundred_processes", STAGESPAN_JOB="svc")
         up = "stagespan_process_up"
         assert until(lambda: (of(scraped(port), up, service="svc") or 0) >= 200, 120)
         assert until(lambda: of(scraped(port), COUNT, stage="decode") == 2000, 120)

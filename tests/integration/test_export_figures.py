@@ -11,11 +11,12 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
-from exporting import exporter, of, scraped, until
+from exporting import exporter, of, scraped
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_process import end, ready, started, tell
+from recorded_process import started
 
+from running import PROGRAMS, end, ready, tell, until
 from stagespan import _core, recording
 from stagespan.export.figures import (
     BOUNDS_NS,
@@ -34,6 +35,8 @@ from stagespan.export.totals import ReadProcess, Totals, resource_of
 from stagespan.export.traces import Pending, Rules
 from stagespan.recording import Recording
 
+EXPORTED = PROGRAMS / "exported.py"
+
 
 def read(copy: Recording, ns_per_tick: float | None = None) -> Counts:
     rate = copy.snapshot().ns_per_tick if ns_per_tick is None else ns_per_tick
@@ -41,17 +44,7 @@ def read(copy: Recording, ns_per_tick: float | None = None) -> Counts:
 
 
 def test_readings_of_a_busy_process_never_exceed_what_it_has_recorded(folder: Path) -> None:
-    process = started(
-        """
-        import stagespan, time
-        print("ready", flush=True)
-        while input() != "end":
-            now = time.time_ns()
-            for n in range(20_000):
-                stagespan.record("s", now - (10_000 if n % 2 else 10_000_000), now)
-            print("done", flush=True)
-        """
-    )
+    process = started(EXPORTED, "bursts")
     assert process.stdin is not None
     seen, rate = Counts({}, {}), None
     for burst in range(1, 4):
@@ -134,37 +127,8 @@ def test_names_beyond_the_limit_are_counted_once() -> None:
     assert names.others == 2
 
 
-ANSWERED = """
-    import multiprocessing, sys, time
-    import stagespan
-
-    def worker(tasks, replies):
-        while (carrier := tasks.get()) is not None:
-            with stagespan.extract(carrier) as remote:
-                replies.put(remote.inject(queue="replies"))
-
-    context = multiprocessing.get_context("fork")
-    tasks, replies = context.SimpleQueue(), context.SimpleQueue()
-    child = context.Process(target=worker, args=(tasks, replies))
-    child.start()
-    stagespan.request()  # this process has a number that no row shows
-    print("ready", flush=True)
-    while line := sys.stdin.readline().split():
-        number, seconds = int(line[0]), float(line[1])
-        for _ in range(number):
-            with stagespan.request():
-                tasks.put(stagespan.inject(queue="tasks"))
-                with stagespan.extract(replies.get()):
-                    pass
-                time.sleep(seconds)
-        print("done", flush=True)
-    tasks.put(None)
-    child.join()
-"""
-
-
 def test_requests_with_answers_are_read_once_or_counted_as_missed(folder: Path) -> None:
-    process = started(ANSWERED, STAGESPAN_REQUESTS="64")
+    process = started(EXPORTED, "answered", STAGESPAN_REQUESTS="64")
     taker = Taker()
     found: Counter[str] = Counter()
 
@@ -189,7 +153,7 @@ def test_requests_with_answers_are_read_once_or_counted_as_missed(folder: Path) 
 def test_a_request_that_goes_on_after_its_answer_is_counted(folder: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     with exporter() as (_, port):
-        process = started(ANSWERED, STAGESPAN_JOB="svc")
+        process = started(EXPORTED, "answered", STAGESPAN_JOB="svc")
         process.communicate("1 2.5\n\n", timeout=30)
         counts = (
             "stagespan_handoff_duration_seconds_count",
@@ -198,42 +162,8 @@ def test_a_request_that_goes_on_after_its_answer_is_counted(folder: Path) -> Non
         until(lambda: [of(scraped(port), one, service="svc") for one in counts] == [2, 1])
 
 
-IDLE = """
-    import sys, time
-    import stagespan
-
-    def run(what):
-        if what == "span":
-            with stagespan.span("decode"):
-                pass
-        elif what == "request":
-            with stagespan.request("r"), stagespan.span("decode"):
-                pass
-        elif what == "work":
-            stagespan.span("decode").add(tokens=1)
-        elif what == "open":
-            tokens.append(stagespan.begin("wait", kind="queue"))
-        elif what == "close":
-            stagespan.end(tokens.pop())
-        elif what == "enter":
-            requests.append(stagespan.request("open"))
-            requests[-1].__enter__()
-        elif what == "chunk":
-            stagespan.current_request().chunk(tokens=2)
-        elif what == "leave":
-            requests.pop().__exit__(None, None, None)
-
-    tokens, requests = [], []
-    run("span")
-    print("ready", flush=True)
-    while line := sys.stdin.readline():
-        run(line.strip())
-        print("done", flush=True)
-"""
-
-
 def test_a_recording_is_copied_again_when_something_was_recorded(folder: Path) -> None:
-    process = started(IDLE)
+    process = started(EXPORTED, "idle")
     (path,) = folder.glob("*.stagespan")
     totals = Totals()
     with path.open("rb") as file:
@@ -269,18 +199,7 @@ def test_a_recording_is_copied_again_when_something_was_recorded(folder: Path) -
 
 
 def test_a_process_with_more_requests_is_read_sooner(folder: Path) -> None:
-    program = """
-        import sys, time
-        import stagespan
-
-        print("ready", flush=True)
-        while line := sys.stdin.readline():
-            for _ in range(int(line)):
-                with stagespan.request(), stagespan.span("decode"):
-                    pass
-            print("done", flush=True)
-    """
-    process = started(program)
+    process = started(EXPORTED, "numbers_of_requests")
 
     tell(process, 1)
     (path,) = folder.glob("*.stagespan")
@@ -301,28 +220,7 @@ def test_a_process_with_more_requests_is_read_sooner(folder: Path) -> None:
 
 
 def test_parts_wait_for_a_request_that_goes_on_for_long(folder: Path) -> None:
-    process = started(
-        """
-        import multiprocessing, sys
-        import stagespan
-
-        def worker(carrier):
-            with stagespan.extract(carrier):
-                pass
-
-        context = multiprocessing.get_context("fork")
-        with stagespan.request("r") as request:
-            child = context.Process(target=worker, args=(stagespan.inject(queue="tasks"),))
-            child.start()
-            child.join()
-            print("ready", flush=True)
-            input()
-            request.set_status("error")
-        print("done", flush=True)
-        input()
-        """,
-        STAGESPAN_RECORDING="keep",
-    )
+    process = started(EXPORTED, "request_that_goes_on", STAGESPAN_RECORDING="keep")
 
     def parts() -> list[Part]:
         found = []

@@ -18,20 +18,20 @@ from exporting import (
     Prometheus,
     documented,
     exporter,
-    free_port,
     get,
     large_request,
     of,
     scraped,
-    until,
 )
-from recorded_process import command_here, end, ready, start, started
+from recorded_process import command_here, start, started
 
-from running import ran
+from running import PROGRAMS, end, free_port, ran, ready, until
 from stagespan import recording
 from stagespan.cli import examine
 from stagespan.export import dashboard, kept
 from stagespan.export.requests import AWAITED_KEEP
+
+EXPORTED = PROGRAMS / "exported.py"
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +113,7 @@ def test_requests_of_several_machines_are_joined_from_all_their_folders(
 
 def test_exemplars_are_requests_that_are_kept(folder: Path, tmp_path: Path) -> None:
     with exporter("--keep", str(tmp_path / "kept"), "--sample", "0") as (_, port):
-        process = started(PLENTY)
+        process = started(EXPORTED, "plenty")
 
         def traces() -> set[str]:
             text = get(f"http://127.0.0.1:{port}/metrics", "application/openmetrics-text")
@@ -127,25 +127,13 @@ def test_exemplars_are_requests_that_are_kept(folder: Path, tmp_path: Path) -> N
         end(process)
 
 
-PLENTY = """
-import stagespan, time
-for n in range(60):
-    with stagespan.request(f"session-{n % 3}/{n}") as request, stagespan.span("decode"):
-        time.sleep(0.001 * (n % 7))
-    if n % 10 == 0:
-        request.set_status("cancelled")
-print("ready", flush=True)
-input()
-"""
-
-
 @pytest.mark.full
 def test_requests_in_parquet_are_chosen_as_those_in_json_lines(
     folder: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed")
-    first = start(PLENTY, STAGESPAN_JOB="svc")
+    first = start(EXPORTED, "plenty", STAGESPAN_JOB="svc")
     second = start(TWO_PROCESSES, "return", STAGESPAN_RECORDING="keep")
     ready(first)
     ready(second)
@@ -182,25 +170,11 @@ def test_requests_in_parquet_are_chosen_as_those_in_json_lines(
     assert "cannot be read" in done.stderr
 
 
-CROWDED = """
-import stagespan, time
-for n in range(20):
-    remotes = [stagespan.extract({}) for _ in range(1 + n % 3)]
-    with stagespan.batch("forward", remotes):
-        time.sleep(0.001 * (n % 5))
-    for remote in remotes:
-        with remote, stagespan.span("send"):
-            time.sleep(0.001 * (n % 4))
-print("ready", flush=True)
-input()
-"""
-
-
 @pytest.mark.full
 def test_the_slowest_in_parquet_are_compared_with_all_others(folder: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     pytest.importorskip("duckdb", reason="DuckDB is not installed")
-    process = started(CROWDED)
+    process = started(EXPORTED, "crowded")
     keep_all(tmp_path, "jsonl", "parquet")
     keep_all(tmp_path, "parquet")  # THEN each request is in two files
     end(process)
@@ -309,49 +283,14 @@ def filled_in(expression: str, service: str = ".*") -> str:
     return re.sub(r"\$(\w+)", lambda found: values.get(found[1], ".*"), expression)
 
 
-OPEN_REQUEST = """
-import stagespan
-with stagespan.request("r"):
-    print("ready", flush=True)
-    input()
-"""
-
-
 def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
     # GIVEN a Prometheus that has scraped services with errors, waits, requests and hand-offs
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("no Prometheus on PATH: install the Debian package prometheus")
-    busy = started(
-        """
-        import stagespan, threading, time
-        from itertools import count
-
-        def hold():
-            with stagespan.batch("held", [stagespan.extract({})]):
-                time.sleep(3600)
-
-        threading.Thread(target=hold, daemon=True).start()
-        stagespan.begin("replica", kind="queue")
-        stagespan.begin("step")
-        print("ready", flush=True)
-        for n in count():
-            remote = stagespan.extract({})
-            with stagespan.batch("forward", [remote]):
-                pass
-            with remote, stagespan.span("step") as step, stagespan.queued("replica"):
-                step.add(tokens=2)
-                time.sleep(0.01)
-            # Of a chunk of the remote part, it is not known how long after the request it came.
-            with stagespan.request() as request:
-                request.chunk(1)
-                request.chunk(1)
-            stagespan.gauge("blocks_free", n)
-        """,
-        STAGESPAN_JOB="svc",
-    )
-    started(OPEN_REQUEST, STAGESPAN_JOB="svc")
-    ending = started(OPEN_REQUEST, STAGESPAN_JOB="svc")
+    busy = started(EXPORTED, "everything_shown", STAGESPAN_JOB="svc")
+    started(EXPORTED, "open_request", STAGESPAN_JOB="svc")
+    ending = started(EXPORTED, "open_request", STAGESPAN_JOB="svc")
     pair = start(TWO_PROCESSES, "return", STAGESPAN_JOB="svc")
     with (
         exporter() as (_, port),
@@ -559,7 +498,7 @@ def test_doctor_says_whether_the_exporter_sees_processes(
     with exporter():
         assert row().state == "note"
         assert "where no other live process records: the service needs the same" in row().text
-        processes = [started(OPEN_REQUEST), started(OPEN_REQUEST)]
+        processes = [started(EXPORTED, "open_request"), started(EXPORTED, "open_request")]
         assert row().state == "works"
         assert row().text.endswith(f"{folder}: 2 other live processes")
         for process in processes:

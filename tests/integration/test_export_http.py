@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import REQUESTS, exporter, get, until
-from recorded_process import end, ready, started
+from exporting import REQUESTS, exporter, get
+from recorded_process import started
 
+from running import end, ready, until
 from stagespan import recording
 from stagespan.export.node import Node
 

@@ -13,18 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from exporting import (
-    REQUESTS,
-    TWO_PROCESSES,
-    exporter,
-    free_port,
-    large_request,
-    of,
-    scraped,
-    until,
-)
-from recorded_process import command, end, ready, start, started
+from exporting import REQUESTS, TWO_PROCESSES, exporter, large_request, of, scraped
+from recorded_process import command, start, started
 
+from running import end, free_port, ready, start_command, until
 from stagespan.export import kept
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
@@ -55,13 +47,12 @@ class Server:
             *(program, "serve", "s3", "--addr", f"127.0.0.1:{self.port}"),
             *("--auth-key", "key,secret-of-the-key", "--vfs-cache-mode", "off", str(folder)),
         ]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
-        self._process = subprocess.Popen(
-            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        null = subprocess.DEVNULL
+        self._process = start_command(self._command, stdout=null, stderr=null)
         until(self._listens, 60)
 
     def _listens(self) -> bool:
@@ -71,8 +62,7 @@ class Server:
     def stop(self) -> None:
         """End it."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait(20)
+            end(self._process)
             self._process = None
 
 

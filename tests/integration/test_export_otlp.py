@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import TWO_PROCESSES, free_port, otlp_exporter, until
-from recorded_process import end, start, started
+from exporting import TWO_PROCESSES, otlp_exporter
+from recorded_process import start, started
 
+from running import PROGRAMS, end, ended, free_port, start_command, until
 from stagespan import recording
+
+EXPORTED = PROGRAMS / "exported.py"
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="there is no OTLP over gRPC")
@@ -82,21 +85,9 @@ def test_each_span_arrives_once_as_it_was_recorded(folder: Path, protocol: str, 
 
 def test_a_batch_keeps_all_its_links(folder: Path) -> None:
     # GIVEN a batch of 1,000 requests
-    program = """
-        import stagespan
-        remotes = [stagespan.extract({}) for _ in range(1000)]
-        with stagespan.batch("forward", remotes):
-            with stagespan.span("kernel"):
-                pass
-        for remote in remotes:
-            with remote:
-                pass
-        print("ready", flush=True)
-        input()
-    """
     with collector.http() as received:
         with otlp_exporter(received.url):
-            process = started(program, STAGESPAN_RING_SPANS="8192")
+            process = started(EXPORTED, "large_batch", STAGESPAN_RING_SPANS="8192")
             until(lambda: len(received.spans("default")) >= 2000, 40)
             until(lambda: received.spans("forward"))
         end(process)
@@ -117,34 +108,9 @@ def test_a_batch_keeps_all_its_links(folder: Path) -> None:
 def test_batches_of_many_threads_are_told_apart(folder: Path) -> None:
     # GIVEN batches in the last of many threads, whose ids differ by one and do not fit into a
     # double, and every other batch has no requests
-    program = """
-        import threading
-        import stagespan
-        all_run = threading.Barrier(100)
-        def serve(remotes):
-            with stagespan.span("waits"):
-                all_run.wait()
-            for remote in remotes:
-                with stagespan.batch("forward", [remote]):
-                    pass
-                with stagespan.batch("empty", []):
-                    pass
-        remotes = [stagespan.extract({}) for _ in range(200)]
-        served = [[]] * 98 + [remotes[:100], remotes[100:]]
-        threads = [threading.Thread(target=serve, args=(some,)) for some in served]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for remote in remotes:
-            with remote:
-                pass
-        print("ready", flush=True)
-        input()
-    """
     with collector.http() as received:
         with otlp_exporter(received.url):
-            process = started(program, STAGESPAN_RING_SPANS="8192")
+            process = started(EXPORTED, "batches_of_threads", STAGESPAN_RING_SPANS="8192")
             until(lambda: len(received.spans("default")) >= 400, 40)
             until(lambda: len(received.spans("forward")) >= 200)
         end(process)
@@ -152,52 +118,6 @@ def test_batches_of_many_threads_are_told_apart(folder: Path) -> None:
     assert len(batches) == 200
     assert {len(batch.links) for batch in batches} == {1}
     assert not received.spans("empty")
-
-
-WORKING = """
-import asyncio, os, signal, sys
-import stagespan
-
-EXACT = 2**53 + 1
-
-async def child(outer, n):
-    with stagespan.span("inner") as inner:
-        inner.add(tokens=n)
-        await asyncio.sleep(0)
-        inner.add(tokens=1, seconds=0.25)
-        outer.add(images=1)
-
-async def handle(n):
-    with stagespan.request(f"req-{n}"), stagespan.span("outer") as outer:
-        await asyncio.gather(child(outer, n), child(outer, 100 + n))
-        await asyncio.to_thread(outer.add, images=n)
-        outer.add(bytes=EXACT + n, images=1.0)
-    outer.add(images=1000)  # counts for the stage, as the span has ended
-
-async def main():
-    await asyncio.gather(*(handle(n) for n in range(20)))
-
-def serve():
-    asyncio.run(main())
-    remotes = [stagespan.extract({}) for _ in range(3)]
-    with stagespan.batch("forward", remotes) as forward:
-        forward.add(images=3)
-        with stagespan.span("kernel") as kernel:
-            kernel.add(flops=1e12)
-    for remote in remotes:
-        with remote:
-            pass
-
-if os.fork() == 0:
-    serve()
-    if sys.argv[1] == "exit":
-        os._exit(0)
-    os.kill(os.getpid(), signal.SIGKILL)
-serve()
-os.wait()
-print("ready", flush=True)
-input()
-"""
 
 
 def work_of(span: Any) -> dict[str, Any]:
@@ -215,7 +135,7 @@ def test_the_work_of_each_span_is_among_its_attributes(
     # from asyncio tasks, another thread, and batches
     with collector.RECEIVERS[protocol]() as received:
         with otlp_exporter(received.url, OTEL_EXPORTER_OTLP_PROTOCOL=collector.PROTOCOLS[protocol]):
-            process = started(WORKING, how)
+            process = started(EXPORTED, "working", how)
             until(lambda: len(received.spans("outer")) >= 40 and len(received.spans("kernel")) >= 2)
             until(lambda: len(received.spans("default")) >= 46)
         end(process)
@@ -245,20 +165,11 @@ def test_the_work_of_each_span_is_among_its_attributes(
 
 def test_work_that_may_have_been_overwritten_is_left_out(folder: Path) -> None:
     # GIVEN a process with room for 512 amounts, and a request with more of them
-    program = """
-        import stagespan
-        for n in range(2):
-            with stagespan.request(f"req-{n}"), stagespan.span("outer") as outer:
-                outer.add(tokens=1)
-                for i in range(600 if n == 0 else 10):
-                    with stagespan.span("inner") as inner:
-                        inner.add(tokens=i)
-        print("ready", flush=True)
-        input()
-    """
     with collector.http() as received:
         with otlp_exporter(received.url):
-            process = started(program, STAGESPAN_REQUESTS="64", STAGESPAN_RING_SPANS="2048")
+            process = started(
+                EXPORTED, "many_amounts", STAGESPAN_REQUESTS="64", STAGESPAN_RING_SPANS="2048"
+            )
             until(lambda: len(received.spans("default")) == 2)
             until(lambda: len(received.spans("inner")) == 610)
         end(process)
@@ -276,31 +187,6 @@ def test_work_that_may_have_been_overwritten_is_left_out(folder: Path) -> None:
     assert sorted(one["tokens"] for one in of_second if one) == sorted([1, *range(10)])
 
 
-SAMPLED = """
-import stagespan, time
-for n in range(200):
-    with stagespan.request(f"plain {n}"), stagespan.span("plain"):
-        pass
-for n in range(3):
-    try:
-        with stagespan.request(f"failed {n}"), stagespan.span("failed"):
-            raise ValueError
-    except ValueError:
-        pass
-with stagespan.request("slow"), stagespan.span("slow"):
-    time.sleep(0.2)
-for n in range(20):
-    unwanted = stagespan.extract({"traceparent": f"00-{n + 1:032x}-{n + 1:016x}-00"})
-    wanted = stagespan.extract({"traceparent": f"00-{n + 101:032x}-{n + 1:016x}-03"})
-    with unwanted, stagespan.span("unwanted"):
-        pass
-    with wanted, stagespan.span("wanted"):
-        pass
-print("ready", flush=True)
-input()
-"""
-
-
 @pytest.mark.parametrize(
     ("options", "least", "most"),
     [
@@ -315,7 +201,7 @@ def test_rules_choose_requests(
 ) -> None:
     with collector.http() as received:
         with otlp_exporter(received.url, *options):
-            process = started(SAMPLED, STAGESPAN_RING_SPANS="1024")
+            process = started(EXPORTED, "sampled", STAGESPAN_RING_SPANS="1024")
             time.sleep(2.5)
             end(process)
         names = [span.name for span in received.spans()]
@@ -326,19 +212,10 @@ def test_rules_choose_requests(
 
 
 def test_figures_have_the_counts_of_the_recording(folder: Path) -> None:
-    program = """
-        import stagespan
-        for n in range(100):
-            with stagespan.span("decode") as span:
-                span.add(tokens=3)
-        with stagespan.request("r"), stagespan.span("outer"), stagespan.queued("replica"):
-            print("ready", flush=True)
-            input()
-    """
     with collector.http() as received:
         headers = {"OTEL_EXPORTER_OTLP_HEADERS": "x-team=vision"}
         with otlp_exporter(received.url, **headers):
-            process = started(program, STAGESPAN_JOB="svc", RANK="1", WORLD_SIZE="2")
+            process = started(EXPORTED, "decoding", STAGESPAN_JOB="svc", RANK="1", WORLD_SIZE="2")
             found = until(lambda: received.points("stagespan.stage.duration"))
             stats = recording.open(process.pid).stats()["decode"]
             open_ = {
@@ -376,24 +253,11 @@ def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
     # GIVEN the names in OpenTelemetry's own package, and a process with streamed requests
     genai = pytest.importorskip("opentelemetry.semconv._incubating.attributes.gen_ai_attributes")
     metrics = pytest.importorskip("opentelemetry.semconv._incubating.metrics.gen_ai_metrics")
-    program = """
-        import stagespan, time
-        for n in range(5):
-            with stagespan.request("r") as request:
-                time.sleep(0.02)
-                for _ in range(3):
-                    request.chunk(2)
-        try:
-            with stagespan.request("failed"):
-                raise ValueError
-        except ValueError:
-            pass
-        print("ready", flush=True)
-        input()
-    """
     with collector.http() as received:
         with otlp_exporter(received.url, "--genai", "chat"):
-            process = started(program, STAGESPAN_JOB="svc", STAGESPAN_PIPELINE_NAME="wan")
+            process = started(
+                EXPORTED, "chunks", STAGESPAN_JOB="svc", STAGESPAN_PIPELINE_NAME="wan"
+            )
             until(lambda: len(received.spans("wan")) == 6)
             until(
                 lambda: (
@@ -442,34 +306,8 @@ def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
 
 
 def test_a_process_sends_its_own_requests(folder: Path) -> None:
-    program = """
-        import sys, stagespan
-        from opentelemetry import trace
-        from opentelemetry.sdk.trace import TracerProvider
-        from stagespan.export import otlp
-        before = trace.get_tracer_provider()
-        tracer = TracerProvider().get_tracer("app")
-
-        def is_parent():
-            with stagespan.request("with a client") as request:
-                with tracer.start_as_current_span("SELECT") as span:
-                    return f"{span.get_span_context().trace_id:032x}" == request.trace_id
-
-        # A parent that nobody gets would break the traces of the SDK.
-        sampled = otlp.start(sys.argv[1], one_in=2)
-        assert not is_parent()
-        sampled.close()
-        running = otlp.start(sys.argv[1])
-        assert is_parent()
-        for n in range(10):
-            with stagespan.request(f"r{n}"), stagespan.span("decode"):
-                pass
-        running.close()
-        assert not is_parent()
-        assert trace.get_tracer_provider() is before
-    """
     with collector.http() as received:
-        process = start(program, received.url)
+        process = start(EXPORTED, "sending_itself", received.url)
         out, errors = process.communicate(timeout=60)
         assert (out, errors, process.returncode) == ("", "", 0)
         assert len(received.spans("decode")) == 10
@@ -481,25 +319,17 @@ def rotel(to: str) -> Iterator[str]:
     package = pytest.importorskip("rotel", reason="rotel is not installed")
     agent = Path(package.__file__).with_name("rotel-agent")
     http_port, grpc_port = free_port(), free_port()
-    process = subprocess.Popen(
-        [
-            *(str(agent), "start", "--exporter", "otlp", "--otlp-exporter-endpoint", to),
-            *("--otlp-exporter-protocol", "grpc", "--batch-timeout", "200ms"),
-            *("--otlp-http-endpoint", f"127.0.0.1:{http_port}"),
-            *("--otlp-grpc-endpoint", f"127.0.0.1:{grpc_port}"),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        until(lambda: can_connect(http_port))
-        yield f"http://127.0.0.1:{http_port}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        finally:
-            process.kill()
+    command = [
+        *(str(agent), "start", "--exporter", "otlp", "--otlp-exporter-endpoint", to),
+        *("--otlp-exporter-protocol", "grpc", "--batch-timeout", "200ms"),
+        *("--otlp-http-endpoint", f"127.0.0.1:{http_port}"),
+        *("--otlp-grpc-endpoint", f"127.0.0.1:{grpc_port}"),
+    ]
+    process = start_command(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: can_connect(http_port))
+    yield f"http://127.0.0.1:{http_port}"
+    process.terminate()
+    ended(process)
 
 
 def can_connect(port: int) -> bool:

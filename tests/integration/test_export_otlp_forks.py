@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_process import end, start, started
+from recorded_process import start, started
+
+from running import PROGRAMS, end
+
+EXPORTED = PROGRAMS / "exported.py"
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
 collector = pytest.importorskip("collector")
@@ -115,26 +119,8 @@ def test_each_request_of_a_child_arrives_once(
 
 
 def test_a_child_without_requests_has_no_thread(folder: Path) -> None:
-    program = """
-        import os, sys, threading, stagespan
-        from stagespan.export import otlp
-        running = otlp.start(sys.argv[1])
-        with stagespan.request("parent"): pass
-        if os.fork() == 0:
-            # WHEN a child has only spans THEN it has no thread, also if it calls `start` itself
-            with stagespan.span("of the child"): pass
-            assert otlp.start(sys.argv[1]) is running
-            assert threading.active_count() == 1, threading.enumerate()
-            # WHEN it has had a request THEN it has
-            with stagespan.request("child"): pass
-            assert threading.active_count() > 1
-            sys.exit(3)
-        _, status = os.wait()
-        assert os.waitstatus_to_exitcode(status) == 3
-        assert running.lost() == dict.fromkeys(running.lost(), 0)
-    """
     with collector.http() as received:
-        process = start(program, received.url)
+        process = start(EXPORTED, "sending_child", received.url)
         _, errors = process.communicate(timeout=120)
         assert (process.returncode, errors) == (0, "")
         assert ids(received) == {"parent": 1, "child": 1}
@@ -155,17 +141,8 @@ def test_figures_of_a_child_are_those_of_another_instance(folder: Path) -> None:
 
 
 def test_requests_are_sent_when_sigterm_ends_the_process(folder: Path) -> None:
-    program = """
-        import sys, stagespan
-        from stagespan.export import otlp
-        otlp.start(sys.argv[1])
-        for n in range(3):
-            with stagespan.request(f"r{n}"): pass
-        print("ready", flush=True)
-        input()
-    """
     with collector.http() as received:
-        process = started(program, received.url)
+        process = started(EXPORTED, "sending_three", received.url)
         process.terminate()
         assert process.wait(60) == -15
         end(process)
@@ -173,22 +150,10 @@ def test_requests_are_sent_when_sigterm_ends_the_process(folder: Path) -> None:
 
 
 def test_starting_twice_sends_once(folder: Path, tmp_path: Path) -> None:
-    program = """
-        import sys, stagespan
-        from stagespan.export import otlp
-        running = otlp.start(sys.argv[1])
-        for url in (sys.argv[1] + "/", sys.argv[1] + "/v1/traces", None):
-            assert otlp.start(url) is running
-        with stagespan.request("r"): pass
-        # WHEN it is closed THEN it can be started again
-        running.close()
-        assert otlp.start(sys.argv[1]) is not running
-        # AND with other options, a line says that those of the first call hold
-        otlp.start(sys.argv[1], one_in=10)
-        with stagespan.request("again"): pass
-    """
     with collector.http() as received:
-        process = start(program, received.url, OTEL_EXPORTER_OTLP_ENDPOINT=received.url)
+        process = start(
+            EXPORTED, "starting_twice", received.url, OTEL_EXPORTER_OTLP_ENDPOINT=received.url
+        )
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
         assert ids(received) == {"r": 1, "again": 1}
@@ -197,20 +162,8 @@ def test_starting_twice_sends_once(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["true", "TRUE"])
 def test_a_disabled_sdk_sends_nothing_and_says_so(folder: Path, value: str) -> None:
-    program = """
-        import os, sys, stagespan
-        from stagespan.export import otlp
-        running = otlp.start(sys.argv[1])
-        with stagespan.request("r"), stagespan.span("s"): pass
-        if os.fork() == 0:
-            with stagespan.request("child"): pass
-            sys.exit()
-        os.wait()
-        assert running.lost() == {}
-        running.close()
-    """
     with collector.http() as received:
-        process = start(program, received.url, OTEL_SDK_DISABLED=value)
+        process = start(EXPORTED, "disabled_sdk", received.url, OTEL_SDK_DISABLED=value)
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
         assert errors.count("OTEL_SDK_DISABLED is true, so stagespan sends nothing") == 1

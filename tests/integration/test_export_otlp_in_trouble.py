@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import REQUESTS, exporter, large_request, of, otlp_exporter, scraped, until
-from recorded_process import end, started
+from exporting import REQUESTS, exporter, large_request, of, otlp_exporter, scraped
+from recorded_process import started
 
+from running import PROGRAMS, end, until
 from stagespan.errors import StagespanError
 from stagespan.export.requests import AWAITED_OTLP
+
+EXPORTED = PROGRAMS / "exported.py"
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="there is no OTLP over gRPC")
@@ -75,28 +78,12 @@ def test_a_collector_in_trouble_delays_no_end(folder: Path, protocol: str, troub
         end(recorded)
 
 
-BUSY = """
-import os, sys, time
-import stagespan
-
-parent = os.getpid()
-for _ in range(4):
-    if os.fork() == 0:
-        while os.getppid() == parent:
-            with stagespan.request(), stagespan.span("busy"):
-                time.sleep(0.002)
-        os._exit(0)
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
 def test_the_state_is_written_after_a_signal_beside_busy_processes(folder: Path) -> None:
     # GIVEN processes that are busy, and a collector that never answers
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(16)
-        process = started(BUSY, STAGESPAN_JOB="svc")
+        process = started(EXPORTED, "busy", STAGESPAN_JOB="svc")
         with otlp_exporter(f"http://127.0.0.1:{silent.getsockname()[1]}") as running:
             state = folder / ".export-state.json"
             until(lambda: state.exists() and b"busy" in state.read_bytes())
@@ -114,49 +101,18 @@ def test_the_state_is_written_after_a_signal_beside_busy_processes(folder: Path)
         end(process)
 
 
-STUCK = """
-import pathlib, sys, time
-from stagespan.export.ending import Ending
-
-ending = Ending()
-ending.limit(lambda longest_s: pathlib.Path(sys.argv[1]).write_text("saved"))
-print("ready", flush=True)
-while True:
-    time.sleep(0.01)
-"""
-
-
 def test_an_exporter_that_hangs_ends_after_a_signal_with_its_state_written(tmp_path: Path) -> None:
     # GIVEN an exporter whose work never comes to its end
-    process = started(STUCK, str(tmp_path / "state"))
+    process = started(EXPORTED, "stuck", str(tmp_path / "state"))
     process.terminate()
     process.communicate(timeout=30)
     assert process.returncode == 0
     assert (tmp_path / "state").read_text() == "saved"
 
 
-SLOW_TO_SAVE = """
-import pathlib, sys, time
-from stagespan.export.ending import Ending
-
-def save(longest_s):
-    assert longest_s > 2
-    time.sleep(2)
-    pathlib.Path(sys.argv[1]).write_text("saved")
-
-ending = Ending()
-ending.limit(save)
-print("ready", flush=True)
-while not ending.wait(60):
-    pass
-ending.allow_work()
-ending.end()
-"""
-
-
 def test_the_end_waits_for_a_state_that_takes_long(tmp_path: Path) -> None:
     # GIVEN an exporter whose state takes longer than the time that is left to its work
-    process = started(SLOW_TO_SAVE, str(tmp_path / "state"))
+    process = started(EXPORTED, "slow_to_save", str(tmp_path / "state"))
     process.terminate()
     process.communicate(timeout=30)
     assert process.returncode == 0
@@ -230,23 +186,8 @@ def test_a_sender_goes_on_if_it_cannot_connect_again(caplog: pytest.LogCaptureFi
 
 def test_a_process_goes_on_sending_after_a_reading_has_failed(folder: Path) -> None:
     # GIVEN a program that replaces the system's clock for a while, as tests of programs do
-    program = """
-        import sys, time, stagespan
-        from stagespan.export import otlp
-        otlp.start(sys.argv[1])
-        now_ns = time.time_ns
-        def fails():
-            raise RuntimeError("the clock is replaced")
-        time.time_ns = fails
-        time.sleep(1.5)
-        time.time_ns = now_ns
-        with stagespan.request("r"), stagespan.span("decode"):
-            pass
-        print("ready", flush=True)
-        input()
-    """
     with collector.http() as received:
-        process = started(program, received.url)
+        process = started(EXPORTED, "failing_clock", received.url)
         # THEN what it records later arrives while it runs, and the reason is logged once
         assert until(lambda: received.spans("decode"))
         _, errors = process.communicate("\n", timeout=60)

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import REQUESTS, exporter, of, otlp_exporter, scraped, until
-from recorded_process import end, start, started, tell
+from exporting import REQUESTS, exporter, of, otlp_exporter, scraped
+from recorded_process import start, started
 
-from running import ran
+from running import PROGRAMS, end, ran, tell, until
+
+EXPORTED = PROGRAMS / "exported.py"
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="there is no OTLP over gRPC")
@@ -93,18 +95,6 @@ def test_headers_compression_and_attributes_of_the_environment_hold(folder: Path
         assert resource["host.name"] == os.uname().nodename
 
 
-WORKER = """
-import stagespan, sys
-stage = stagespan.span("decode")
-print("ready", flush=True)
-for line in sys.stdin:
-    for _ in range(int(line)):
-        with stage as span:
-            span.add(tokens=2)
-    print("done", flush=True)
-"""
-
-
 def sums(received: Any, name: str) -> Counter[str]:
     """Return the sum of all points of a metric that were sent, by service."""
     found: Counter[str] = Counter()
@@ -128,7 +118,7 @@ def test_differences_sum_to_the_figures(folder: Path, preference: str) -> None:
         f"{METRICS}_DEFAULT_HISTOGRAM_AGGREGATION": "explicit_bucket_histogram",
         "OTEL_METRIC_EXPORT_INTERVAL": "300",
     }
-    process = started(WORKER, STAGESPAN_JOB="svc")
+    process = started(EXPORTED, "worker", STAGESPAN_JOB="svc")
 
     duration, tokens = "stagespan.stage.duration", "stagespan.stage.work"
     statuses = cycle([200, 200, 400])

@@ -9,15 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exporting import exporter, large_request, until
-from recorded_process import command_here, end, started
+from exporting import exporter, large_request
+from recorded_process import command_here, started
 
+from running import PROGRAMS, end, until
 from stagespan import _core
 from stagespan.export.kept import Keeper
 from stagespan.export.requests import Batch, Part
 from stagespan.export.traces import Over, Pending, Rules
 from stagespan.recording.slowness import Limit, Slowness
 from stagespan.recording.spans import ReadSpans, Span
+
+EXPORTED = PROGRAMS / "exported.py"
 
 RULES = Rules(one_in=0, failed=False, over=Over(2.0, 0.99))
 
@@ -72,18 +75,7 @@ def test_a_pipeline_that_becomes_slower_is_the_new_usual() -> None:
 
 @pytest.mark.slow
 def test_an_exporter_keeps_what_was_too_slow(folder: Path, tmp_path: Path) -> None:
-    process = started(
-        """
-        import time, stagespan
-        for n in range(150):
-            with stagespan.request(f"usual-{n}"), stagespan.span("work"):
-                time.sleep(0.001)
-        with stagespan.request("slow"), stagespan.span("work"):
-            time.sleep(2)
-        print("ready", flush=True)
-        input()
-        """
-    )
+    process = started(EXPORTED, "one_slow_request")
     place = tmp_path / "kept"
     with exporter("--keep", str(place), "--sample", "0", "--over", "3xp90") as (_, _):
         until(lambda: list(place.glob("requests-*")), 60)

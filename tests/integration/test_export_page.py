@@ -13,32 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import exporting, get, until
-from recorded_process import command_here, end, ready, start, started
+from exporting import exporting, get
+from recorded_process import command_here, start, started
 
+from running import PROGRAMS, end, ready, until
 from stagespan.export.node import Node
 from stagespan.export.page import Live
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trace"))
 from browser import Browser, program
 
-pytestmark = pytest.mark.slow
+EXPORTED = PROGRAMS / "exported.py"
 
-SERVICE = """
-import stagespan, time
-from itertools import count
-print("ready", flush=True)
-token = stagespan.begin("a stage with <b>a name</b> that is as long as names of stages can be")
-for n in count():
-    with stagespan.request(f"r{n}"), stagespan.span("decode"), stagespan.queued("replica"):
-        time.sleep(0.01)
-"""
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def address(folder: Path) -> Iterator[str]:
     """Return the address of the page, beside a service that works."""
-    started(SERVICE, STAGESPAN_JOB="svc", STAGESPAN_RING_SPANS="4096")
+    started(EXPORTED, "service", STAGESPAN_JOB="svc", STAGESPAN_RING_SPANS="4096")
     with exporting("--web", "0", verb="top") as (_, line):
         found = re.search(r"http://\S+", line)
         assert found is not None
@@ -84,21 +77,8 @@ def test_requests_are_shown_by_their_ids_with_their_parts(address: str) -> None:
     assert row["request_id"] in get(f"{address}request/{row['trace_id']}")
 
 
-CROSSING = """
-import stagespan, time
-with stagespan.request("sent"):
-    carrier = stagespan.inject(queue="tasks")
-with stagespan.extract(carrier):
-    pass
-waiting = stagespan.extract(carrier)
-with stagespan.request("oldest"), stagespan.span("outer"), stagespan.span("inner"):
-    print("ready", flush=True)
-    input()
-"""
-
-
 def test_hand_offs_open_requests_and_losses_are_shown(folder: Path) -> None:
-    process = start(CROSSING)
+    process = start(EXPORTED, "crossing")
     ready(process)
     with contextlib.closing(Node()) as node:
         node.losses.append(lambda: {"keep": 3})
@@ -115,19 +95,7 @@ def test_hand_offs_open_requests_and_losses_are_shown(folder: Path) -> None:
 
 
 def test_a_stage_that_runs_in_batches_has_one_row(folder: Path) -> None:
-    process = start(
-        """
-        import stagespan
-        for _ in range(5):
-            with stagespan.batch("forward", []):
-                pass
-        with stagespan.span("forward"):
-            pass
-        with stagespan.batch("forward", []):
-            print("ready", flush=True)
-            input()
-        """
-    )
+    process = start(EXPORTED, "batches_and_spans")
     ready(process)
     with contextlib.closing(Node()) as node:
         shown = json.loads(Live(node).data())
@@ -139,7 +107,7 @@ def test_a_stage_that_runs_in_batches_has_one_row(folder: Path) -> None:
 
 
 def test_the_page_changes_nothing_and_stands_beside_an_exporter(folder: Path) -> None:
-    process = started(SERVICE, STAGESPAN_JOB="svc")
+    process = started(EXPORTED, "service", STAGESPAN_JOB="svc")
     with exporting("--web", "0", verb="top") as (top, line), exporting("--page", "0") as (_, other):
         for address in (line.split()[-1], other.split()[-1]):
             until(lambda address=address: data(address)["slowest_requests"])  # type: ignore[misc]
@@ -153,7 +121,7 @@ def test_the_page_changes_nothing_and_stands_beside_an_exporter(folder: Path) ->
 
 
 def test_a_page_leaves_no_file(folder: Path) -> None:
-    started(SERVICE)
+    started(EXPORTED, "service")
     # A file has a hidden name until all of it is written.
     before = until(lambda: sorted(path for path in folder.iterdir() if path.name[0] != "."))
     with exporting("--web", "0", verb="top") as (_, line):
@@ -207,7 +175,7 @@ def test_the_page_of_a_process_is_updated_in_a_browser(address: str, tmp_path: P
         pytest.skip("no Chromium to open a page in: install chromium")
     # GIVEN the link to a process on the page of all of them
     ((name, href),) = data(address)["page"]["processes"]
-    assert name.startswith("python -c ")
+    assert name.startswith("exported.py service ")
     with Browser(tmp_path) as browser:
         for width, scheme in ((1280, "light"), (400, "dark")):
             browser.size(width, 900)
@@ -241,13 +209,13 @@ def test_the_page_of_a_process_is_updated_in_a_browser(address: str, tmp_path: P
 
 
 def test_one_process_or_job_is_served_alone(folder: Path) -> None:
-    process = started(SERVICE, STAGESPAN_JOB="svc")
+    process = started(EXPORTED, "service", STAGESPAN_JOB="svc")
     of_job = ("--job", "svc", "--web", "0")
     with (
         exporting(str(process.pid), "--web", "0", verb="top") as (top, line),
         exporting(*of_job, verb="top") as (_, line_of_job),
     ):
-        assert line.startswith(f"Process {process.pid} (python -c): http://")
+        assert line.startswith(f"Process {process.pid} (exported.py service): http://")
         address = line.split()[-1]
         shown = until(lambda: data(address) if data(address)["pictures"] else None)
         assert [one["name"] for one in shown["sections"]] == [

@@ -24,19 +24,19 @@ from exporting import (
     Prometheus,
     durations_ns,
     exporter,
-    free_port,
     get,
     of,
     quantile,
     scraped,
-    until,
 )
-from recorded_process import end, ready, start, started, tell
+from recorded_process import skip_unless_works, start, started
 
-from running import ran
+from running import PROGRAMS, end, free_port, ran, ready, tell, until
 from stagespan import recording
 from stagespan.export.node import Node
 from stagespan.export.totals import ReadProcess, Totals
+
+EXPORTED = PROGRAMS / "exported.py"
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
@@ -81,16 +81,7 @@ def test_a_worker_that_has_ended_is_counted(folder: Path, workers: Any, how: str
 
 
 def test_each_scrape_shows_all_that_was_recorded_before_it(folder: Path) -> None:
-    process = started(
-        """
-        import stagespan, sys
-        print("ready", flush=True)
-        for line in sys.stdin:
-            with stagespan.span("decode"):
-                pass
-            print("done", flush=True)
-        """
-    )
+    process = started(EXPORTED, "span_a_line")
     with exporter() as (_, port):
         # WHEN metrics are asked for after each span, much faster than recordings are polled
         for number in range(1, 41):
@@ -105,15 +96,8 @@ def test_each_scrape_shows_all_that_was_recorded_before_it(folder: Path) -> None
 def test_a_live_process_is_counted_as_its_statistics_do(folder: Path) -> None:
     # GIVEN a process with finished and open spans, an open request and a wait
     process = started(
-        """
-        import stagespan, time
-        for n in range(100):
-            with stagespan.span("decode") as span:
-                pass
-        with stagespan.request("r"), stagespan.span("outer"), stagespan.queued("replica"):
-            print("ready", flush=True)
-            input()
-        """,
+        EXPORTED,
+        "decoding",
         STAGESPAN_JOB="svc",
         STAGESPAN_PIPELINE_NAME="wan",
         RANK="3",
@@ -138,17 +122,7 @@ def test_a_live_process_is_counted_as_its_statistics_do(folder: Path) -> None:
 
 
 def test_a_process_that_does_nothing_is_shown_as_it_is_now(folder: Path) -> None:
-    program = """
-        import stagespan
-        with stagespan.request("r"), stagespan.span("outer"):
-            print("ready", flush=True)
-            input()
-        with stagespan.span("late"):
-            pass
-        print("done", flush=True)
-        input()
-    """
-    process = started(program, STAGESPAN_JOB="svc")
+    process = started(EXPORTED, "late_span", STAGESPAN_JOB="svc")
     with exporter() as (_, port):
 
         def age() -> float:
@@ -170,16 +144,7 @@ def test_a_process_that_does_nothing_is_shown_as_it_is_now(folder: Path) -> None
 
 def test_what_was_not_lost_and_what_is_idle_has_the_value_0(folder: Path, tmp_path: Path) -> None:
     process = started(
-        """
-        import stagespan
-        for n in range(3000):
-            with stagespan.span("decode"), stagespan.queued("replica"):
-                pass
-        print("ready", flush=True)
-        input()
-        """,
-        STAGESPAN_JOB="svc",
-        STAGESPAN_RING_SPANS="1024",
+        EXPORTED, "three_thousand_waits", STAGESPAN_JOB="svc", STAGESPAN_RING_SPANS="1024"
     )
     sends = ("--otlp", "http://127.0.0.1:9") if find_spec("opentelemetry.sdk") else ()
     with exporter("--keep", str(tmp_path / "kept"), *sends) as (_, port):
@@ -357,22 +322,7 @@ def test_a_prometheus_agrees_with_a_process_that_serves_itself(
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("no Prometheus on PATH: install the Debian package prometheus")
-    process = start(
-        """
-        import random, stagespan, time
-        from prometheus_client import CollectorRegistry, start_http_server
-        from stagespan.export import prometheus
-        registry = CollectorRegistry()
-        prometheus.register(registry, buckets="fine")
-        server, _ = start_http_server(0, "127.0.0.1", registry)
-        drawn, now = random.Random(5), time.time_ns()
-        for _ in range(5000):
-            stagespan.record("decode", now - int(drawn.lognormvariate(15, 1)), now)
-        print(server.server_port, flush=True)
-        input()
-        """,
-        STAGESPAN_JOB="svc",
-    )
+    process = start(EXPORTED, "serving_itself", STAGESPAN_JOB="svc")
     target = int(ready(process))
     stats = recording.open(process.pid).stats()["decode"]
     with contextlib.closing(Prometheus(program, tmp_path, target, free_port())) as prometheus:
@@ -383,19 +333,9 @@ def test_a_prometheus_agrees_with_a_process_that_serves_itself(
             assert exact_ns / 1.19 < found * 1e9 < exact_ns * 1.19
 
 
-STAGES = """
-    import stagespan
-    for number in range(50):
-        with stagespan.span(f"stage{number}"):
-            pass
-    print("ready", flush=True)
-    input()
-"""
-
-
 def test_a_scrape_of_many_stages_and_ranks_is_small(folder: Path) -> None:
     for rank in range(8):
-        started(STAGES, STAGESPAN_JOB="svc", RANK=str(rank), WORLD_SIZE="8")
+        started(EXPORTED, "stages", "50", STAGESPAN_JOB="svc", RANK=str(rank), WORLD_SIZE="8")
     sizes, bounds = {}, {}
     for buckets in ("coarse", "fine"):
         with exporter("--buckets", buckets) as (_, port):
@@ -431,30 +371,7 @@ def test_quantiles_of_the_last_minute_are_exact_for_all_that_ask(
 
 
 def test_a_process_serves_its_own_figures(folder: Path) -> None:
-    program = """
-        import os, stagespan
-        from prometheus_client import CollectorRegistry, generate_latest
-        from stagespan.export import prometheus
-        registry = CollectorRegistry()
-        collector = prometheus.register(registry)
-        assert generate_latest(registry)
-        for n in range(10):
-            with stagespan.span("decode"):
-                pass
-        count = "stagespan_stage_duration_seconds_count"
-        labels = {"stage": "decode", "service": "svc", "pipeline": "default", "rank": ""}
-        # WHEN it is asked THEN counts equal those of the process
-        assert registry.get_sample_value(count, labels) == stagespan.stats()["decode"].count == 10
-        child = os.fork()
-        if child == 0:
-            with stagespan.span("decode"):
-                pass
-            os._exit(0 if registry.get_sample_value(count, labels) == 1 else 1)
-        print("child", os.waitpid(child, 0)[1])
-        registry.unregister(collector)
-        assert registry.get_sample_value(count, labels) is None
-    """
-    process = start(program, STAGESPAN_JOB="svc")
+    process = start(EXPORTED, "collecting_itself", STAGESPAN_JOB="svc")
     out, errors = process.communicate(timeout=60)
     assert (out, errors) == ("child 0\n", "")
 
@@ -468,9 +385,7 @@ def test_a_process_without_a_recording_is_told(folder: Path) -> None:
 
 
 def test_what_is_left_shows_no_thread_and_no_write_of_the_exporter(folder: Path) -> None:
-    process = started(
-        "import stagespan\nwith stagespan.span('s'):\n  print('ready', flush=True)\n  input()"
-    )
+    process = started(EXPORTED, "open_request")
     (file,) = folder.glob("*.stagespan")
     threads = len(os.listdir(f"/proc/{process.pid}/task"))
     with exporter() as (side_car, port):
@@ -491,17 +406,7 @@ def test_what_is_left_shows_no_thread_and_no_write_of_the_exporter(folder: Path)
 
 
 def test_a_recording_that_is_cut_off_keeps_its_counts(folder: Path) -> None:
-    started(
-        """
-        import stagespan
-        for n in range(10):
-            with stagespan.span("decode"):
-                pass
-        print("ready", flush=True)
-        input()
-        """,
-        STAGESPAN_JOB="svc",
-    )
+    started(EXPORTED, "runs", "10", STAGESPAN_JOB="svc")
     with exporter() as (_, port):
         assert until(lambda: counts(port)[0] == 10)
         (file,) = folder.glob("*.stagespan")
@@ -513,15 +418,7 @@ def test_a_recording_that_is_cut_off_keeps_its_counts(folder: Path) -> None:
 def test_figures_that_cannot_be_added_spoil_no_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    program = """
-        import stagespan, sys
-        for _ in range(5):
-            with stagespan.span("decode"):
-                pass
-        print("ready", flush=True)
-        sys.stdin.readline()
-    """
-    [started(program, STAGESPAN_JOB=job) for job in ("bad", "good", "better")]
+    [started(EXPORTED, "runs", "5", STAGESPAN_JOB=job) for job in ("bad", "good", "better")]
     update = Totals.update
 
     def failing(self: Totals, process: ReadProcess, *arguments: Any, **options: Any) -> None:
@@ -571,17 +468,12 @@ def test_a_state_that_cannot_be_read_is_set_aside(folder: Path, workers: Any) ->
 
 
 def test_sums_that_no_number_can_hold_stay_at_the_largest(folder: Path) -> None:
-    program = """
-        import stagespan, sys
-        with stagespan.span("copy") as span:
-            span.add(bytes=float(sys.argv[1]))
-    """
     amounts = ["1.5e308", "1.5e308", "2.5"]
     for _ in range(2):
         with exporter() as (_, port):
             while amounts:
                 amount = amounts.pop()
-                process = start(program, amount, STAGESPAN_JOB=f"svc{amount[0]}")
+                process = start(EXPORTED, "amount", amount, STAGESPAN_JOB=f"svc{amount[0]}")
                 assert process.wait(60) == 0
             until(
                 lambda at=port: (
@@ -631,27 +523,17 @@ def test_an_exporter_without_privileges_sees_other_containers(folder: Path) -> N
     # GIVEN a folder of an ordinary user, and processes in pid namespaces of their own
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     container = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-    program = """
-        import os, sys, stagespan
-        for n in range(10):
-            with stagespan.span("decode"):
-                pass
-        print("ready", flush=True)
-        input()
-        if sys.argv[1] == "kill":
-            os.kill(os.getpid(), 9)
-    """
-    try:
-        tried = ran([*container, *nobody, sys.executable, "-c", "import stagespan"])
-    except FileNotFoundError:
-        pytest.skip("unshare or setpriv (util-linux) is not installed")
-    if tried.returncode != 0:
-        pytest.skip(f"a container cannot be imitated: run as root ({tried.stderr[-200:]})")
+    skip_unless_works(*container, *nobody, sys.executable, "-c", "import stagespan")
     os.chown(folder, 65534, 65534)
     with exporter(prefix=nobody) as (_, port):
         for total, how in enumerate(("return", "kill"), 1):
             process = started(
-                program, how, python=(*container, *nobody, sys.executable), STAGESPAN_JOB="svc"
+                EXPORTED,
+                "runs",
+                "10",
+                how,
+                python=(*container, *nobody, sys.executable),
+                STAGESPAN_JOB="svc",
             )
             # THEN a live one is seen as such, and one that has ended stays counted
             assert until(lambda: of(scraped(port), "stagespan_process_up", service="svc") == 1)
@@ -679,23 +561,12 @@ def test_a_service_makes_the_same_system_calls_beside_an_exporter(
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("strace is not installed")
-    program = """
-        import os, sys, stagespan
-        def work():
-            for n in range(2000):
-                with stagespan.request("r"), stagespan.span("decode"):
-                    pass
-        work()
-        print("ready", flush=True)
-        sys.stdin.readline()
-        os.getppid()
-        work()
-        os.getppid()
-    """
 
     def calls(log: Path) -> list[str]:
         """Return the names of the system calls that it makes while it works."""
-        process = started(program, python=(strace, "-f", "-o", str(log), sys.executable))
+        process = started(
+            EXPORTED, "requests_twice", python=(strace, "-f", "-o", str(log), sys.executable)
+        )
         if port:
             # An answer may be as old as the shortest time between two readings.
             until(lambda: of(scraped(port), f"{DURATION}_count", stage="decode") == 2000)

@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import REQUESTS, exporter, of, scraped, until
-from recorded_process import command_here, end, ready, start, started, tell
+from exporting import REQUESTS, exporter, of, scraped
+from recorded_process import command_here, start, started
 
 from changed_json import VALUES, places, put
+from running import PROGRAMS, end, ready, tell, until
 from stagespan import recording
 from stagespan.export.families import FAMILIES
 from stagespan.export.node import Node
 from stagespan.export.traces import Rules
+
+EXPORTED = PROGRAMS / "exported.py"
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
 collector = pytest.importorskip("collector")
@@ -234,22 +237,7 @@ def test_requests_in_parquet_are_written_at_the_end_or_by_the_next_exporter(
 def test_requests_that_are_displaced_before_they_are_read_are_counted(folder: Path) -> None:
     # GIVEN an exporter, and a process that displaces requests sooner than they are read: some
     # before they were ever seen, others when they had been seen and could still be entered again
-    program = """
-        import stagespan, sys, time
-        def work(n):
-            for i in range(n):
-                with stagespan.request(f"r{i}"), stagespan.span("s"):
-                    pass
-        work(10)
-        print("ready", flush=True)
-        sys.stdin.readline()
-        for _ in range(4):
-            work(600)
-            time.sleep(0.3)
-        print("done", flush=True)
-        sys.stdin.readline()
-    """
-    process = started(program, STAGESPAN_JOB="svc", STAGESPAN_REQUESTS="512")
+    process = started(EXPORTED, "displaced_requests", STAGESPAN_JOB="svc", STAGESPAN_REQUESTS="512")
     with exporter() as (_, port):
         duration = "stagespan_request_duration_seconds_count"
         assert of(scraped(port), duration) == 10
@@ -261,20 +249,9 @@ def test_requests_that_are_displaced_before_they_are_read_are_counted(folder: Pa
 
 def test_spans_that_are_overwritten_before_they_are_read_are_counted(folder: Path) -> None:
     # GIVEN an exporter that has read a process, and is stopped while it writes its ring 3 times
-    program = """
-        import stagespan, sys
-        sys.stdin.reconfigure(line_buffering=True)
-        def work(n):
-            for _ in range(n):
-                with stagespan.span("s"):
-                    pass
-        work(10)
-        print("ready", flush=True)
-        while (line := sys.stdin.readline()).strip():
-            work(int(line))
-            print("done", flush=True)
-    """
-    process = started(program, STAGESPAN_JOB="svc", STAGESPAN_RING_SPANS="1024")
+    process = started(
+        EXPORTED, "numbers_of_spans", STAGESPAN_JOB="svc", STAGESPAN_RING_SPANS="1024"
+    )
 
     def unread(port: int) -> float | None:
         return of(scraped(port), "stagespan_lost_total", cause="spans_unread")
@@ -306,21 +283,7 @@ def test_spans_that_are_overwritten_before_they_are_read_are_counted(folder: Pat
 
 
 def test_hand_offs_have_the_counts_of_the_statistics(folder: Path) -> None:
-    program = """
-        import stagespan
-        for n in range(70):
-            carriers = []
-            with stagespan.request("r"):
-                carriers.append(stagespan.inject(queue="tasks"))
-                if n % 2:
-                    carriers.append(stagespan.inject(queue="saving"))
-            for carrier in carriers:
-                with stagespan.extract(carrier):
-                    pass
-        print("ready", flush=True)
-        input()
-    """
-    process = started(program, STAGESPAN_JOB="svc")
+    process = started(EXPORTED, "hand_offs", STAGESPAN_JOB="svc")
     stats = recording.open(process.pid).stats(kind="handoff")
     with exporter() as (_, port):
         metric = "stagespan_handoff_duration_seconds"
@@ -377,16 +340,12 @@ def test_recordings_beyond_the_limit_are_counted(folder: Path) -> None:
     # GIVEN an exporter that stands still while processes end that leave 64 MiB each
     if os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize < 1 << 30:
         pytest.skip("the tmpfs has less than 1 GiB")
-    program = """
-        import stagespan
-        for _ in range(1 << 20):
-            with stagespan.span("decode"):
-                pass
-    """
     with exporter() as (process, port):
         process.send_signal(signal.SIGSTOP)
         for _ in range(7):
-            start(program, STAGESPAN_JOB="svc", STAGESPAN_RING_SPANS=str(1 << 20)).wait(120)
+            start(
+                EXPORTED, "million_spans", STAGESPAN_JOB="svc", STAGESPAN_RING_SPANS=str(1 << 20)
+            ).wait(120)
         left = len(list(folder.glob("*.stagespan")))
         assert 0 < left < 7
         process.send_signal(signal.SIGCONT)

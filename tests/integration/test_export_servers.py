@@ -14,8 +14,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from exporting import exporter, free_port, get, of, scraped, until
+from exporting import exporter, get, of, scraped
 
+from running import ended, free_port, ready, start_command, until
 from stagespan import recording
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
@@ -72,13 +73,11 @@ def test_workers_that_a_server_replaces_are_counted(
     address = str(port) if module == "uvicorn" else f"127.0.0.1:{port}"
     received: Counter[int] = Counter()
     with exporter() as (_, metrics):
-        process = subprocess.Popen(
+        process = start_command(
             [sys.executable, "-m", module, *arguments, address],
             cwd=tmp_path,
-            env={**os.environ, "STAGESPAN_JOB": "svc"},
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
+            STAGESPAN_JOB="svc",
         )
 
         def ask() -> int | None:
@@ -148,19 +147,13 @@ def test_the_ranks_of_torchrun_have_labels(folder: Path, tmp_path: Path) -> None
     (tmp_path / "train.py").write_text(textwrap.dedent(RANK))
     stop = tmp_path / "stop"
     with exporter() as (_, port):
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-                *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
-                *("--rdzv-id", "train-7", str(tmp_path / "train.py"), str(stop)),
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert process.stdout is not None
-        said = dict(json.loads(process.stdout.readline()) for _ in range(2))
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+            *("--rdzv-id", "train-7", str(tmp_path / "train.py"), str(stop)),
+        ]
+        process = start_command(command, OMP_NUM_THREADS="1")
+        said = dict(json.loads(ready(process)) for _ in range(2))
         assert said == {0: 10, 1: 11}
         # THEN the job is torchrun's, and the service the program, which is the same in each run
         service = f"{Path(sys.executable).name} train.py"
@@ -176,6 +169,6 @@ def test_the_ranks_of_torchrun_have_labels(folder: Path, tmp_path: Path) -> None
             assert of(scraped(port), "stagespan_stage_work_total", **labels) == 4 * count
         assert of(scraped(port), UP, service=service) == 2
         stop.touch()
-        assert process.wait(60) == 0
+        ended(process, 0)
         until(lambda: of(scraped(port), UP, service=service) == 0)
         assert of(scraped(port), COUNT, stage="step") == 21

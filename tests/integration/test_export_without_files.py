@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from exporting import exporter, of, scraped, until
-from recorded_process import start
+from exporting import exporter, of, scraped
+from recorded_process import skip_unless_works, start
 
-from running import ran
+from running import PROGRAMS, ran, until
 
-WORKER = """
-import os
-import stagespan
-
-def work():
-    with stagespan.span("work"):
-        pass
-
-work()
-pid = os.fork()
-if pid == 0:
-    work()
-    os._exit(0)
-os.waitpid(pid, 0)
-work()
-"""
+EXPORTED = PROGRAMS / "exported.py"
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 4 MiB with 40 inodes, which recordings are written to."""
-    mounted = ran(
-        ["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=40,mode=0700", "tmpfs", str(tmp_path)]
+    skip_unless_works(
+        "mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=40,mode=0700", "tmpfs", str(tmp_path)
     )
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a tmpfs: run as root ({mounted.stderr.strip()})")
     try:
         yield tmp_path
     finally:
-        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True, timeout=60)
+        ran(["umount", "--lazy", str(tmp_path)], status=0)
 
 
 def use_up_space(folder: Path) -> None:
@@ -74,7 +56,7 @@ def test_processes_without_room_for_a_file_are_counted(
     with exporter(STAGESPAN_RECORDING_DIR=folder) as (_, port):
         use_up(small)
         for number in (1, 2):
-            process = start(WORKER, STAGESPAN_RECORDING_DIR=folder)
+            process = start(EXPORTED, "worker_with_child", STAGESPAN_RECORDING_DIR=folder)
             _, errors = process.communicate(timeout=60)
             # THEN it says so in one sentence, and the child does not repeat it
             assert process.returncode == 0
@@ -89,7 +71,7 @@ def test_processes_without_room_for_a_file_are_counted(
 
 def test_a_recording_in_memory_beside_a_folder_of_recordings_is_counted(folder: Path) -> None:
     with exporter() as (_, port):
-        process = start(WORKER, STAGESPAN_RECORDING="memfd")
+        process = start(EXPORTED, "worker_with_child", STAGESPAN_RECORDING="memfd")
         _, errors = process.communicate(timeout=60)
         # THEN it says that the exporter does not find it, and the exporter counts it
         assert errors.count("\n") == 1, errors
@@ -99,10 +81,7 @@ def test_a_recording_in_memory_beside_a_folder_of_recordings_is_counted(folder: 
 
 
 def test_an_exporter_that_begins_later_learns_of_it_at_the_end(folder: Path) -> None:
-    program = (
-        "import stagespan\nwith stagespan.span('x'): pass\nprint('ready', flush=True)\ninput()"
-    )
-    process = start(program, STAGESPAN_RECORDING="memfd")
+    process = start(EXPORTED, "runs", "1", STAGESPAN_RECORDING="memfd")
     assert process.stdout is not None
     process.stdout.readline()
     with exporter() as (_, port):
@@ -114,25 +93,9 @@ def test_an_exporter_that_begins_later_learns_of_it_at_the_end(folder: Path) -> 
 
 def test_figures_that_do_not_fit_in_a_file_are_counted(small: Path) -> None:
     # GIVEN a process whose recording is in a file, before the rest of the tmpfs is used up
-    program = """
-        import threading
-        import stagespan
-
-        def work(n):
-            with stagespan.span(f"work {n}"):
-                pass
-
-        work(0)
-        print("ready", flush=True)
-        input()
-        for n in range(1, 40):
-            work(n)
-        print("done", flush=True)
-        input()
-    """
     folder = str(small)
     with exporter(STAGESPAN_RECORDING_DIR=folder) as (_, port):
-        process = start(program, STAGESPAN_RECORDING_DIR=folder)
+        process = start(EXPORTED, "growing_names", STAGESPAN_RECORDING_DIR=folder)
         assert process.stdout is not None
         assert process.stdin is not None
         process.stdout.readline()

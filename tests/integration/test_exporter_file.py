@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from exporting import exporter, of, scraped, until
-from recorded_process import command, ready
+from exporting import exporter, of, scraped
+from recorded_process import command
+
+from running import ended, ready, start_command, until
 
 
 def hard_link(marker: Path, victim: Path) -> None:
@@ -79,23 +80,15 @@ def test_many_files_that_are_not_recordings_give_one_warning(folder: Path, tmp_p
         else:
             name.symlink_to("nowhere")
     with (tmp_path / "errors").open("w+") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "stagespan", "export", "--prometheus", "0"],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-        try:
-            port = int(ready(process).partition("/metrics")[0].rpartition(":")[2])
-            lost = "stagespan_lost_total"
-            until(lambda: (of(scraped(port), lost, cause="unreadable") or 0) == 100)
-            (folder / f"{os.getpid()}-1000.stagespan").write_bytes(b"x")
-            until(lambda: of(scraped(port), lost, cause="unreadable") == 101)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
-            process.communicate()
+        export = (sys.executable, "-m", "stagespan", "export", "--prometheus", "0")
+        process = start_command(export, stderr=errors)
+        port = int(ready(process).partition("/metrics")[0].rpartition(":")[2])
+        lost = "stagespan_lost_total"
+        until(lambda: (of(scraped(port), lost, cause="unreadable") or 0) == 100)
+        (folder / f"{os.getpid()}-1000.stagespan").write_bytes(b"x")
+        until(lambda: of(scraped(port), lost, cause="unreadable") == 101)
+        process.send_signal(signal.SIGTERM)
+        ended(process, 0)
         errors.seek(0)
         lines = errors.read().splitlines()
     assert len(lines) == 1, lines

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from exporting import exporter, of, scraped, until
-from recorded_process import started, tell
+from exporting import exporter, of, scraped
+from recorded_process import started
 
-from running import ran
+from running import PROGRAMS, ran, tell, until
 from stagespan import recording
 from stagespan.errors import ShortageError
+
+DESCRIPTORS = PROGRAMS / "descriptors.py"
 
 # Leaves `free` descriptors, in the program itself or before it executes another one.
 LIMIT = """
@@ -29,46 +31,11 @@ def leave(free):
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + free,) * 2)
 """
 
-WORKERS = """
-import os, sys, time
-import stagespan
-
-def record():
-    for _ in range(5):
-        with stagespan.span("work"):
-            pass
-
-number = int(sys.argv[1])
-children = []
-is_open, tell_open = os.pipe()
-for _ in range(number):
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(write)
-        with stagespan.span("serve"):
-            record()
-            os.write(tell_open, b"x")
-            os.read(read, 1)
-            record()
-            os.read(read, 1)
-        os._exit(0)
-    os.close(read)
-    children.append(write)
-for _ in range(number):
-    os.read(is_open, 1)
-print("ready", flush=True)
-for line in sys.stdin:
-    for write in children:
-        os.write(write, b"x")
-    print("told", flush=True)
-"""
-
 
 @contextlib.contextmanager
 def workers(number: int, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Run live processes of one user, each within a span, which end with the block."""
-    process = started(WORKERS, str(number), STAGESPAN_JOB="svc")
+    process = started(DESCRIPTORS, "workers", str(number), STAGESPAN_JOB="svc")
     assert len(files_in(folder)) == number
     yield process
 
@@ -239,16 +206,7 @@ def test_an_exporter_reads_more_processes_than_it_may_have_open_files(
 def test_a_command_with_three_free_descriptors_shows_a_live_process(
     arguments: tuple[str, ...], folder: Path
 ) -> None:
-    program = """
-        import time
-        import stagespan
-        with stagespan.request("the request"), stagespan.span("the stage"):
-            with stagespan.span("step"):
-                pass
-            print("ready", flush=True)
-            time.sleep(300)
-    """
-    process = started(program, STAGESPAN_JOB="the job")
+    process = started(DESCRIPTORS, "request_of_two_stages", STAGESPAN_JOB="the job")
     here = [str(process.pid) if one == "PID" else one for one in arguments]
     done = stagespan_with(3, *here)
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorded_process import command, command_here, end, ready, start
+from recorded_process import command, command_here, start
 
 from page_data import data_of, rows_of
-from running import ran
+from running import PROGRAMS, end, ran, ready
 from stagespan import recording
 from stagespan.recording import dump
+
+LIVE = PROGRAMS / "live.py"
 
 
 def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
@@ -101,19 +103,7 @@ def test_a_recording_as_one_page(real_file: Path, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_the_page_of_a_long_chain_of_stages(folder: Path, tmp_path: Path) -> None:
     # GIVEN a process whose stages were nested deeper than Python's limit for recursion
-    process = start(
-        """
-        import os
-        import stagespan
-        spans = [stagespan.span(f"stage {depth}") for depth in range(1500)]
-        for span in spans:
-            span.__enter__()
-        for span in reversed(spans):
-            span.__exit__(None, None, None)
-        print(stagespan._core.recording_place()["path"], flush=True)
-        os._exit(0)
-        """
-    )
+    process = start(LIVE, "long_chain")
     path = Path(ready(process))
     process.communicate(timeout=60)
     done = command_here("show", str(path), "--stages")
@@ -126,19 +116,7 @@ def test_the_page_of_a_long_chain_of_stages(folder: Path, tmp_path: Path) -> Non
 
 def test_the_page_of_a_process_in_its_first_stage(folder: Path, tmp_path: Path) -> None:
     # GIVEN a process whose outermost stage has not ended yet
-    process = start(
-        """
-        import time
-        import stagespan
-        with stagespan.span("whole program"):
-            for name in ("load", "serve"):
-                with stagespan.span(name):
-                    with stagespan.span(f"inside {name}"):
-                        pass
-            print("ready", flush=True)
-            time.sleep(60)
-        """
-    )
+    process = start(LIVE, "first_stage")
     ready(process)
     done = command_here("show", str(process.pid), "--stages")
     end(process)

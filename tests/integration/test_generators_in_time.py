@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 from generating import numbers
-from recording import assert_closed, count, eventually, lost, only, parents, recorded
+from recording import assert_closed, count, lost, only, parents, recorded
 
 import stagespan
-from running import in_threads
+from running import in_threads, until
 from stagespan import _core, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -132,7 +132,7 @@ def test_blocks_of_a_generator_that_moves_to_another_thread() -> None:
             pass
     assert count("moves") == 1
     assert parents()["here"] == {None}
-    assert eventually(lambda: _core.open_spans() == [])
+    until(lambda: _core.open_spans() == [])
     assert count("first block") + count("second block") + sum(lost().values()) >= 2
 
 

@@ -6,13 +6,14 @@ import faulthandler
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from running import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
@@ -38,10 +39,10 @@ def test_every_part_runs_or_is_skipped_with_its_reason(folder: Path) -> None:
     # GIVEN a packed folder that cannot be written, and a Python with nothing installed
     packed, target, home = folder / "packed", folder / "python", folder / "home"
     version = "{}.{}".format(*sys.version_info[:2])
-    subprocess.run(
+    ran(
         [sys.executable, ROOT / "tools/gpu/pack.py", "--version", version, "--output", packed],
-        check=True,
-        timeout=1500,
+        timeout_s=1500,
+        status=0,
     )
     assert sum(path.stat().st_size for path in packed.rglob("*")) < MOST_BYTES
     for path in (packed, *packed.rglob("*")):
@@ -57,11 +58,8 @@ def test_every_part_runs_or_is_skipped_with_its_reason(folder: Path) -> None:
         *("--output", home / "result"),
     ]
     environment = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(target / "lib")}
-    done = subprocess.run(
-        command, env=environment, cwd=home, capture_output=True, text=True, timeout=500
-    )
+    ran(command, cwd=home, env=environment, timeout_s=500, status=0)
 
-    assert done.returncode == 0, done.stdout + done.stderr
     text = (home / "result" / "result.json").read_text()
     assert len(text) < 1_000_000
     result = json.loads(text)

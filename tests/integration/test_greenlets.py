@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from recording import assert_closed, in_child, lost, only, parents, recorded
 
-from running import in_threads
+from running import PROGRAMS, in_threads
 from stagespan import _core, current_request, request, span
 from stagespan.contexts.requests import figures_of, finished_requests
+
+SWITCHING = PROGRAMS / "switching.py"
 
 greenlet: Any = pytest.importorskip("greenlet")
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -260,42 +262,9 @@ def test_nothing_of_a_greenlet_is_kept() -> None:
 # --- gevent ---------------------------------------------------------------------------------------
 
 
-GEVENT_JOBS = """
-    from gevent import monkey
-    monkey.patch_all()
-    import gevent, time
-    import stagespan as s
-
-    def job(i):
-        with s.request(f"r{i}"), s.span(f"job{i}"):
-            for _ in range(3):
-                with s.span(f"step{i}"):
-                    time.sleep(0.001 * (1 + i % 3))
-
-    with s.span("batch"):
-        gevent.joinall([gevent.spawn(job, i) for i in range(20)])
-    gevent.spawn(job, 20).join()
-    with s.request("outer") as outer, s.span("spawns"):
-        gevent.spawn(lambda: s.span("spawned").__enter__().__exit__(None, None, None)).join()
-    spans, names = s.spans(), s.stage_names()
-    ids = {int(row["id"]): names[row["stage"]] for row in spans}
-    parents = {}
-    for row in spans:
-        parent = ids.get(int(row["parent"]))
-        parents.setdefault(names[row["stage"]], set()).add(parent)
-    print(all(parents[f"step{i}"] == {f"job{i}"} for i in range(21)))
-    print(all(parents[f"job{i}"] == {"batch"} for i in range(20)), parents["job20"])
-    report = s.timing_report()
-    print(all(set(one["stages"]) == {f"job{one['request_id'][1:]}", f"step{one['request_id'][1:]}"}
-              for one in report["requests"][:21]), len(report["requests"]))
-    print(parents["spawned"], sorted(report["requests"][-1]["stages"]))
-    print({cause: n for cause, n in s.lost().items() if n})
-"""
-
-
 def test_gevent(tmp_path: Path) -> None:
     pytest.importorskip("gevent")
-    output = in_child(GEVENT_JOBS, tmp_path)
+    output = in_child((SWITCHING, "gevent_jobs"), tmp_path)
 
     assert output == [
         "True",
@@ -306,94 +275,24 @@ def test_gevent(tmp_path: Path) -> None:
     ]
 
 
-GEVENT_LINES = """
-    from gevent import monkey
-    monkey.patch_all()
-    import logging, sys
-    import gevent
-    import stagespan as s
-
-    logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
-    lines = []
-    logging.getLogger().handlers[0].addFilter(lambda record: not lines.append(record))
-
-    def job():
-        with s.ProfilingContext("stage"):
-            gevent.sleep(0.001)
-
-    gevent.joinall([gevent.spawn(job) for _ in range(3)])
-    while sum("cost" in line.getMessage() for line in lines) < 3:
-        gevent.sleep(0.01)
-    for _ in range(30):
-        gevent.sleep(0.01)
-    print("end")
-"""
-
-
 def test_greenlets_run_while_the_background_thread_waits(tmp_path: Path) -> None:
     pytest.importorskip("gevent")
     # GIVEN a program in which gevent makes all threads greenlets, also that of stagespan
-    output = in_child(GEVENT_LINES, tmp_path)
+    output = in_child((SWITCHING, "gevent_lines"), tmp_path)
 
     assert sum(line.startswith("[Profile] stage cost ") for line in output) == 3
     assert output[-1] == "end"
-
-
-GEVENT_PROFILE = """
-    from gevent import monkey
-    monkey.patch_all()
-    import os
-    os.environ["ENABLE_PROFILER_NAMES"] = "stream"
-    import gevent, torch
-    import stagespan as s
-
-    @s.ProfilingContext("stream")
-    def stream():
-        for _ in range(3):
-            yield torch.zeros(4) + 1
-
-    def start():
-        started.append(stream())
-        next(started[-1])
-
-    def finish():
-        list(started[-1])
-
-    started = []
-    for _ in range(4):
-        gevent.spawn(start).join()
-        gevent.spawn(finish).join()
-"""
 
 
 @pytest.mark.full
 def test_a_stage_of_two_greenlets_is_profiled(tmp_path: Path) -> None:
     pytest.importorskip("gevent")
     pytest.importorskip("torch")
-    in_child(GEVENT_PROFILE, tmp_path)
+    in_child((SWITCHING, "gevent_profile"), tmp_path)
 
     assert list(tmp_path.rglob("stream_trace.json.gz"))
 
 
 def test_greenlet_that_is_imported_late(tmp_path: Path) -> None:
-    output = in_child(
-        """
-        import stagespan as s
-        with s.span("early"):
-            pass
-        import greenlet
-
-        def work(name):
-            with s.span(name):
-                greenlet.getcurrent().parent.switch()
-
-        both = [greenlet.greenlet(lambda name=name: work(name)) for name in ("a", "b")]
-
-        for one in both * 2:
-            one.switch()
-
-        print(sorted((s.stage_names()[row["stage"]], int(row["parent"])) for row in s.spans()))
-        """,
-        tmp_path,
-    )
+    output = in_child((SWITCHING, "greenlet_that_is_imported_late"), tmp_path)
     assert output == ["[('a', 0), ('b', 0), ('early', 0)]"]

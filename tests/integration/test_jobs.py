@@ -14,48 +14,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded_process import command_here, end, ready, recordings_in, start, started, tell
-from recording import eventually
+from recorded_process import command_here, recordings_in, start, started
 
+from running import PROGRAMS, end, ready, tell, until
 from stagespan import _core, recording
 from stagespan.errors import StagespanError
 from stagespan.live.statistics import Stats
+
+JOBS = PROGRAMS / "jobs.py"
 
 # Recordings of other programs on this machine are read too. No job of theirs has these names.
 SERVICE, OTHER, TRAINING = (f"{name}-{os.getpid()}" for name in ("svc", "other", "training"))
 
 # Two ways to be busy, so that the percentiles of the workers differ.
-SERVE = """
-    import os, sys, time
-    import stagespan
-
-    def run(count, length_ns):
-        for i in range(count):
-            end_ns = time.time_ns()
-            stagespan.record("decode", end_ns - length_ns * (1 + i % 7), end_ns)
-            try:
-                with stagespan.span("check") as span:
-                    span.add(tokens=3)
-                    if i % 10 == 0:
-                        raise KeyError
-            except KeyError:
-                pass
-
-    run(int(sys.argv[1]), int(sys.argv[2]))
-    print("ready", flush=True)
-    for line in sys.stdin:
-        run(*map(int, line.split()))
-        print("done", flush=True)
-"""
 
 
 @pytest.fixture
 def service(folder: Path) -> list[subprocess.Popen[str]]:
     """Two workers of one service without ranks, and a program that does not belong to it."""
     return [
-        started(SERVE, "300", "1000000", STAGESPAN_JOB=SERVICE),
-        started(SERVE, "100", "30000000", STAGESPAN_JOB=SERVICE),
-        started(SERVE, "5", "900000000", STAGESPAN_JOB=OTHER),
+        started(JOBS, "serve", "300", "1000000", STAGESPAN_JOB=SERVICE),
+        started(JOBS, "serve", "100", "30000000", STAGESPAN_JOB=SERVICE),
+        started(JOBS, "serve", "5", "900000000", STAGESPAN_JOB=OTHER),
     ]
 
 
@@ -105,7 +85,7 @@ def test_a_window_of_a_service(service: list[subprocess.Popen[str]]) -> None:
         decode = readings[-1][1].get("decode")
         return decode is not None and decode.count == 450
 
-    assert eventually(is_whole)
+    until(is_whole)
     window_s, found = readings[-1]
     assert not found.is_lifetime
     assert found.window_s == pytest.approx(window_s, rel=0.5)
@@ -123,7 +103,7 @@ def test_a_window_of_a_service(service: list[subprocess.Popen[str]]) -> None:
 
 
 def test_a_window_from_the_rings(folder: Path) -> None:
-    [started(SERVE, "20", "1000000", STAGESPAN_JOB=SERVICE) for _ in range(2)]
+    [started(JOBS, "serve", "20", "1000000", STAGESPAN_JOB=SERVICE) for _ in range(2)]
     found = recording.job(SERVICE).stats(window_s=3600)
     assert (found["decode"].count, found["check"].errors) == (40, 4)
     assert found["decode"].quantile_ns(0.5) == pytest.approx(4e6, rel=0.001)
@@ -160,9 +140,9 @@ def test_a_job_that_is_named_is_not_that_of_the_launcher(folder: Path) -> None:
 
 
 def test_workers_of_an_earlier_run_of_the_job_do_not_count(folder: Path) -> None:
-    earlier = started(SERVE, "1000", "1000000", STAGESPAN_JOB=SERVICE)
+    earlier = started(JOBS, "serve", "1000", "1000000", STAGESPAN_JOB=SERVICE)
     end(earlier)
-    now = [started(SERVE, "10", "1000000", STAGESPAN_JOB=SERVICE) for _ in range(2)]
+    now = [started(JOBS, "serve", "10", "1000000", STAGESPAN_JOB=SERVICE) for _ in range(2)]
     tell(now[0], "5 1000")
     end(now[0])
     assert recording.job(SERVICE).stats()["decode"].count == 25
@@ -368,23 +348,7 @@ def test_workers_of_a_data_loader_are_not_ranks(folder: Path, tmp_path: Path) ->
 
 
 def test_a_rank_that_a_launcher_forked_is_a_rank(folder: Path) -> None:
-    program = started(
-        """
-        import os, sys, time
-        import stagespan
-        for rank in range(2):
-            if rank == 0:
-                os.environ["RANK"] = "0"
-            if os.fork() == 0:
-                os.environ["RANK"] = str(rank)
-                with stagespan.span("step"):
-                    os.write(1, b"ready\\n")
-                    time.sleep(60)
-                os._exit(0)
-        time.sleep(60)
-        """,
-        STAGESPAN_JOB="launched",
-    )
+    program = started(JOBS, "forked_ranks", STAGESPAN_JOB="launched")
     try:
         ready(program)
         found = [one for one in recordings_in(folder) if one.job == "launched"]

@@ -9,27 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recorded_process import end, ready, start, tell
+from recorded_process import start
 
-from running import ran
+from running import PROGRAMS, end, ran, ready, tell
 from stagespan import recording
 from stagespan.recording.timelines import timelines
 
-WORKER = """
-    import sys, json, stagespan
-    carrier = json.loads(sys.argv[1])
-    with stagespan.extract(carrier), stagespan.span("work"):
-        pass
-    print("ready", flush=True)
-"""
-FRONT = """
-    import json, sys, stagespan
-    with stagespan.request("r"):
-        print(json.dumps(stagespan.inject()), flush=True)
-        sys.stdin.readline()
-    print("done", flush=True)
-    sys.stdin.readline()
-"""
+JOBS = PROGRAMS / "jobs.py"
 
 
 @pytest.fixture
@@ -48,9 +34,9 @@ def files(folder: Path) -> list[str]:
 
 
 def test_what_is_missing_may_be_in_recordings_that_were_not_named(folder: Path) -> None:
-    front = start(FRONT, STAGESPAN_JOB="a")
+    front = start(JOBS, "front", STAGESPAN_JOB="a")
     try:
-        worker = start(WORKER, ready(front), STAGESPAN_JOB="a")
+        worker = start(JOBS, "worker", ready(front), STAGESPAN_JOB="a")
         worker.communicate()
         tell(front)
         of_front = next(folder.glob(f"{front.pid}-*"))
@@ -75,9 +61,9 @@ def test_what_is_missing_may_be_in_recordings_that_were_not_named(folder: Path) 
 def test_an_ended_worker_can_be_read_while_its_job_lives(
     folder: Path, jobs: tuple[str, str]
 ) -> None:
-    front = start(FRONT, STAGESPAN_JOB=jobs[0])
+    front = start(JOBS, "front", STAGESPAN_JOB=jobs[0])
     carrier = ready(front)
-    worker = start(WORKER, carrier, STAGESPAN_JOB=jobs[1])
+    worker = start(JOBS, "worker", carrier, STAGESPAN_JOB=jobs[1])
     worker.communicate()
     tell(front)
     (one,) = timelines(
@@ -96,8 +82,8 @@ def test_an_ended_worker_can_be_read_while_its_job_lives(
 
 
 def test_a_killed_process_does_not_keep_the_others(folder: Path) -> None:
-    killed = start(FRONT, STAGESPAN_JOB="a")
-    other = start(FRONT, STAGESPAN_JOB="a")
+    killed = start(JOBS, "front", STAGESPAN_JOB="a")
+    other = start(JOBS, "front", STAGESPAN_JOB="a")
     ready(killed)
     ready(other)
     end(killed)

@@ -15,44 +15,19 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from exporting import exporter, large_request, of, scraped, until
-from recorded_process import command_here, end, started
+from exporting import exporter, large_request, of, scraped
+from recorded_process import command_here, started
 
+from running import PROGRAMS, end, until
 from stagespan import recording
 from stagespan.export import kept
 from stagespan.recording.source import RequestSource
 
+EXPORTED = PROGRAMS / "exported.py"
+
 pytestmark = pytest.mark.slow
 
 # Keeps the first of its requests in a folder for each of the numbers in its arguments.
-PROGRAM = """
-import stagespan, sys
-from stagespan.export.kept import Keeper
-from stagespan.export.own import Own
-from stagespan.export.traces import Rules
-
-form, folder, *numbers = sys.argv[1:]
-for n in range(max(map(int, numbers))):
-    with stagespan.request(f"r{n}") as request:
-        with stagespan.queued("replica"):
-            pass
-        with stagespan.span("encode") as span:
-            span.add(tokens=n)
-            carrier = stagespan.inject(queue="tasks")
-        with stagespan.extract(carrier) as remote, stagespan.span("decode"):
-            with stagespan.batch("forward", [remote]):
-                pass
-        request.chunk(tokens=2)
-own = Own(Rules())
-own.read(at_end=True)
-requests = own.complete(at_end=True)
-for number in numbers:
-    keeper = Keeper(f"{folder}/{number}", 1 << 30, parquet=form == "parquet")
-    keeper.put(requests[:int(number)])
-    keeper.close()
-print("ready", flush=True)
-input()
-"""
 
 
 def keep(folder: Path, form: str, *numbers: int, url: str | None = None) -> Any:
@@ -64,7 +39,7 @@ def keep(folder: Path, form: str, *numbers: int, url: str | None = None) -> Any:
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
         pytest.importorskip("duckdb", reason="DuckDB is not installed")
     arguments = (form, url or str(folder), *map(str, numbers))
-    return started(PROGRAM, *arguments, STAGESPAN_RING_SPANS="16384")
+    return started(EXPORTED, "keeping_itself", *arguments, STAGESPAN_RING_SPANS="16384")
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])

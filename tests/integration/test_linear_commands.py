@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from running import ran
+from running import command_of, ended, ran, ready, start_command
 
 pytestmark = [pytest.mark.full, pytest.mark.slow]
 
@@ -154,18 +152,10 @@ def _ranks(folder: Path, number: int) -> Sequence[str]:
 @contextmanager
 def _running(folder: Path, number: int) -> Iterator[None]:
     """Let processes run that record in a folder."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(_WORKERS), str(number)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"STAGESPAN_RECORDING_DIR": str(folder)},
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        yield
-        assert process.stdin is not None
-        process.stdin.close()  # all of them read from it
+    process = start_command(command_of(_WORKERS, number), STAGESPAN_RECORDING_DIR=str(folder))
+    assert ready(process) == "ready"
+    yield
+    ended(process)  # all of them read from its standard input
 
 
 def _compare(folder: Path, number: int) -> Sequence[str]:

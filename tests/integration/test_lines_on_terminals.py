@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import preloaded
+from running import on_terminal, ran
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -69,24 +66,9 @@ DROP_IN = "stagespan.compat.telefuser.profiler"
 def stderr_of(program: str, folder: Path, terminal: bool) -> list[str]:
     """Run a program with a terminal, or a pipe, as its standard error; return what it wrote."""
     command = [*preloaded.python(), "-c", program]
-    environment: dict[str, Any] = {**os.environ, "TERM": "dumb"}
-    if not terminal:
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stderr.splitlines()
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(command, cwd=folder, env=environment, stderr=theirs) as process:
-        os.close(theirs)
-        written = b""
-        try:
-            while part := os.read(ours, 4096):
-                written += part
-        except OSError:  # EIO: the last writer has closed the terminal
-            pass
-        finally:
-            os.close(ours)
-    assert process.returncode == 0, written
-    return written.decode().splitlines()
+    if terminal:
+        return on_terminal(command, cwd=folder, TERM="dumb")[1].splitlines()
+    return ran(command, cwd=folder, status=0, TERM="dumb").stderr.splitlines()
 
 
 def are_lines(lines: list[str], patterns: list[str]) -> bool:

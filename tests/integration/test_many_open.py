@@ -14,8 +14,10 @@ import pytest
 from recording import Recorded, assert_closed, count, in_child, lost, recorded
 
 import stagespan
-from running import in_threads
+from running import PROGRAMS, in_threads
 from stagespan import _core, current_request, request, span
+
+LITTLE_MEMORY = PROGRAMS / "little_memory.py"
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -234,51 +236,6 @@ def test_threads_without_a_slot_time_all_spans() -> None:
 
 def test_tasks_for_which_there_is_no_memory(tmp_path: Path) -> None:
     # GIVEN an arena that is as small as possible, because little address space was free
-    found = in_child(
-        """
-        import resource
-        pages = int(open("/proc/self/statm").read().split()[0])
-        most = pages * resource.getpagesize() + 135 * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-        import asyncio
-        import stagespan as s
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-        TASKS = 36_000
-        wrong = []
-
-        async def serve(event, number):
-            async with s.request(f"r{number}") as own:
-                with s.span("serve"):
-                    await event.wait()
-                    wrong.append(s.current_request() is not own)
-
-        async def unrelated():
-            wrong.append(s.current_request() is not None)
-            with s.span("unrelated"):
-                await asyncio.sleep(0)
-
-        async def main():
-            event = asyncio.Event()
-            tasks = [asyncio.create_task(serve(event, i)) for i in range(TASKS)]
-            await asyncio.sleep(0)
-            # WHEN even the frames that are not shown are in use
-            await asyncio.gather(*(asyncio.create_task(unrelated()) for _ in range(20)))
-            event.set()
-            await asyncio.gather(*tasks)
-            wrong.append(s.current_request() is not None)
-
-        asyncio.run(main())
-        with s.span("afterwards"):
-            pass
-        stages, lost = s.stats(), s.lost()
-        print(sum(wrong), lost["unmatched"], len(s.open_spans()))
-        timed = stages["serve"].count
-        print(timed == TASKS or (lost["memory"] > 0 and 0 < timed < TASKS))
-        names = s.stage_names()
-        print({int(span["request"]) for span in s.spans() if names[span["stage"]] == "afterwards"})
-        """,
-        tmp_path,
-    )
+    found = in_child((LITTLE_MEMORY, "many_tasks"), tmp_path)
     # THEN those tasks lose their spans, but nobody gets the request of another task
     assert found == ["0 0 0", "True", "{0}"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import preloaded
+from running import ending, ready, start_command
 from stagespan import recording
 from stagespan.cli import command
 from stagespan.trace import read_trace
@@ -51,19 +50,9 @@ with stagespan.span("open"):
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
     """A trace, and the process that wrote it and still runs."""
     folder = tmp_path_factory.mktemp("traced")
-    process = subprocess.Popen(
-        [*preloaded.python(), "-c", PROGRAM, "trace.json"],
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        yield folder / "trace.json", int(process.stdout.readline())
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=30)
+    with ending():
+        process = start_command([*preloaded.python(), "-c", PROGRAM, "trace.json"], cwd=folder)
+        yield folder / "trace.json", int(ready(process))
 
 
 def run(*arguments: str | Path) -> Any:

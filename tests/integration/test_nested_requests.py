@@ -12,9 +12,12 @@ import pytest
 from recording import printed, python
 
 import stagespan
+from running import PROGRAMS
 from stagespan import _core, recording
 from stagespan.export.requests import Part, Resource
 from stagespan.recording.timelines import Timeline, timelines
+
+REQUESTING = PROGRAMS / "requesting.py"
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -213,48 +216,11 @@ def test_nested_requests_and_links_are_exported() -> None:
     assert link.span_id.hex() == outer["segment"]
 
 
-SDK = """
-    import asyncio, json
-    import stagespan
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
-
-    tracer = TracerProvider().get_tracer("app")
-
-    def inside(request):
-        with tracer.start_as_current_span("SELECT") as span:
-            context = span.get_span_context()
-            parent = span.parent and f"{span.parent.span_id:016x}"
-            return f"{context.trace_id:032x}" == request.trace_id, parent is not None
-
-    async def cancelled():
-        async def work():
-            async with stagespan.request("cancelled"):
-                await asyncio.sleep(10)
-        task = asyncio.create_task(work())
-        await asyncio.sleep(0.01)
-        task.cancel()
-        try:
-            await task
-        except asyncio.CancelledError:
-            pass
-        return trace.get_current_span().get_span_context().is_valid
-
-    with stagespan.request("r") as request, stagespan.span("s"):
-        first = inside(request)
-        with stagespan.request("inner") as inner:
-            second = inside(inner)
-        third = inside(request)
-    outside = trace.get_current_span().get_span_context().is_valid
-    print(json.dumps([first, second, third, outside, asyncio.run(cancelled())]))
-"""
-
-
 @pytest.mark.parametrize("is_on", [True, False])
 def test_a_span_of_the_sdk_inside_of_a_request_is_its_child(tmp_path: Any, is_on: bool) -> None:
     pytest.importorskip("opentelemetry.sdk.trace")
     variables = {"STAGESPAN_OTEL_CONTEXT": "true"} if is_on else {}
-    (found,) = printed(python(SDK, tmp_path, **variables))
+    (found,) = printed(python((REQUESTING, "sdk"), tmp_path, **variables))
     assert found == [[is_on, is_on]] * 3 + [False, False]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 import preloaded
-from running import ran
+from running import ended, ran, ready, start_command
 
 # The parent does not import stagespan, as launchers and servers do not.
 PARENT = """
@@ -164,26 +163,17 @@ MEETING = """
 def start(folder: Path) -> subprocess.Popen[str]:
     (folder / "stages.py").write_text(textwrap.dedent(STAGES))
     (folder / "program.py").write_text(textwrap.dedent(MEETING))
-    return subprocess.Popen(
-        [sys.executable, "program.py"],
-        cwd=folder,
-        env={**os.environ, "STAGESPAN_DEBUG": "1", "STAGESPAN_OUTPUT_DIR": "out"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    variables = {"STAGESPAN_DEBUG": "1", "STAGESPAN_OUTPUT_DIR": "out"}
+    return start_command([sys.executable, "program.py"], cwd=folder, **variables)
 
 
 def test_programs_that_meet_in_one_folder(tmp_path: Path) -> None:
     first, second = start(tmp_path), start(tmp_path)
-    assert first.stdout is not None
-    assert second.stdout is not None
-    names = {program.pid: program.stdout.readline().strip() for program in (first, second)}
+    names = {program.pid: ready(program) for program in (first, second)}
     # THEN one of them keeps the plain names, whichever ends first
     assert sorted(names.values()) == ["added", "kept"]
     for program in (first, second):
-        program.communicate("\n", timeout=60)
-        assert program.returncode == 0
+        ended(program, 0, input="\n")
     (second_pid,) = (pid for pid, name in names.items() if name == "added")
     stems = ("timing", f"timing_pid{second_pid}")
     expected = [f"{stem}{part}.json" for stem in stems for part in ("", "_io_signature")]
@@ -222,12 +212,12 @@ def test_runs_one_after_the_other_use_the_same_names(tmp_path: Path) -> None:
 def test_a_program_whose_text_looks_like_a_worker_is_none(tmp_path: Path) -> None:
     code = "from multiprocessing.pool import ThreadPool\nfrom stages import work\nwork(1)"
     (tmp_path / "stages.py").write_text(textwrap.dedent(STAGES))
-    subprocess.run(
+    ran(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        env={**os.environ, "STAGESPAN_DEBUG": "1", "STAGESPAN_OUTPUT_DIR": "out"},
-        check=True,
-        timeout=60,
+        status=0,
+        STAGESPAN_DEBUG="1",
+        STAGESPAN_OUTPUT_DIR="out",
     )
     assert list(reports(tmp_path / "out")) == ["timing.json"]
 

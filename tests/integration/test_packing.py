@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -38,16 +37,8 @@ def test_a_packed_program_times_and_analyses(tmp_path: Path) -> None:
 
     packing = ["--log-level", "ERROR", "--exclude-module", "torch", "program.py"]
     ran([sys.executable, "-m", "PyInstaller", *packing], cwd=tmp_path, timeout_s=600, status=0)
-    done = subprocess.run(
-        [tmp_path / "dist/program/program"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={},
-    )
+    done = ran([tmp_path / "dist/program/program"], cwd=tmp_path, env={}, status=0)
 
     # THEN it has timed its stage, and has found the modules that are imported by name
-    assert done.returncode == 0, done.stderr
     assert "Timing report, 1 stage" in done.stdout
     assert "matrix products 100 %" in done.stdout

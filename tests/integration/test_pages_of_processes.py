@@ -9,23 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from recorded_process import command_here, end, start, started
+from recorded_process import command_here, start, started
 
+from running import PROGRAMS, end
 from stagespan.recording.live_page import LivePage
 
-FAILS = """
-    import contextlib, time
-    import stagespan
-    for i in range(40):
-        with contextlib.suppress(ValueError), stagespan.span("serve"):
-            with stagespan.span("tokenize"):
-                pass
-            with stagespan.span("decode"):
-                raise ValueError
-    with stagespan.span("idle"):
-        print("ready", flush=True)
-        time.sleep(60)
-"""
+LIVE = PROGRAMS / "live.py"
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +26,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def failing(folder: Path) -> subprocess.Popen[str]:
     """Return a process in which every run of two stages has failed, and which is now idle."""
-    return started(FAILS)
+    return started(LIVE, "fails")
 
 
 def cells(page: str, name: str) -> dict[str, str]:
@@ -69,12 +58,7 @@ def test_errors_are_seen_in_the_list(failing: subprocess.Popen[str], folder: Pat
 
 
 def test_a_page_without_errors_has_no_column_for_them(folder: Path) -> None:
-    process = started("""
-        import stagespan, time
-        with stagespan.span("serve"):
-            print("ready", flush=True)
-            time.sleep(60)
-    """)
+    process = started(LIVE, "inside", "serve")
     assert "errors" not in command_here("top", str(process.pid), "--once").stdout
 
 
@@ -91,7 +75,7 @@ def test_one_page_shows_the_seconds_before_it(failing: subprocess.Popen[str]) ->
 def test_one_page_of_a_job_shows_the_seconds_before_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers = [started(FAILS, STAGESPAN_JOB="idle") for _ in range(2)]
+    workers = [started(LIVE, "fails", STAGESPAN_JOB="idle") for _ in range(2)]
     page = command_here("top", "--job", "idle", "--once", "--interval", "0.1").stdout
     for worker in workers:
         end(worker)
@@ -104,17 +88,7 @@ def test_one_page_of_a_job_shows_the_seconds_before_it(
 
 def test_spans_before_the_last_seconds_are_not_counted(folder: Path) -> None:
     # GIVEN a process with spans that ended long ago, and some that ended now
-    process = started("""
-        import stagespan, time
-        now = time.time_ns()
-        for i in range(100):
-            stagespan.record("earlier", now - 60_000_000_000 - 1000 * i, now - 50_000_000_000)
-        for i in range(20):
-            stagespan.record("latest", now - 2_000_000_000, now - 1_000_000_000)
-        with stagespan.span("serve"):
-            print("ready", flush=True)
-            time.sleep(60)
-    """)
+    process = started(LIVE, "earlier_spans")
     page = command_here("top", str(process.pid), "--once", "--interval", "0.1").stdout
     end(process)
     assert float(cells(page, "earlier")["runs/s"]) == 0
@@ -122,15 +96,7 @@ def test_spans_before_the_last_seconds_are_not_counted(folder: Path) -> None:
 
 
 def test_a_page_of_a_process_that_ends_meanwhile(folder: Path) -> None:
-    process = started("""
-        import stagespan
-        for i in range(10):
-            with stagespan.span("work"):
-                pass
-        with stagespan.span("serve"):
-            print("ready", flush=True)
-            input()
-    """)
+    process = started(LIVE, "ten_spans")
     page = LivePage(str(process.pid), None)
     page.read()
     process.communicate("\n", timeout=60)
@@ -144,43 +110,11 @@ def test_a_page_of_a_process_that_ends_meanwhile(folder: Path) -> None:
 
 # --- what waits and runs --------------------------------------------------------------------------
 
-LOADED = """
-    import stagespan, threading, time
-    received = []
-    for i in range(4):
-        with stagespan.request(f"r{i}"):
-            received.append(stagespan.extract(stagespan.inject(queue="tasks")))
-    carrier = {"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}
-    received.append(stagespan.extract(carrier))  # without a queue of its own
-    stop, started = threading.Event(), threading.Semaphore(0)
-
-    def wait():
-        with stagespan.request("w"), stagespan.queued("replica"):
-            started.release()
-            stop.wait()
-
-    def work():
-        with stagespan.queued("scheduler"), stagespan.span("done"):
-            pass
-        with stagespan.batch("forward", []), stagespan.span("inner"):
-            started.release()
-            stop.wait()
-
-    for function in (wait, wait, work):
-        threading.Thread(target=function, daemon=True).start()
-        started.acquire()
-    with received[3]:
-        pass
-    with received[0]:
-        print("ready", flush=True)
-        time.sleep(60)
-"""
-
 
 def test_pages_show_what_waits_and_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "240")
     monkeypatch.setenv("STAGESPAN_JOB", "loaded")
-    process = started(LOADED)
+    process = started(LIVE, "loaded")
     rows = json.loads(command_here("ps", "--json").stdout)["processes"]
     listed = command_here("ps").stdout
     job = json.loads(command_here("ps", "--job", "loaded", "--json").stdout)["load"]
@@ -214,26 +148,13 @@ def test_pages_show_what_waits_and_runs(folder: Path, monkeypatch: pytest.Monkey
 
 # --- widths ---------------------------------------------------------------------------------------
 
-WIDE = """
-    import os, signal, stagespan, threading, time
-    stagespan.set_pipeline_name("a pipeline with a long name")
-    with stagespan.request("request 1"):
-        for i in range(30):
-            with stagespan.span("preprocess images"), stagespan.span("tokenize prompts"):
-                time.sleep(0.001)
-            with stagespan.span("denoise latents of the video") as span:
-                span.add(tokens=1000)
-        with stagespan.span("serve requests"), stagespan.span("decode latents to frames"):
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
-
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_pages_fit_into_a_terminal(
     width: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = {"RANK": "3", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "a job with a long name"}
-    process = start(WIDE, **job)
+    process = start(LIVE, "wide", **job)
     process.communicate(timeout=60)
     monkeypatch.delenv("COLUMNS")
     unlimited = command_here("show", str(process.pid)).stdout
@@ -285,18 +206,7 @@ def test_numbers_are_left_out_before_a_name_is_cut(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, request_id = "UNetMotionModel encoder blocks", "0af7651916cd43dd8448eb211c80319c"
-    process = started(
-        """
-        import stagespan, sys, time
-        with stagespan.request(sys.argv[2]) as request, stagespan.queued("scheduler"):
-            with stagespan.span(sys.argv[1]):
-                time.sleep(0.01)
-        print("ready", flush=True)
-        input()
-        """,
-        *(name, request_id),
-        STAGESPAN_JOB="names",
-    )
+    process = started(LIVE, "request_of_two_stages", *(name, request_id), STAGESPAN_JOB="names")
     monkeypatch.setenv("COLUMNS", "80")
     pid = str(process.pid)
     pages = [
@@ -315,20 +225,6 @@ def test_numbers_are_left_out_before_a_name_is_cut(
 
 
 # --- ranks ----------------------------------------------------------------------------------------
-
-RANK = """
-    import stagespan, sys, time
-    slow, others = sys.argv[1], [name for name in sys.argv[2].split(",")]
-    for step in range(20):
-        at_ns = int(sys.argv[3]) + step * 100_000_000
-        for name in others:
-            end_ns = at_ns + (15 if name == slow else 1) * 1_000_000
-            stagespan.record(name, at_ns, end_ns)
-            at_ns = end_ns
-    with stagespan.span("serve"):
-        print("ready", flush=True)
-        time.sleep(60)
-"""
 
 
 @pytest.mark.parametrize(
@@ -349,7 +245,15 @@ def test_a_rank_that_takes_longer_in_a_stage_is_named(
     began = str(time.time_ns() - 10**10)
     stages = "augment,load,all_reduce"
     processes = [
-        started(RANK, slow, stages, began, RANK=str(rank), TORCHELASTIC_RUN_ID="times")
+        started(
+            LIVE,
+            "rank_with_a_slow_stage",
+            slow,
+            stages,
+            began,
+            RANK=str(rank),
+            TORCHELASTIC_RUN_ID="times",
+        )
         for rank, slow in enumerate(ranks)
     ]
     shown = command_here("show", "--job", "times").stdout
@@ -369,7 +273,14 @@ def test_a_rank_that_takes_longer_in_a_stage_is_named(
 def test_workers_without_ranks_are_not_compared(folder: Path) -> None:
     job = {"MASTER_ADDR": "service", "MASTER_PORT": "1"}
     [
-        started(RANK, slow, "augment,load", str(time.time_ns() - 10**10), **job)
+        started(
+            LIVE,
+            "rank_with_a_slow_stage",
+            slow,
+            "augment,load",
+            str(time.time_ns() - 10**10),
+            **job,
+        )
         for slow in ("", "augment")
     ]
     page = json.loads(command_here("ps", "--job", "service:1", "--json").stdout)

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import exporter, of, scraped, until
-from recorded_process import end, started
+from exporting import exporter, of, scraped
+from recorded_process import started
 
-from running import ran
+from running import PROGRAMS, end, ran, until
+
+LIVE = PROGRAMS / "live.py"
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
 collector = pytest.importorskip("collector")
@@ -102,28 +104,6 @@ def test_what_a_ring_overwrote_before_it_was_read_is_counted(folder: Path) -> No
     assert found["whole"] < 1500
 
 
-GROWING = """
-import sys, time
-import stagespan
-
-spans = [stagespan.span(f"stage{i}") for i in range(6)]
-begin, sent, most = time.perf_counter(), 0, float(sys.argv[1])
-print("ready", flush=True)
-while (now := time.perf_counter() - begin) < 6:
-    # The pace grows for some seconds, so that it is known before it matters.
-    due = min(100 * 2 ** (2 * now) / 1.386, 1e9) if now < 3 else 4617 + most * (now - 3)
-    for _ in range(max(min(int(due) - sent, 200), 0)):
-        with stagespan.request("r"):
-            for one in spans:
-                with one:
-                    pass
-        sent += 1
-    time.sleep(0.001)
-print(sent, flush=True)
-input()
-"""
-
-
 @pytest.mark.parametrize("pace", [1500, pytest.param(6500, marks=pytest.mark.full)])
 def test_all_spans_of_a_fast_thread_arrive_or_losses_are_counted(
     folder: Path, tmp_path: Path, pace: int
@@ -132,7 +112,7 @@ def test_all_spans_of_a_fast_thread_arrive_or_losses_are_counted(
     with collector.http() as received:
         options = "--otlp", received.url, "--keep", str(tmp_path / "kept")
         with exporter(*options) as (_, port):
-            process = started(GROWING, str(pace), STAGESPAN_JOB="svc")
+            process = started(LIVE, "growing", str(pace), STAGESPAN_JOB="svc")
             assert process.stdout is not None
             sent = int(process.stdout.readline())
 

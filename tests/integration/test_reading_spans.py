@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recording import eventually, in_child, lost
+from recording import in_child, lost
 
 import stagespan
+from running import PROGRAMS, until
 from stagespan import SpanCursor, _core, request, span
 from stagespan._core import requests_known
+
+TIMED = PROGRAMS / "timed.py"
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -31,58 +34,12 @@ def work(name: str) -> None:
 
 
 def test_a_spans_times_are_the_same_in_each_reading(tmp_path: Path) -> None:
-    output = in_child(
-        """
-        import random, time
-        import stagespan as s
-        chance = random.Random(1)
-        fields = ["begin_ns", "end_ns", "suspended_ns", "depth", "stage", "thread", "parent"]
-        known, changed, reads = {}, 0, 0
-
-        @s.span("generates")
-        def generates():
-            for i in range(3):
-                yield i
-
-        until = time.monotonic() + 2.5  # the clock is fitted again twice
-        while time.monotonic() < until or reads <= 20:
-            with s.span("outer"):
-                for _ in generates():
-                    with s.span("inner"):
-                        pass
-            now = time.time_ns()
-            s.record("past", now - 10**12, now - 10**9 * chance.randrange(999))
-            # WHEN the same spans are read again
-            for row in s.spans():
-                values = row[fields].tolist()
-                changed += known.setdefault(int(row["id"]), values) != values
-            reads += 1
-            time.sleep(chance.choice([0, 0.0001, 0.001, 0.02]))
-
-        print(changed, len(known) > 100)
-        print(all(begin <= end for begin, end, *_ in known.values()))
-        # The smallest difference, because the program can be paused between the two calls.
-        print(min(abs(s._core.now_ns() - time.time_ns()) for _ in range(100)) < 10**6)
-        """,
-        tmp_path,
-    )
+    output = in_child((TIMED, "repeated_readings"), tmp_path)
     assert output == ["0 True", "True", "True"]
 
 
 def test_totals_are_those_of_the_spans_but_for_rounding(tmp_path: Path) -> None:
-    output = in_child(
-        """
-        import stagespan as s
-        for n in range(1000):
-            with s.span(f"stage {n}"):
-                for _ in range(n % 50):
-                    pass
-        stats, names = s.stats(), s.stage_names()
-        for row in s.spans():
-            print(row["end_ns"] - row["begin_ns"] - stats[names[row["stage"]]].total_ns)
-        """,
-        tmp_path,
-    )
+    output = in_child((TIMED, "thousand_stages"), tmp_path)
     differences = [int(line) for line in output]
     assert len(differences) == 1000
     assert set(differences) <= {-1, 0, 1}
@@ -225,27 +182,7 @@ def test_two_threads_with_one_cursor() -> None:
 
 
 def test_a_forked_child_reads_its_own_spans(tmp_path: Path) -> None:
-    output = in_child(
-        """
-        import os
-        import stagespan as s
-        cursor = s.SpanCursor()
-        with s.span("parents"):
-            pass
-        s.spans(since=cursor)
-        with s.span("unread"):
-            pass
-        if os.fork() == 0:
-            with s.span("childs"):
-                pass
-            rows = s.spans(since=cursor)
-            print([s.stage_names()[row["stage"]] for row in rows], cursor.overwritten, flush=True)
-            os._exit(0)
-        os.wait()
-        print(len(s.spans(since=cursor)))
-        """,
-        tmp_path,
-    )
+    output = in_child((TIMED, "cursor_of_a_child"), tmp_path)
     assert output == ["['childs'] 0", "1"]
 
 
@@ -335,7 +272,7 @@ def test_log_records_have_their_request(caplog: pytest.LogCaptureFixture) -> Non
         pass
     with stagespan.ProfilingContext("in none"):
         pass
-    assert eventually(stagespan.flush)
+    until(stagespan.flush)
 
     found = {
         (record.stage, record.request)  # type: ignore[attr-defined]

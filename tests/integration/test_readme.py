@@ -41,9 +41,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from exporting import free_port
 
 import preloaded
+from running import free_port
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [

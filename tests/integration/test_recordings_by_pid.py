@@ -9,48 +9,27 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from recorded_process import (
-    command_here,
-    copy_sparse,
-    end,
-    ready,
-    start,
-    started,
-    started_as_first,
-    tell,
-)
+from recorded_process import command_here, copy_sparse, start, started, started_as_first
 
+from running import PROGRAMS, end, ready, tell
 from stagespan import recording
 from stagespan.cli import command
 from stagespan.errors import StagespanError
 
-HOLD = """
-    import os, sys, time
-    import stagespan
-    with stagespan.span(sys.argv[1]):
-        with stagespan.span("inner"):
-            time.sleep(0.01)
-        print(os.getpid(), flush=True)
-        sys.stdin.readline()
-        if len(sys.argv) > 2:
-            from stagespan import recording
-            mine = recording.open(os.getpid())
-            print(mine.state, *[span["stage"] for span in mine.open_spans()], flush=True)
-            sys.stdin.readline()
-"""
+LIVE = PROGRAMS / "live.py"
 
 
 @pytest.mark.parametrize("mounts_proc", [True, False])
 def test_containers_in_which_everything_is_process_1(mounts_proc: bool, folder: Path) -> None:
-    older = started_as_first(HOLD, "older", "asks", mounts_proc=mounts_proc)
-    newer = started_as_first(HOLD, "newer", "asks", mounts_proc=mounts_proc)
+    older = started_as_first(LIVE, "stage_and_inner", "older", "asks", mounts_proc=mounts_proc)
+    newer = started_as_first(LIVE, "stage_and_inner", "newer", "asks", mounts_proc=mounts_proc)
     assert tell(older) == "alive older"
     assert tell(newer) == "alive newer"
     for arguments in (("show", "1"), ("top", "1", "--once"), ("dump", "1")):
         done = command_here(*arguments)
         assert done.returncode == 2
         for path in folder.glob("1-*.stagespan"):
-            assert f"{path} (python -c, pid namespace " in done.stderr
+            assert f"{path} (python live.py, pid namespace " in done.stderr
 
 
 def replace_number(path: Path, before: bytes, after: bytes) -> None:
@@ -71,7 +50,7 @@ def copy_for_another_container(path: Path, name: str) -> Path:
 
 
 def test_a_live_process_is_preferred_to_others_that_had_its_id(folder: Path) -> None:
-    process = start(HOLD, "here")
+    process = start(LIVE, "stage_and_inner", "here")
     pid = int(ready(process))
     (path,) = folder.glob("*.stagespan")
     copy_for_another_container(path, f"{pid}-{10**12}.stagespan")
@@ -88,7 +67,7 @@ def test_a_live_process_is_preferred_to_others_that_had_its_id(folder: Path) -> 
 
 
 def test_two_processes_that_had_one_id_after_each_other(folder: Path) -> None:
-    process = start(HOLD, "here")
+    process = start(LIVE, "stage_and_inner", "here")
     pid = int(ready(process))
     end(process)
     (path,) = folder.glob("*.stagespan")
@@ -101,24 +80,11 @@ def test_two_processes_that_had_one_id_after_each_other(folder: Path) -> None:
     assert command_here("show", str(path)).returncode == 0
 
 
-WITHOUT_A_RECORDING = """
-    import os, sys
-    from stagespan import recording
-    print(os.getpid(), flush=True)
-    sys.stdin.readline()
-    try:
-        print(recording.open(os.getpid()), flush=True)
-    except Exception as error:
-        print(error, flush=True)
-    sys.stdin.readline()
-"""
-
-
 def test_a_process_without_a_recording_is_not_another_one_with_its_id(folder: Path) -> None:
-    process = started(HOLD, "here")
+    process = started(LIVE, "stage_and_inner", "here")
     end(process)
     (path,) = folder.glob("*.stagespan")
-    now = start(WITHOUT_A_RECORDING)
+    now = start(LIVE, "without_a_recording")
     pid = int(ready(now))
     replace_number(path, struct.pack("<I", process.pid), struct.pack("<I", pid))
     earlier = path.rename(folder / f"{pid}-7.stagespan")
@@ -132,7 +98,7 @@ def test_a_process_without_a_recording_is_not_another_one_with_its_id(folder: Pa
 
 
 def test_the_spans_of_a_trace_are_those_of_its_time(folder: Path, tmp_path: Path) -> None:
-    process = start(HOLD, "first")
+    process = start(LIVE, "stage_and_inner", "first")
     pid = int(ready(process))
     end(process)
     (path,) = folder.glob("*.stagespan")
@@ -147,7 +113,7 @@ def test_the_spans_of_a_trace_are_those_of_its_time(folder: Path, tmp_path: Path
     assert done.exit_code == 2
     assert str(path) in done.output
     assert str(other) in done.output
-    later = started(HOLD, "second")
+    later = started(LIVE, "stage_and_inner", "second")
     end(later)
     (wrong,) = folder.glob(f"{later.pid}-*.stagespan")
     replace_number(wrong, struct.pack("<I", later.pid), struct.pack("<I", pid))

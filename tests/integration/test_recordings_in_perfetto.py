@@ -7,57 +7,20 @@ from collections import Counter
 from pathlib import Path
 
 from perfetto import check
-from recorded_process import command, end, started
+from recorded_process import command, started
 
+from running import PROGRAMS, end
 from stagespan import recording
 from stagespan.recording import dump
 from stagespan.recording.analysis import trace_of
 from stagespan.trace import Trace, read_trace
 
-PROGRAM = """
-    import asyncio, sys, threading, time
-    import stagespan
-
-    async def serve(i):
-        with stagespan.request(f"request {i}"):
-            for step in range(3):
-                with stagespan.span("step"):
-                    await asyncio.sleep(0.001 * (i + 1))
-
-    async def main():
-        await asyncio.gather(*(serve(i) for i in range(4)))
-
-    def work():
-        for _ in range(20):
-            with stagespan.request("of threads"), stagespan.span("outer"):
-                with stagespan.span("inner"):
-                    pass
-
-    asyncio.run(main())
-    workers = [threading.Thread(target=work, name=name) for name in ("w", "\\"w\\" \\u00e9")]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    token = stagespan.begin("token")
-    with stagespan.span("around the end of the token"):
-        stagespan.end(token)
-    stagespan.record("earlier", time.time_ns() - 10**9, time.time_ns())
-    try:
-        with stagespan.span("failed"):
-            raise ValueError
-    except ValueError:
-        pass
-    left_open = stagespan.begin("token that is open")
-    with stagespan.span("main"), stagespan.span("inside"):
-        print("ready", flush=True)
-        time.sleep(60)
-"""
+LIVE = PROGRAMS / "live.py"
 
 
 def test_a_trace_for_perfetto_is_strictly_valid(folder: Path, tmp_path: Path) -> None:
     # GIVEN a process with threads, tasks, requests, tokens, and open spans
-    process = started(PROGRAM)
+    process = started(LIVE, "spans_of_all_kinds")
     alive = json.loads(command("dump", str(process.pid)).stdout)
     end(process)
     found = recording.open(process.pid)

@@ -14,33 +14,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recorded_process import (
-    command,
-    command_here,
-    end,
-    ready,
-    recordings_in,
-    start,
-    started,
-    tell,
-)
+from recorded_process import command, command_here, recordings_in, start, started
 
 import preloaded
-from running import ran
+from running import PROGRAMS, end, ran, ready, tell, until
 from stagespan import recording
+
+LIVE = PROGRAMS / "live.py"
 
 # --- thousands of leftovers -----------------------------------------------------------------------
 
 
 def test_thousands_of_leftovers_are_read_in_part_and_removed(folder: Path) -> None:
     # GIVEN a live process, one that died, and 10,000 sparse copies of its file
-    alive = started("""
-        import time
-        import stagespan
-        with stagespan.span("alive"):
-            print("ready", flush=True)
-            time.sleep(300)
-    """)
+    alive = started(LIVE, "inside", "alive")
     dies = "import os, stagespan\nwith stagespan.span('died'): os._exit(1)"
     start(dies).communicate(timeout=60)
     (path,) = (one for one in folder.iterdir() if not one.name.startswith(f"{alive.pid}-"))
@@ -74,66 +61,29 @@ def test_thousands_of_leftovers_are_read_in_part_and_removed(folder: Path) -> No
 
 
 def test_a_reader_that_is_killed_leaves_nothing(folder: Path) -> None:
-    writer = started("""
-        import sys, threading
-        import stagespan
-
-        over = threading.Event()
-        written = [0] * 3
-        def work(i):
-            while not over.is_set():
-                with stagespan.span("outer"), stagespan.span("inner"):
-                    pass
-                written[i] += 1
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-        for thread in threads:
-            thread.start()
-        while not all(written):
-            pass
-        print("ready", flush=True)
-        sys.stdin.readline()
-        over.set()
-        for thread in threads:
-            thread.join()
-        figures = stagespan.stats()
-        print(sum(written), figures["outer"].count, figures["inner"].count, flush=True)
-        sys.stdin.readline()
-    """)
+    writer = started(LIVE, "counting_threads")
     files = set(folder.iterdir())
     counts = []
     for i in range(5):
-        reader = started(
-            """
-            import sys
-            from stagespan import recording
-            found = recording.open(int(sys.argv[1]))
-            print("ready", flush=True)
-            while True:
-                found.refresh().spans()
-            """,
-            str(writer.pid),
-        )
+        reader = started(LIVE, "reader", str(writer.pid))
         time.sleep(0.02 * i)
         assert reader.poll() is None
         end(reader)
         counts.append(recording.open(writer.pid).stats()["outer"].count)
     # THEN the process continues, and the folder is unchanged
-    until = time.monotonic() + 60
-    while recording.open(writer.pid).stats()["outer"].count <= counts[-1]:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: recording.open(writer.pid).stats()["outer"].count > counts[-1])
     assert counts == sorted(counts)
     assert counts[0] < counts[-1]
     assert set(folder.iterdir()) == files
     # THEN its figures are exact, in the process and outside
     written, *own = map(int, tell(writer).split())
     assert own == [written, written]
-    while True:  # until the ended threads have left
+
+    def counted() -> list[int]:
         figures = recording.open(writer.pid).stats()
-        if [figures[name].count for name in ("outer", "inner")] == own:
-            break
-        assert time.monotonic() < until
-        time.sleep(0.05)
+        return [figures[name].count for name in ("outer", "inner")]
+
+    until(lambda: counted() == own)  # the ended threads have left
     # THEN it exits as cleanly as without readers
     writer.communicate("\n", timeout=60)
     assert writer.returncode == 0
@@ -141,29 +91,6 @@ def test_a_reader_that_is_killed_leaves_nothing(folder: Path) -> None:
 
 
 # --- folders that vanish --------------------------------------------------------------------------
-
-STEPS = """
-    import sys, threading
-    import stagespan
-
-    def work(n):
-        for _ in range(n):
-            with stagespan.span("step"):
-                pass
-
-    n = 0
-    with stagespan.span("serve"):
-        for line in sys.stdin:
-            work(100)
-            threads = [threading.Thread(target=work, args=(100,)) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            n += 500
-            assert stagespan.stats()["step"].count == n
-            print(n, flush=True)
-"""
 
 
 @pytest.fixture
@@ -189,7 +116,7 @@ def doctor_page() -> str:
 
 @pytest.mark.parametrize("way", ["the file vanishes", "the folder vanishes", "it becomes a link"])
 def test_a_folder_that_is_taken_away_from_a_process(way: str, folder: Path, moved: Path) -> None:
-    process = start(STEPS)
+    process = start(LIVE, "steps")
     assert step(process) == 500
     path = recording.open(process.pid).path
     assert Path(path).parent == folder
@@ -232,31 +159,6 @@ def test_a_folder_that_is_taken_away_from_a_process(way: str, folder: Path, move
 
 # --- clocks that jump -----------------------------------------------------------------------------
 
-CLOCKED = """
-    import ctypes, os, sys, time
-    import stagespan
-
-    def spend(seconds):
-        end = time.process_time() + seconds  # sleeping would ask the clock
-        while time.process_time() < end:
-            pass
-
-    with stagespan.request("request"), stagespan.span("outer"):
-        with stagespan.span("before"):
-            spend(0.05)
-        token = stagespan.begin("token")
-        with stagespan.span("across"):
-            spend(0.1)
-            ctypes.CDLL(None).set_clock_back()
-            spend(0.1)
-        with stagespan.span("after"):
-            spend(0.01)
-        with stagespan.span("inner"):
-            print("ready", flush=True)
-            sys.stdin.readline()
-            os._exit(1)
-"""
-
 
 def check_durations(found: recording.Recording) -> None:
     """Compare the whole recording with what the program did."""
@@ -281,7 +183,9 @@ def test_a_process_whose_clock_jumps_is_read(
 ) -> None:
     # GIVEN a process whose clock has been set back by an hour, or has stopped
     variables = {"CLOCK_STANDS_STILL": "1"} if stands_still else {}
-    process = start(CLOCKED, LD_PRELOAD=str(clock), STAGESPAN_CLOCK=source, **variables)
+    process = start(
+        LIVE, "clock_set_back", LD_PRELOAD=str(clock), STAGESPAN_CLOCK=source, **variables
+    )
     pages: list[subprocess.CompletedProcess[str]] = []
     ready(process)
     alive = recording.open(process.pid)
@@ -370,8 +274,8 @@ def test_a_stalled_rank_is_named_without_privileges(folder: Path) -> None:
         os.chown(folder, NOBODY, NOBODY)
     victim = started(STALLED, RANK="3", WORLD_SIZE="8", TORCHELASTIC_RUN_ID="job-nobody")
     found: list[dict[str, object]] = []
-    until = time.monotonic() + 60
-    while not found and time.monotonic() < until:
+    until_s = time.monotonic() + 60
+    while not found and time.monotonic() < until_s:
         asking = start(ASKING)
         shown, errors = asking.communicate(timeout=60)
         _, mark, page = shown.partition("without privileges\n")

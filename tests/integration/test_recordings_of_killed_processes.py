@@ -15,41 +15,14 @@ import time
 from pathlib import Path
 
 import pytest
-from recorded_process import RING, command_here, end, start, started
+from recorded_process import RING, command_here, start, started
 
-from running import ran
+from running import PROGRAMS, end, ran
 from stagespan import recording
 
+KILLED = PROGRAMS / "killed.py"
+
 SEQUENCE = (1 << 40) - 1  # of an id: the rest distinguishes threads
-
-
-WRITERS = """
-    import mmap, sys, threading
-    import stagespan
-
-    file = open(sys.argv[1], "r+b")
-    # One store writes a number, so the log is always whole. struct.pack_into writes zeros first.
-    log = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
-
-    def write(i):
-        with stagespan.span(f"writer {i}"):  # so that the first ones are not compared
-            pass
-        n = 1
-        log[3 * i + 1] = log[3 * i + 2] = n
-        log[3 * i] = threading.get_native_id()
-        while True:
-            n += 1
-            log[3 * i + 1] = n
-            with stagespan.span(f"writer {i}"):
-                pass
-            log[3 * i + 2] = n
-
-    with stagespan.request("the request"), stagespan.span("main"):
-        for i in range(8):
-            threading.Thread(target=write, args=(i,), daemon=True).start()
-        print("ready", flush=True)
-        threading.Event().wait()
-"""
 
 
 def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path: Path) -> None:
@@ -58,7 +31,7 @@ def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path
         # GIVEN threads that write spans, and record separately which ones have ended
         path = tmp_path / "log"
         path.write_bytes(bytes(24 * 8))
-        victim = started(WRITERS, str(path))
+        victim = started(KILLED, "writers", str(path))
         time.sleep(chosen.random() * 0.2)
         end(victim)
         found = recording.open(victim.pid)
@@ -125,67 +98,12 @@ def test_the_stages_of_a_dead_process_are_shown(way: str, folder: Path) -> None:
 
 
 def test_tasks_that_take_turns_are_not_shown_inside_each_other(folder: Path) -> None:
-    process = started(
-        """
-        import asyncio
-        import stagespan
-        async def serve():
-            with stagespan.span("serve"):
-                await asyncio.sleep(0)
-                with stagespan.span("wait"):
-                    await asyncio.sleep(60)
-        async def main():
-            tasks = [asyncio.create_task(serve()) for _ in range(2)]
-            await asyncio.sleep(0.01)
-            print("ready", flush=True)
-            await tasks[0]
-        asyncio.run(main())
-        """
-    )
+    process = started(KILLED, "tasks_in_turn")
     shown = command_here("show", str(process.pid))
     end(process)
     # THEN each stage is below the one that contains it
     lines = [line for line in shown.stdout.splitlines() if line.lstrip().startswith("in ")]
     assert [line.partition(" (")[0] for line in lines] == ["    in serve", "      in wait"] * 2
-
-
-EATER = """
-    import os, resource, sys, threading
-    import stagespan
-
-    working = threading.Event()
-    def work():
-        while True:
-            with stagespan.span("work"):
-                pass
-            working.set()
-
-    def limit_memory(how):
-        if "/" in how:  # a control group
-            with open(how, "w") as file:
-                file.write(str(os.getpid()))
-            return
-        field = {"RLIMIT_AS": "VmSize:", "RLIMIT_DATA": "VmData:"}[how]
-        lines = [line.split() for line in open("/proc/self/status")]
-        (used_bytes,) = (int(line[1]) * 1024 for line in lines if line[0] == field)
-        resource.setrlimit(getattr(resource, how), (used_bytes + (256 << 20),) * 2)
-
-    threading.Thread(target=work, daemon=True).start()
-    working.wait()
-    with stagespan.request("large"), stagespan.span("serve"):
-        for _ in range(100):
-            with stagespan.span("step"):
-                pass
-        with stagespan.span("load"):
-            limit_memory(sys.argv[1])
-            kept = []
-            try:
-                for _ in range(256):
-                    kept.append(bytes(range(256)) * (1 << 14))  # 4 MiB, in use
-            except MemoryError:
-                os.abort()  # as programs in C++ end
-    os._exit(7)  # there was no limit
-"""
 
 
 def check_eater(process: subprocess.Popen[str]) -> None:
@@ -206,7 +124,7 @@ def check_eater(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
 def test_a_program_that_finds_no_memory_leaves_its_spans(limit: str, folder: Path) -> None:
-    process = start(EATER, limit)
+    process = start(KILLED, "eater", limit)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGABRT, errors
     check_eater(process)
@@ -236,7 +154,7 @@ def test_a_process_that_is_killed_for_its_memory_leaves_its_spans(folder: Path) 
     if group is None:
         pytest.skip("cannot limit memory: run as root with control groups at /sys/fs/cgroup")
     try:
-        process = start(EATER, str(group / "cgroup.procs"))
+        process = start(KILLED, "eater", str(group / "cgroup.procs"))
         _, errors = process.communicate(timeout=120)
     finally:
         with contextlib.suppress(OSError):
@@ -324,27 +242,9 @@ def test_a_process_that_opens_no_span_makes_no_file(folder: Path) -> None:
     assert out.strip() == "[]", errors
 
 
-SHORT_THREADS = """
-    import threading
-    import stagespan
-
-    def work():
-        for _ in range(20):
-            with stagespan.span("work"):
-                pass
-
-    for _ in range(300):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    print("ready", flush=True)
-    threading.Event().wait()
-"""
-
-
 def test_threads_that_end_share_a_few_rings(folder: Path) -> None:
     # GIVEN a program with 300 threads, one after the other
-    program = started(SHORT_THREADS, STAGESPAN_RING_SPANS="8192")
+    program = started(KILLED, "short_threads", STAGESPAN_RING_SPANS="8192")
     size_bytes = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
     found = recording.open(program.pid)
     spans, counts = found.spans(), found.stats()

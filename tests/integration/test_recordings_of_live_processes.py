@@ -12,7 +12,6 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import textwrap
@@ -21,34 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_process import (
-    command,
-    command_here,
-    end,
-    ready,
-    recordings_in,
-    start,
-    started,
-    started_as_first,
-)
-from recording import eventually
+from recorded_process import command, command_here, recordings_in, start, started, started_as_first
 from rich.console import Console
 
 import preloaded
-from running import ran
+from running import PROGRAMS, end, ended, ran, ready, start_command, until
 from stagespan import recording
 from stagespan.recording.live_page import LivePage
 
+LIVE = PROGRAMS / "live.py"
+
 
 def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> None:
-    process = started("""
-        import ctypes, time
-        import stagespan
-        with stagespan.span("request"):
-            with stagespan.span("native call"):
-                print("ready", flush=True)
-                ctypes.PyDLL(None).pause()
-    """)
+    process = started(LIVE, "native_call")
     time.sleep(0.6)
     shown = command("ps", "--stalled", "0.5")
     assert shown.returncode == 1
@@ -63,30 +47,7 @@ def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> Non
 
 
 def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
-    process = started("""
-        import os, threading, time
-        import stagespan
-
-        def work(wait):
-            with stagespan.span("work"):
-                wait()
-
-        ended = threading.Thread(target=work, args=(bool,), name="loader of the first shard")
-        ended.start()
-        ended.join()
-        # Before Python 3.13, `join` returns before the system has ended the thread.
-        while os.path.exists(f"/proc/self/task/{ended.native_id}"):
-            time.sleep(0.001)
-        working = threading.Event()
-        def wait():
-            working.set()
-            time.sleep(60)
-        threading.Thread(target=work, args=(wait,), name="\u00e9" * 100, daemon=True).start()
-        working.wait()
-        with stagespan.span("main"):
-            print("ready", flush=True)
-            time.sleep(60)
-    """)
+    process = started(LIVE, "named_threads")
     found = recording.open(process.pid)
     shown = command_here("show", str(process.pid)).stdout
     end(process)
@@ -99,15 +60,7 @@ def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
 
 
 def test_requests_have_the_ids_of_their_traces(folder: Path) -> None:
-    process = started("""
-        import time
-        import stagespan
-        header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-        with stagespan.request("alone"), stagespan.span("first"):
-            with stagespan.request("traced", traceparent=header), stagespan.span("second"):
-                print("ready", flush=True)
-                time.sleep(60)
-    """)
+    process = started(LIVE, "traced_requests")
     found = recording.open(process.pid)
     shown = command_here("show", str(process.pid)).stdout
     lines = command_here("dump", str(process.pid), "--format", "csv").stdout
@@ -128,26 +81,13 @@ def test_requests_have_the_ids_of_their_traces(folder: Path) -> None:
     assert arguments["first"]["trace_id"] == own
 
 
-RANK = """
-    import os, sys, time
-    import stagespan
-
-    for step in range(int(sys.argv[1])):
-        with stagespan.span("step"):
-            with stagespan.span("forward"):
-                pass
-    with stagespan.span("step"):
-        with stagespan.span(sys.argv[2]):
-            print("ready", flush=True)
-            time.sleep(60)
-"""
-
-
 def test_ranks_of_a_job_are_compared(folder: Path) -> None:
     # GIVEN four ranks, one of which is in another stage, one step behind, and stopped
     job = {"TORCHELASTIC_RUN_ID": "job-1", "WORLD_SIZE": "4"}
     places = [("17", "all_reduce"), ("17", "all_reduce"), ("17", "all_reduce"), ("16", "load")]
-    processes = [started(RANK, *place, RANK=str(rank), **job) for rank, place in enumerate(places)]
+    processes = [
+        started(LIVE, "rank", *place, RANK=str(rank), **job) for rank, place in enumerate(places)
+    ]
     processes[3].send_signal(signal.SIGSTOP)
     shown = command("show", "--job", "job-1")
     page = json.loads(command_here("ps", "--job", "job-1", "--json").stdout)
@@ -167,45 +107,18 @@ def test_ranks_of_a_job_are_compared(folder: Path) -> None:
 
 def test_the_rank_is_that_of_torch_distributed(folder: Path) -> None:
     pytest.importorskip("torch")
-    process = start(
-        """
-        import os, time
-        import torch.distributed as dist
-        import stagespan
-        with stagespan.span("before"):
-            pass
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        with stagespan.ProfilingContext("stage"):
-            pass
-        print(os.getpid(), flush=True)
-        time.sleep(60)
-    """,
-        python=preloaded.python(),
-    )
+    process = start(LIVE, "rank_of_torch", python=preloaded.python())
     pid = int(ready(process))
-    try:
-        until = time.monotonic() + 20
-        while recording.open(pid).rank is None and time.monotonic() < until:
-            time.sleep(0.05)
-        found = recording.open(pid)
-        assert (found.rank, found.world_size) == (0, 1)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        process.communicate(timeout=30)
+    until(lambda: recording.open(pid).rank is not None)
+    found = recording.open(pid)
+    assert (found.rank, found.world_size) == (0, 1)
 
 
 def test_the_list_of_processes(folder: Path) -> None:
-    program = """
-        import time
-        import stagespan
-        stagespan.set_pipeline_name("wan")
-        with stagespan.span("serve"):
-            print("ready", flush=True)
-            while True:
-                with stagespan.span("step"):
-                    time.sleep(0.001)
-    """
-    alive, killed = started(program, RANK="2"), started(program)
+    alive, killed = (
+        started(LIVE, "stepping", RANK="2"),
+        started(LIVE, "stepping"),
+    )
     end(killed)
 
     def listed(*options: str) -> list[Any]:
@@ -220,7 +133,7 @@ def test_the_list_of_processes(folder: Path) -> None:
     assert shown[0]["rank"] == 2
     assert shown[0]["pipeline"] == "wan"
     assert shown[0]["stages"][0] == "serve"
-    assert eventually(lambda: listed()[0]["spans_per_s"] > 0, 30)  # 0 while it gets no core
+    until(lambda: listed()[0]["spans_per_s"] > 0, 30)  # 0 while it gets no core
     assert {row["pid"]: row["state"] for row in everything} == {
         alive.pid: "alive",
         killed.pid: "died",
@@ -230,23 +143,11 @@ def test_the_list_of_processes(folder: Path) -> None:
     opened_s = recording.open(alive.pid).open_spans()[0]["elapsed_ns"] / 1e9
     line = f"process {alive.pid}"
     stalled = ("ps", "--stalled", f"{opened_s}")
-    assert eventually(lambda: line not in command_here(*stalled).stdout, 30)
+    until(lambda: line not in command_here(*stalled).stdout, 30)
 
 
 def test_the_list_shows_when_a_killed_process_was_last_at_work(folder: Path) -> None:
-    process = started(
-        """
-        import time
-        import stagespan
-        with stagespan.span("serve"):
-            until_s = time.monotonic() + 0.5
-            while time.monotonic() < until_s:
-                with stagespan.span("request"):
-                    time.sleep(0.01)
-            print("ready", flush=True)
-            time.sleep(60)
-        """
-    )
+    process = started(LIVE, "idle_after_requests")
     end(process)
     rows = json.loads(command_here("ps", "--all", "--json").stdout)["processes"]
     (row,) = (row for row in rows if row["pid"] == process.pid)
@@ -257,36 +158,15 @@ def test_the_list_shows_when_a_killed_process_was_last_at_work(folder: Path) -> 
     assert recording.open(process.pid, spans=False).last_ns is None
 
 
-BUSY = """
-    import threading, time
-    import stagespan
-    def work():
-        while True:
-            with stagespan.span("request"):
-                with stagespan.span("decode"):
-                    time.sleep(0.001)
-    threading.Thread(target=work, daemon=True).start()
-    with stagespan.span("main"):
-        print("ready", flush=True)
-        time.sleep(60)
-"""
-
-
 def test_the_live_page_in_a_terminal(folder: Path) -> None:
-    busy = start(BUSY)
+    busy = start(LIVE, "busy")
     terminal, other_end = pty.openpty()
     fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", "NO_COLOR": "1"}
-    top = None
+    variables = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24", "NO_COLOR": "1"}
     try:
         ready(busy)
-        top = subprocess.Popen(
-            [sys.executable, "-m", "stagespan", "top", str(busy.pid), "--interval", "0.2"],
-            stdin=other_end,
-            stdout=other_end,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
+        command = [sys.executable, "-m", "stagespan", "top", str(busy.pid), "--interval", "0.2"]
+        top = start_command(command, stdin=other_end, stdout=other_end, **variables)
         seen = shown_by(terminal, "decode", "main", "runs/s")
         assert "Traceback" not in seen
         os.write(terminal, b"f")
@@ -296,21 +176,17 @@ def test_the_live_page_in_a_terminal(folder: Path) -> None:
         os.write(terminal, "\x1b/去噪".encode())
         shown_by(terminal, "/去噪_")
         os.write(terminal, b"\rsq")
-        assert top.wait(timeout=20) == 0
+        ended(top, 0)
     finally:
-        end(busy)
         os.close(terminal)
         os.close(other_end)
-        if top is not None:
-            top.kill()
-            top.communicate(timeout=20)
 
 
 def shown_by(terminal: int, *words: str) -> str:
     """Read a terminal until all words have been shown."""
     seen = ""
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
+    until_s = time.monotonic() + 20
+    while time.monotonic() < until_s:
         if select.select([terminal], [], [], 0.2)[0]:
             seen += os.read(terminal, 65536).decode("utf-8", "replace")
         if all(word in seen for word in words):
@@ -319,7 +195,7 @@ def shown_by(terminal: int, *words: str) -> str:
 
 
 def test_the_live_page_is_printed_once(folder: Path) -> None:
-    busy = started(BUSY)
+    busy = started(LIVE, "busy")
 
     def lines_of_top() -> list[str]:
         shown = command_here("top", str(busy.pid), "--once", "--interval", "0.3")
@@ -331,8 +207,8 @@ def test_the_live_page_is_printed_once(folder: Path) -> None:
         return float(decode[1].replace(",", ""))
 
     lines = lines_of_top()
-    assert lines[0].startswith(f"{busy.pid} python -c: alive")
-    assert eventually(lambda: runs_per_s(lines_of_top()) > 0, 30)  # 0 while it gets no core
+    assert lines[0].startswith(f"{busy.pid} live.py busy: alive")
+    until(lambda: runs_per_s(lines_of_top()) > 0, 30)  # 0 while it gets no core
     assert any("main" in line and str(busy.pid) in line for line in lines[1:])
     none = command_here("top", "--job", "no such job", "--once")
     assert none.returncode == 2
@@ -341,23 +217,7 @@ def test_the_live_page_is_printed_once(folder: Path) -> None:
 
 def test_long_names_do_not_hide_figures(folder: Path) -> None:
     process = started(
-        """
-        import threading, time
-        import stagespan
-        has_run = threading.Event()
-        def work():
-            while True:
-                with stagespan.span("inner " * 20):
-                    time.sleep(0.001)
-                has_run.set()
-        threading.Thread(target=work, name="worker " * 9, daemon=True).start()
-        with stagespan.span("first " * 20), stagespan.span("second " * 20):
-            has_run.wait()
-            print("ready", flush=True)
-            time.sleep(60)
-    """,
-        RANK="0",
-        TORCHELASTIC_RUN_ID="a job with a name of many characters",
+        LIVE, "long_names", RANK="0", TORCHELASTIC_RUN_ID="a job with a name of many characters"
     )
     pages = [
         ran([sys.executable, "-m", "stagespan", *arguments], COLUMNS="80", NO_COLOR="1").stdout
@@ -388,34 +248,7 @@ def test_long_names_do_not_hide_figures(folder: Path) -> None:
 
 
 def test_forks_while_threads_write(folder: Path) -> None:
-    process = start("""
-        import os, threading
-        import stagespan
-        from stagespan import _core
-
-        over = threading.Event()
-        def write():
-            while not over.is_set():
-                with stagespan.span("parent"):
-                    pass
-        threads = [threading.Thread(target=write) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for i in range(20):
-            child = os.fork()
-            if child == 0:
-                for _ in range(i):
-                    with stagespan.span("child"):
-                        pass
-                found = {name: stage.count for name, stage in stagespan.stats().items()}
-                os._exit(0 if found == ({"child": i} if i else {}) else 1)
-            assert os.waitpid(child, 0)[1] == 0
-        over.set()
-        for thread in threads:
-            thread.join()
-        print(stagespan.stats()["parent"].count, flush=True)
-        os._exit(0)
-    """)
+    process = start(LIVE, "forks")
     own = int(ready(process))
     process.communicate(timeout=30)
     counts = sorted(
@@ -432,12 +265,7 @@ def test_forks_while_threads_write(folder: Path) -> None:
 @pytest.mark.parametrize("knows_its_start", [True, False])
 def test_no_more_leftovers_than_a_few_are_kept(folder: Path, knows_its_start: bool) -> None:
     # GIVEN a live process, and many files of dead ones
-    alive = started("""
-        import stagespan, time
-        with stagespan.span("alive"):
-            print("ready", flush=True)
-            time.sleep(60)
-    """)
+    alive = started(LIVE, "inside", "alive")
     for pid in range(1, 60):
         start_ticks = pid if knows_its_start else 0  # 0 from a process without /proc
         name = f"{2**22 + pid}-{start_ticks}.stagespan"
@@ -452,23 +280,14 @@ def test_no_more_leftovers_than_a_few_are_kept(folder: Path, knows_its_start: bo
 
 
 def test_processes_of_another_container_are_recognised_by_their_lock(folder: Path) -> None:
-    process = started_as_first("""
-        import os, sys, time
-        import stagespan
-        with stagespan.span("contained"):
-            print(os.getpid(), flush=True)
-            time.sleep(60)
-    """)
+    process = started_as_first(LIVE, "inside", "contained")
     (found,) = recordings_in(folder)
     assert (found.pid, found.state) == (1, "alive")
     other = start("import stagespan, os\nwith stagespan.span('x'): pass\nos._exit(1)")
     other.communicate(timeout=60)
     assert {one.state for one in recordings_in(folder)} == {"alive", "stopped"}
     end(process)
-    until = time.monotonic() + 20
-    while recording.open(found.path).state == "alive" and time.monotonic() < until:
-        time.sleep(0.05)
-    assert recording.open(found.path).state == "died"
+    until(lambda: recording.open(found.path).state == "died")
 
 
 def test_recordings_are_kept_when_a_process_calls_exec(folder: Path) -> None:
@@ -499,28 +318,12 @@ def stages_of(one: recording.Recording) -> set[str]:
 
 
 def test_a_program_that_calls_exec_replaces_its_recording(folder: Path) -> None:
-    process = started(
-        """
-        import os, sys
-        import stagespan
-        with stagespan.span("before"):
-            if len(sys.argv) > 1:
-                os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
-    """,
-        "import time; print('ready', flush=True); time.sleep(60)",
-    )
+    process = started(LIVE, "calls_exec", "import time; print('ready', flush=True); time.sleep(60)")
     assert [(one.pid, one.state) for one in recordings_in(folder)] == [(process.pid, "died")]
     end(process)
     again = started(
-        """
-        import os, sys
-        import stagespan
-        with stagespan.span(sys.argv[1]):
-            if sys.argv[1] == "before":
-                os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], "after", ""])
-            print("ready", flush=True)
-            __import__("time").sleep(60)
-    """,
+        LIVE,
+        "calls_exec_once",
         "before",
         textwrap.dedent("""
         import sys, time

@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import textwrap
 import time
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 from recorded_process import command, command_here
 
 import preloaded
+from running import command_of, ready, start_command
 
 pytest.importorskip("torch")
 
@@ -64,22 +63,19 @@ PROGRAM = """
 @pytest.mark.parametrize("way", ["stopped", "holds Python's lock"])
 def test_the_rank_that_the_others_wait_for_is_named(way: str, folder: Path, tmp_path: Path) -> None:
     # GIVEN eight ranks, one of which is stalled in a stage, so that the others wait for it
-    job = subprocess.Popen(
-        [*preloaded.python(), "-c", textwrap.dedent(PROGRAM), way],
+    job = start_command(
+        command_of(PROGRAM, way, python=preloaded.python()),
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
         stderr=(tmp_path / "stderr").open("w"),
-        text=True,
+        OMP_NUM_THREADS="1",
+        GLOO_SOCKET_IFNAME="lo",
     )
-    assert job.stdout is not None
-    line = job.stdout.readline()
-    assert line, (tmp_path / "stderr").read_text()
+    line = ready(job)
     try:
         expected = {rank: "load" if rank == 3 else "all_reduce" for rank in range(RANKS)}
         stalled: dict[int, str] = {}
-        until = time.monotonic() + 120
-        while stalled != expected and time.monotonic() < until:
+        until_s = time.monotonic() + 120
+        while stalled != expected and time.monotonic() < until_s:
             time.sleep(0.5)
             found = json.loads(command_here("ps", "--stalled", "1", "--json").stdout)["stalled"]
             of_job = [one for one in found if one["job"] == "job-8"]

@@ -23,6 +23,7 @@ from recording import in_child, lost, python
 
 import stagespan
 from carrier_texts import own_text, sent_in
+from running import PROGRAMS, ran
 from stagespan import (
     _core,
     batch,
@@ -40,6 +41,8 @@ from stagespan.recording import request_figures
 from stagespan.recording.request_figures import RequestFigures
 from stagespan.recording.request_sums import RequestSums
 from stagespan.recording.timelines import Timeline, timelines
+
+REQUESTING = PROGRAMS / "requesting.py"
 
 pytestmark = pytest.mark.usefixtures("fresh")
 HOUR_NS = 3600 * 10**9
@@ -374,29 +377,7 @@ def test_sizes_of_messages_where_they_are_told() -> None:
 
 
 def test_queues_that_others_name_leave_places_for_own_stages(tmp_path: Path) -> None:
-    program = """
-        import stagespan
-        for n in range(4200):
-            parent = f"00-{n + 1:032x}-{n + 1:016x}-01"
-            own = "1;id;" + 4 * "0000000000000001;" + f"reply-{n};1;"
-            carrier = {"traceparent": parent, "stagespan": own}
-            with stagespan.extract(carrier, size_bytes=10) as remote:
-                assert remote.queue == f"reply-{n}"
-        # WHEN the process names stages itself, also one that a peer has named
-        for n in range(100):
-            with stagespan.span(f"own-{n}"): pass
-        with stagespan.queued("reply-4000"): pass
-        # THEN they have their names, and so do the first ones of the peer
-        assert all(stagespan.stats()[f"own-{n}"].count == 1 for n in range(100))
-        waits = stagespan.stats(kind="queue")
-        assert waits["reply-0"].count == 1 and waits["reply-0"].work == {"bytes": 10}
-        assert waits["reply-4000"].count == 1
-        assert len(waits) + len(stagespan.stats(kind="remote")) <= 257
-        # AND the others are counted under one name
-        assert waits["(other)"].count + sum(name.startswith("reply") for name in waits) == 4201
-        assert stagespan.lost()["names"] > 4000
-    """
-    python(program, tmp_path)
+    python((REQUESTING, "many_queues"), tmp_path)
 
 
 def test_links_that_do_not_fit_are_counted() -> None:
@@ -685,7 +666,7 @@ def test_a_request_that_does_not_end() -> None:
 def test_a_process_without_stagespan_passes_the_carrier_on() -> None:
     with request("through"):
         sent = json.dumps(inject(queue="work"))
-    passed = subprocess.run(["cat"], input=sent, capture_output=True, text=True, check=True)
+    passed = ran(["cat"], input=sent, status=0)
     with extract(json.loads(passed.stdout)), span("work"):
         pass
     found = timeline("through")
@@ -694,42 +675,14 @@ def test_a_process_without_stagespan_passes_the_carrier_on() -> None:
 
 
 def test_a_fork_inside_of_a_request(tmp_path: Path) -> None:
-    program = """
-        import json, os, stagespan
-        from stagespan import recording
-        with stagespan.request("parent") as parent:
-            with stagespan.span("around"):
-                for _ in range(2):
-                    if os.fork() == 0:
-                        with stagespan.request("child") as own, stagespan.span("work"):
-                            carrier = stagespan.inject()
-                        with stagespan.extract(carrier), stagespan.span("work"):
-                            pass
-                        found = recording.open(os.getpid())
-                        ids = [one["id"] for one in found.segments()]
-                        print(json.dumps([own.trace_id, ids, len(found.spans())]), flush=True)
-                        os._exit(0)
-                    os.wait()
-            print(json.dumps([parent.trace_id, [], 0]), flush=True)
-        """
-    *children, parent = map(json.loads, in_child(program, tmp_path))
+    *children, parent = map(json.loads, in_child((REQUESTING, "fork_inside"), tmp_path))
     # THEN the ids are different, and each child has its own recording
     assert len({one[0] for one in (*children, parent)}) == 3
     assert [one[1] for one in children] == [["child", "child"]] * 2
 
 
 def test_a_hop_to_a_forked_child_does_not_come_back(folder: Path, tmp_path: Path) -> None:
-    program = """
-        import os, stagespan
-        with stagespan.request("r"):
-            carrier = stagespan.inject()
-            if os.fork() == 0:
-                with stagespan.extract(carrier), stagespan.span("work"):
-                    pass
-                os._exit(0)
-            os.wait()
-    """
-    python(program, tmp_path, STAGESPAN_RECORDING="keep")
+    python((REQUESTING, "hop_to_a_child"), tmp_path, STAGESPAN_RECORDING="keep")
     (found,) = timelines([recording.open(path) for path in folder.glob("*.stagespan")])
     assert found.causes == []
     assert [one.segment["origin"] for one in found.segments] == ["root", "remote"]
@@ -769,7 +722,7 @@ def test_making_the_recording_is_not_a_part_of_the_first_request(
     first: str, folder: Path, tmp_path: Path
 ) -> None:
     # GIVEN a folder where that takes long, because it removes what ended processes left
-    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended = subprocess.Popen(["true"])
     ended.wait()
     for n in range(3000):
         (folder / f"{ended.pid}-{n + 1}.stagespan").touch()
@@ -805,12 +758,8 @@ def test_hashes_instead_of_ids(tmp_path: Path) -> None:
         report = stagespan.timing_report()["requests"]
         print(json.dumps([shown, [one["request_id"] for one in report]]))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "STAGESPAN_REQUEST_IDS": "hash"},
+    done = ran(
+        [sys.executable, "-c", textwrap.dedent(program)], status=0, STAGESPAN_REQUEST_IDS="hash"
     )
     shown, reported = json.loads(done.stdout)
     assert set(shown) == set(reported)

@@ -9,23 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_process import command_here, end, started
+from recorded_process import command_here, started
 from recording import python
 
-from running import ran
+from running import PROGRAMS, end, ran
+
+LIVE = PROGRAMS / "live.py"
 
 
 def test_the_report_of_a_process(folder: Path, tmp_path: Path) -> None:
-    process = started("""
-        import stagespan, time
-        for i in range(5):
-            with stagespan.span("step"):
-                with stagespan.span("forward"):
-                    time.sleep(0.002)
-        with stagespan.span("serve"):
-            print("ready", flush=True)
-            time.sleep(60)
-    """)
+    process = started(LIVE, "five_steps")
     (file,) = folder.glob("*.stagespan")
     by_pid, by_file = (
         command_here("show", which, "--stages") for which in (str(process.pid), str(file))
@@ -37,7 +30,7 @@ def test_the_report_of_a_process(folder: Path, tmp_path: Path) -> None:
     for found in (by_pid, by_file):
         assert found.returncode == 0, found.stderr
         lines = found.stdout.splitlines()
-        assert lines[0].startswith(f"Process {process.pid} (python -c) is alive.")
+        assert lines[0].startswith(f"Process {process.pid} (live.py five_steps) is alive.")
         assert lines[1].startswith("Timing report, 2 stages, wall clock ")
         (step,) = (line.split() for line in lines if line.startswith("step "))
         assert step[4] == "5"

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recording import script_of
 
 import preloaded
-from running import ran
+from running import PROGRAMS, ended, ran, start_command
+
+REPORTING = PROGRAMS / "reporting.py"
 
 ONE_STAGE = """
     import stagespan
@@ -29,18 +32,15 @@ ONE_STAGE = """
 
 
 def python(
-    code: str,
+    code: str | Sequence[str | Path],
     cwd: Path,
     *arguments: str,
     start: Sequence[str] = (sys.executable,),
     status: int = 0,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    script = cwd / "script.py"
-    script.write_text(textwrap.dedent(code))
-    return ran(
-        [*start, *arguments, str(script)], cwd=cwd, timeout_s=180, status=status, **variables
-    )
+    command = [*start, *arguments, *script_of(code, cwd)]
+    return ran(command, cwd=cwd, timeout_s=180, status=status, **variables)
 
 
 def written(folder: Path) -> dict[str, Any]:
@@ -125,18 +125,7 @@ def test_a_script_that_fails_still_gets_its_report(ending: str, tmp_path: Path) 
 
 
 def test_the_folder_that_the_program_sets_and_a_reset_hold(tmp_path: Path) -> None:
-    code = """
-        import os, stagespan
-        stagespan.set_profiler_output_dir("here")
-        with stagespan.span("before"):
-            pass
-        stagespan.reset_timing_registry("req_1", {"seed": 7})
-        with stagespan.span("after"):
-            pass
-        os.mkdir("elsewhere")
-        os.chdir("elsewhere")
-    """
-    python(code, tmp_path, STAGESPAN_DEBUG="1")
+    python((REPORTING, "folder_and_reset"), tmp_path, STAGESPAN_DEBUG="1")
     (report,) = written(tmp_path / "here").values()
     assert (report["request_id"], report["metadata"]) == ("req_1", {"seed": 7})
     assert list(report["stages"]) == ["after"]
@@ -202,18 +191,10 @@ def test_a_pool_that_is_closed_writes_too(tmp_path: Path) -> None:
 
 def test_ranks_have_their_number_in_their_names(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(ONE_STAGE))
-    common = {**os.environ, "STAGESPAN_DEBUG": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "script.py"],
-            cwd=tmp_path,
-            env={**common, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=120)[1] for process in ranks]
+    common = {"STAGESPAN_DEBUG": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+    command = [sys.executable, "script.py"]
+    ranks = [start_command(command, cwd=tmp_path, RANK=str(n), **common) for n in range(2)]
+    errors = [ended(process)[1] for process in ranks]
 
     files = written(tmp_path / "work_dirs")
     assert sorted(files) == [
@@ -266,35 +247,16 @@ def test_a_program_does_not_overwrite_files_of_another(tmp_path: Path) -> None:
 
 
 def test_the_report_at_exit_takes_the_place_of_the_programs_own_dump(tmp_path: Path) -> None:
-    code = """
-        import stagespan
-        with stagespan.ProfilingContext4Debug("first"):
-            pass
-        folder = stagespan.get_profiler_output_dir()
-        stagespan.dump_timing_report(folder / "timing.json")
-        stagespan.dump_io_signatures(folder / "timing_io_signature.json")
-        with stagespan.ProfilingContext4Debug("second"):
-            pass
-    """
 
-    python(code, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
+    python((REPORTING, "own_dump"), tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
     files = written(tmp_path / "out")
     assert sorted(files) == ["timing.json", "timing_io_signature.json"]
     assert sorted(files["timing.json"]["stages"]) == ["first", "second"]
 
 
 def test_the_report_at_exit_leaves_a_dump_of_an_earlier_report(tmp_path: Path) -> None:
-    code = """
-        import stagespan
-        with stagespan.span("first"):
-            pass
-        stagespan.dump_timing_report(stagespan.get_profiler_output_dir() / "timing.json")
-        stagespan.reset_timing_registry()
-        with stagespan.span("second"):
-            pass
-    """
 
-    python(code, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
+    python((REPORTING, "earlier_dump"), tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
     reports = written(tmp_path / "out")
     assert list(reports.pop("timing.json")["stages"]) == ["first"]
     assert [list(report["stages"]) for report in reports.values()] == [["second"]]

@@ -4,45 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from exporting import exporter, of, scraped, until
-from recorded_process import end, started, tell
+from exporting import exporter, of, scraped
+from recorded_process import started
 from recording import printed, python
 
 import stagespan
+from running import PROGRAMS, end, in_threads, tell, until
 from stagespan import recording
 from stagespan.export.figures import Counts, Names, ShownNames, figures_of
 from stagespan.export.own import Own
 from stagespan.recording.reading import Recording
 
+REQUESTING = PROGRAMS / "requesting.py"
+
 NAMES = ShownNames(Names(200), Names(100), Names(200))
 COUNT = "stagespan_request_duration_seconds_count"
-MANY = """
-    import os, sys, time
-    import stagespan
-
-    for n in range(int(sys.argv[1])):
-        request = stagespan.request(f"r{n}")
-        request.pipeline = "even" if n % 2 == 0 else "odd"
-        with request:
-            if n % 10 == 0:
-                request.set_status("cancelled")
-    print("ready", flush=True)
-    while what := sys.stdin.readline().strip():
-        if what == "open":
-            open_ = [stagespan.request("open"), stagespan.extract({})]
-            for one in open_:
-                one.__enter__()
-            time.sleep(0.05)
-            with stagespan.span("work"):
-                pass
-        print("done", flush=True)
-"""
 
 
 def counted(kind: stagespan.live.span_kinds.AnyKind = "request") -> dict[str, int]:
@@ -138,34 +119,13 @@ def test_all_requests_of_many_threads_are_counted() -> None:
                 if n % 5 == 0:
                     one.set_status("error")
 
-    threads = [threading.Thread(target=serve) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[serve] * 8)
     assert counted("request_ok") == {"default": 3200}
     assert counted("request_error") == {"default": 800}
 
 
 def test_more_pipelines_than_there_is_room_for_are_counted_together(tmp_path: Path) -> None:
-    (found,) = printed(
-        python(
-            """
-            import json, stagespan
-            for n in range(6000):
-                request = stagespan.request()
-                request.pipeline = f"p{n}"
-                with request:
-                    request.chunk()
-            with stagespan.span("a stage"):
-                pass
-            kinds = ("request", "part_first_chunk", "execution")
-            stats = [stagespan.stats(kind=kind) for kind in kinds]
-            print(json.dumps([{name: of.count for name, of in one.items()} for one in stats]))
-            """,
-            tmp_path,
-        )
-    )
+    (found,) = printed(python((REQUESTING, "many_pipelines"), tmp_path))
     for of_kind in found[:2]:
         assert len(of_kind) == 201
         assert of_kind["(other)"] == 5800
@@ -198,41 +158,13 @@ def test_no_reading_in_the_process_loses_a_request() -> None:
 
 def test_figures_that_are_pushed_at_exit_are_complete(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
-    program = """
-        import atexit, threading
-        import stagespan
-        from prometheus_client import CollectorRegistry, generate_latest
-        from stagespan.export import prometheus
-
-        registry = CollectorRegistry()
-        prometheus.register(registry)
-
-        def pushed():
-            for line in generate_latest(registry).decode().splitlines():
-                if line.startswith("stagespan_request_duration_seconds_count"):
-                    print('"error"' in line, float(line.split()[-1]))
-
-        atexit.register(pushed)
-
-        def serve():
-            for n in range(3_000):
-                with stagespan.request() as request, stagespan.span("decode"):
-                    if n % 3 == 0:
-                        request.set_status("error")
-
-        threads = [threading.Thread(target=serve) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    """
-    lines = python(program, tmp_path).stdout.splitlines()
+    lines = python((REQUESTING, "pushed_at_exit"), tmp_path).stdout.splitlines()
     assert sorted(lines) == ["False 8000.0", "True 4000.0"]
 
 
 def test_the_first_reading_of_a_side_car_has_all_requests(folder: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
-    started(MANY, "10000", STAGESPAN_JOB="svc")
+    started(REQUESTING, "of_two_pipelines", "10000", STAGESPAN_JOB="svc")
     with exporter() as (_, port):
         samples = scraped(port)
     for pipeline, others in (("even", 4000), ("odd", 5000)):
@@ -246,7 +178,9 @@ def test_requests_that_a_process_has_left_open_are_abandoned(
 ) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     with exporter() as (_, port):
-        process = started(MANY, "4", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
+        process = started(
+            REQUESTING, "of_two_pipelines", "4", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep"
+        )
         tell(process, "open")
         assert of(scraped(port), COUNT, status="abandoned") is None
         how(process)
@@ -259,7 +193,7 @@ def test_requests_that_a_process_has_left_open_are_abandoned(
 
 
 def test_a_process_that_is_stopped_has_abandoned_nothing(folder: Path) -> None:
-    process = started(MANY, "2")
+    process = started(REQUESTING, "of_two_pipelines", "2")
     tell(process, "open")
     process.send_signal(signal.SIGSTOP)
     assert recording.open(process.pid).left_open == []
@@ -267,7 +201,7 @@ def test_a_process_that_is_stopped_has_abandoned_nothing(folder: Path) -> None:
 
 
 def test_a_reading_of_a_process_has_the_figures_of_its_requests(folder: Path) -> None:
-    process = started(MANY, "100")
+    process = started(REQUESTING, "of_two_pipelines", "100")
     copy: Recording = recording.open(process.pid, spans=False)
     assert {name: one.count for name, one in copy.stats(kind="request").items()} == {
         "even": 50,
@@ -277,22 +211,10 @@ def test_a_reading_of_a_process_has_the_figures_of_its_requests(folder: Path) ->
 
 def test_a_process_that_is_killed_while_it_counts_has_whole_figures(folder: Path) -> None:
     # GIVEN a process that writes a byte after each request, and is killed at any time
-    program = """
-        import os, threading
-        import stagespan
-
-        def serve():
-            while True:
-                with stagespan.request("r"):
-                    pass
-                os.write(1, b".")
-
-        os.write(1, b"ready\\n")
-        for _ in range(2):
-            threading.Thread(target=serve).start()
-    """
     for n in range(8):
-        process = started(program, STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
+        process = started(
+            REQUESTING, "endless_requests", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep"
+        )
         assert process.stdout is not None
         told = len(process.stdout.read(1))
         time.sleep(0.013 * n)

@@ -13,32 +13,18 @@ from recorded_process import command_here, started
 from recording import printed, python
 
 import stagespan
+from running import PROGRAMS
 from stagespan import recording
 from stagespan.asgi import RequestMiddleware
 from stagespan.recording.reading import Segment
 from stagespan.recording.timelines import timelines
 
-PROGRAM = """
-    import stagespan
-
-    for n in range(6):
-        fields = {"steps": 60 if n % 2 else 20, "model": f"wan-{n % 3}", "prompt": "a secret text"}
-        request = stagespan.request(f"r{n}", **fields)
-        request.pipeline = "video" if n < 4 else "image"
-        with request, stagespan.span("denoise"):
-            pass
-    print("ready", flush=True)
-    input()
-"""
+REQUESTING = PROGRAMS / "requesting.py"
 
 
 def rows(*options: str) -> dict[str, dict[str, Any]]:
     page = json.loads(command_here("requests", *options, "--json").stdout)
     return {one["request_id"]: one for one in page["requests"]}
-
-
-def last_segment() -> Segment:
-    return recording.open(os.getpid()).segments()[-1]
 
 
 # --- recorded fields ------------------------------------------------------------------------------
@@ -48,7 +34,7 @@ def test_named_metadata_is_shown_and_searched(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")  # wide enough for the last column, whatever the times
-    process = started(PROGRAM, STAGESPAN_REQUEST_FIELDS="steps,model")
+    process = started(REQUESTING, "with_fields", STAGESPAN_REQUEST_FIELDS="steps,model")
     found = rows()
     assert found["r1"]["fields"] == {"steps": 60, "model": "wan-1"}
     assert "secret text" not in json.dumps(found)
@@ -68,33 +54,19 @@ def test_named_metadata_is_shown_and_searched(
 
 
 def test_no_metadata_leaves_the_process_by_default(folder: Path) -> None:
-    process = started(PROGRAM)
+    process = started(REQUESTING, "with_fields")
     copy = recording.open(process.pid)
     assert {one["fields"] == {} for one in copy.segments()} == {True}
     assert b"secret text" not in Path(copy.path).read_bytes()
     before = os.stat(copy.path).st_blocks
-    named = started(PROGRAM, STAGESPAN_REQUEST_FIELDS="steps")
+    named = started(REQUESTING, "with_fields", STAGESPAN_REQUEST_FIELDS="steps")
     # THEN the table takes space only where it is used
     more = os.stat(recording.open(named.pid).path).st_blocks - before
     assert 0 < more * 512 <= 64 * 1024
 
 
 def test_numbers_and_short_texts_are_recorded(tmp_path: Path) -> None:
-    program = """
-        import json, os, stagespan
-        from stagespan import recording
-
-        stagespan.record_request_fields("x", "x")
-        values = [7, -(2**63), 2**70, True, 1.5, float("nan"), float("inf"), "é" * 100, ""]
-        values += ["\\ud800", "m" * (1 << 20), None, [1], b"bytes"]
-        found = []
-        for value in values:
-            with stagespan.request(x=value, y=1):
-                pass
-            found.append(recording.open(os.getpid()).segments()[-1]["fields"])
-        print(json.dumps(found))
-    """
-    (found,) = printed(python(program, tmp_path))
+    (found,) = printed(python((REQUESTING, "values_of_fields"), tmp_path))
     assert found[:5] == [{"x": 7}, {"x": -(2**63)}, {"x": 2.0**70}, {"x": 1}, {"x": 1.5}]
     assert found[5:7] == [{}, {}]
     assert found[7:11] == [
@@ -107,56 +79,27 @@ def test_numbers_and_short_texts_are_recorded(tmp_path: Path) -> None:
 
 
 def test_secrets_are_replaced(tmp_path: Path) -> None:
-    program = """
-        import json, os, stagespan
-        from stagespan import recording
-        with stagespan.request(api_key="sk-1", token=5, model="m"):
-            pass
-        print(json.dumps(recording.open(os.getpid()).segments()[-1]["fields"]))
-    """
     names = {"STAGESPAN_REQUEST_FIELDS": "api_key,token,model"}
-    (found,) = printed(python(program, tmp_path, **names))
+    (found,) = printed(python((REQUESTING, "secret_fields"), tmp_path, **names))
     assert found == {"api_key": "(redacted)", "token": 5, "model": "m"}
-    (found,) = printed(python(program, tmp_path, STAGESPAN_REDACT="none", **names))
+    (found,) = printed(
+        python((REQUESTING, "secret_fields"), tmp_path, STAGESPAN_REDACT="none", **names)
+    )
     assert found["api_key"] == "sk-1"
 
 
 def test_fields_have_a_limit(tmp_path: Path) -> None:
-    program = """
-        import json, stagespan
-        found = []
-        for name in ["", "x" * 33, *map(str, range(9))]:
-            try:
-                stagespan.record_request_fields(name)
-            except ValueError as error:
-                found.append(str(error))
-        print(json.dumps(found))
-    """
-    (found,) = printed(python(program, tmp_path))
+    (found,) = printed(python((REQUESTING, "limits_of_fields"), tmp_path))
     assert ["32 bytes" in one for one in found] == [True, True, False]
     assert "'8' is the ninth field" in found[2]
 
 
 def test_fields_are_those_at_the_end_of_a_request_also_in_a_fork(tmp_path: Path) -> None:
-    program = """
-        import json, os, stagespan
-        from stagespan import recording
-        def last():
-            return recording.open(os.getpid()).segments()[-1]["fields"]
-        stagespan.record_request_fields("steps", "user")
-        with stagespan.request(steps=1) as request:
-            print(json.dumps(last()), flush=True)
-            request.metadata["steps"] = 2
-            carrier = request.inject()
-        print(json.dumps(last()), flush=True)
-        if os.fork() == 0:
-            with stagespan.extract(carrier) as remote:
-                remote.metadata["user"] = "u"
-            print(json.dumps(last()), flush=True)
-            os._exit(0)
-        os.wait()
-    """
-    assert printed(python(program, tmp_path)) == [{"steps": 1}, {"steps": 2}, {"user": "u"}]
+    assert printed(python((REQUESTING, "changed_fields"), tmp_path)) == [
+        {"steps": 1},
+        {"steps": 2},
+        {"user": "u"},
+    ]
 
 
 # --- routes ---------------------------------------------------------------------------------------
@@ -221,13 +164,13 @@ def test_an_application_without_a_router_has_the_pipeline_of_the_process() -> No
     [
         ({"STAGESPAN_JOB": "mine", "OTEL_SERVICE_NAME": "chat-api"}, "mine"),
         ({"OTEL_SERVICE_NAME": "chat-api", "SLURM_JOB_ID": "7"}, "chat-api"),
-        ({}, "python -c"),
+        ({}, "python requesting.py"),
     ],
 )
 def test_a_service_is_called_as_the_user_calls_it(
     folder: Path, variables: dict[str, str], service: str
 ) -> None:
-    process = started(PROGRAM, **variables)
+    process = started(REQUESTING, "with_fields", **variables)
     assert recording.open(process.pid).service == service
 
 
@@ -299,26 +242,12 @@ def test_a_failed_request_tells_the_type_of_its_exception() -> None:
 
 
 def test_types_of_exceptions_have_a_limit_and_messages_are_asked_for(tmp_path: Path) -> None:
-    program = """
-        import json, os, stagespan
-        from collections import Counter
-        from stagespan import recording
-
-        for n in range(300):
-            kind = type(f"E{n}", (Exception,), {"__module__": "many"})
-            try:
-                with stagespan.span("s"):
-                    raise kind("é" * 300)
-            except Exception:
-                pass
-        failures = recording.open(os.getpid()).failures()
-        kinds = Counter(kind for kind, _ in failures.values())
-        print(json.dumps([len(failures), len(kinds), kinds["(other)"], kinds["many.E0"]]))
-        print(json.dumps(sorted({str(message) for _, message in failures.values()})))
-        with stagespan.span("a stage after them"):
-            pass
-        print(json.dumps(stagespan.lost()["names"]))
-    """
-    assert printed(python(program, tmp_path)) == [[300, 257, 44, 1], ["None"], 0]
-    found = printed(python(program, tmp_path, STAGESPAN_EXCEPTION_MESSAGES="true"))
+    assert printed(python((REQUESTING, "many_exceptions"), tmp_path)) == [
+        [300, 257, 44, 1],
+        ["None"],
+        0,
+    ]
+    found = printed(
+        python((REQUESTING, "many_exceptions"), tmp_path, STAGESPAN_EXCEPTION_MESSAGES="true")
+    )
     assert found[1] == ["é" * 100]

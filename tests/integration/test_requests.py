@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import re
-import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +13,7 @@ import pytest
 from recording import assert_closed, lost, only, parents, recorded
 
 import stagespan
-from running import in_threads
+from running import in_threads, until
 from stagespan import _core, current_request, request, span
 from stagespan.contexts.requests import figures_of, finished_requests, settle_figures
 from stagespan.live import service
@@ -289,10 +288,7 @@ def test_the_service_settles_figures() -> None:
         work("inside")
     # WHEN the service thread has run, and the ring wraps before anybody asks
     service.ensure_running()
-    deadline_s = time.monotonic() + 60
-    while finished_requests[-1]["figures"] is None and time.monotonic() < deadline_s:
-        _core.service_wake()
-        time.sleep(0.01)
+    until(lambda: _core.service_wake() or finished_requests[-1]["figures"] is not None)
     for _ in range(_core.arena_info()["ring_spans"] + 10):
         work("later")
 

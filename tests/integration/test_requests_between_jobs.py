@@ -8,37 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import exporter, of, scraped, until
-from recorded_process import command, command_here, end, ready, start, started, tell
+from exporting import exporter, of, scraped
+from recorded_process import command, command_here, start, started
 
+from running import PROGRAMS, end, ready, tell, until
 from stagespan import _core, recording
 
+JOBS = PROGRAMS / "jobs.py"
+
 # A front that sends each request to a batcher, which answers with its batches of two.
-FRONT = """
-    import json, sys, time
-    import stagespan
-
-    for n in range(4):
-        with stagespan.request(f"{sys.argv[1]}-{n}"), stagespan.queued("answer"):
-            print(json.dumps(stagespan.inject(queue="batches")), flush=True)
-            sys.stdin.readline()
-    print("done", flush=True)
-    sys.stdin.readline()
-"""
-BATCHER = """
-    import json, sys
-    import stagespan
-
-    print("ready", flush=True)
-    while line := sys.stdin.readline():
-        remotes = [stagespan.extract(carrier) for carrier in json.loads(line)]
-        with stagespan.batch("forward", remotes):
-            pass
-        for remote in remotes:
-            with remote:
-                pass
-        print("ready", flush=True)
-"""
 
 
 def row_of(pid: int) -> dict[str, Any]:
@@ -54,8 +32,8 @@ def requests_of(job: str) -> dict[str, Any]:
 
 
 def test_the_requests_of_a_job_have_their_parts_in_other_jobs(folder: Path) -> None:
-    fronts = [start(FRONT, job, STAGESPAN_JOB=job) for job in ("left", "right")]
-    batcher = started(BATCHER, STAGESPAN_JOB="batcher")
+    fronts = [start(JOBS, "front_of_batches", job, STAGESPAN_JOB=job) for job in ("left", "right")]
+    batcher = started(JOBS, "batcher", STAGESPAN_JOB="batcher")
     for _ in range(4):
         carriers = [json.loads(ready(front)) for front in fronts]
         tell(batcher, json.dumps(carriers))
@@ -82,29 +60,8 @@ def test_the_requests_of_a_job_have_their_parts_in_other_jobs(folder: Path) -> N
 
 def test_what_was_lost_is_that_of_the_recordings_that_are_shown(folder: Path) -> None:
     # GIVEN a job without losses beside one that has lost links
-    lossy = start(
-        """
-        import stagespan
-        with stagespan.request("many") as many:
-            for _ in range(3):
-                with stagespan.batch("b", [many] * 300):
-                    pass
-        print("ready", flush=True)
-        input()
-        """,
-        STAGESPAN_JOB="lossy",
-        STAGESPAN_REQUESTS="64",
-    )
-    quiet = start(
-        """
-        import stagespan
-        with stagespan.request("one"), stagespan.span("work"):
-            pass
-        print("ready", flush=True)
-        input()
-        """,
-        STAGESPAN_JOB="quiet",
-    )
+    lossy = start(JOBS, "many_links", STAGESPAN_JOB="lossy", STAGESPAN_REQUESTS="64")
+    quiet = start(JOBS, "one_request", "one", STAGESPAN_JOB="quiet")
     ready(lossy)
     ready(quiet)
     assert requests_of("lossy")["lost"]["links"] > 0
@@ -115,15 +72,8 @@ def test_what_was_lost_is_that_of_the_recordings_that_are_shown(folder: Path) ->
 def test_all_commands_read_only_the_folder_that_is_set(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = """
-        import stagespan
-        with stagespan.request("elsewhere"), stagespan.span("work"):
-            pass
-        print(stagespan._core.recording_place()["kind"], flush=True)
-        input()
-    """
     monkeypatch.delenv("STAGESPAN_RECORDING_DIR")
-    process = start(program, STAGESPAN_JOB="elsewhere")
+    process = start(JOBS, "one_request", "elsewhere", STAGESPAN_JOB="elsewhere")
     if ready(process) != "file":
         pytest.skip(f"{_core.recording_default_folder()} cannot be used: free 256 MiB there")
     assert process.pid in {one.pid for one in recording.recordings()}
@@ -142,18 +92,7 @@ def test_the_list_says_how_many_open_requests_it_does_not_show(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")  # other tests' processes are in the list too
-    process = started(
-        """
-        import stagespan
-        requests = [stagespan.request(f"r{n}", new=True) for n in range(150)]
-        for one in requests:
-            one.__enter__()
-        print("ready", flush=True)
-        input()
-        """,
-        STAGESPAN_REQUESTS="64",
-        STAGESPAN_JOB="many",
-    )
+    process = started(JOBS, "open_requests", STAGESPAN_REQUESTS="64", STAGESPAN_JOB="many")
     row = row_of(process.pid)
     text = command_here("ps").stdout
     job = command_here("ps", "--job", "many").stdout
@@ -165,21 +104,7 @@ def test_the_list_says_how_many_open_requests_it_does_not_show(
 
 
 def test_batches_are_runs_of_their_process(folder: Path) -> None:
-    process = started(
-        """
-        import contextlib, time
-        import stagespan
-        for n in range(30):
-            with contextlib.suppress(ValueError), stagespan.batch("forward", []):
-                if n % 10 == 0:
-                    raise ValueError
-        print("ready", flush=True)
-        while True:
-            with stagespan.batch("forward", []):
-                time.sleep(0.002)
-        """,
-        STAGESPAN_JOB="engine",
-    )
+    process = started(JOBS, "failing_batches", STAGESPAN_JOB="engine")
     row = row_of(process.pid)
     job = json.loads(command_here("ps", "--job", "engine", "--json").stdout)
     recovered = json.loads(command_here("show", str(process.pid), "--json").stdout)

@@ -7,10 +7,8 @@ import json
 import os
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
-import textwrap
 from collections import defaultdict
 from pathlib import Path
 
@@ -21,22 +19,24 @@ from perfetto import check
 from recorded_process import (
     command_here,
     copy_sparse,
-    end,
     extents,
-    ready,
     recordings_in,
+    skip_unless_works,
     start,
     started,
 )
 
 from properties import examples
 from request_columns import check_columns
+from running import PROGRAMS, end, ran, ready
 from stagespan import recording
 from stagespan.errors import StagespanError
 from stagespan.recording import dump, request_figures, summary
 from stagespan.recording.request_figures import RequestFigures
 from stagespan.recording.request_sums import RequestSums
 from stagespan.recording.timelines import Timeline, timelines
+
+REQUESTING = PROGRAMS / "requesting.py"
 
 
 def check_sums(found: list[Timeline]) -> None:
@@ -52,36 +52,12 @@ def check_sums(found: list[Timeline]) -> None:
 
 # --- damaged --------------------------------------------------------------------------------------
 
-MANY = """
-    import os
-    import stagespan
-    remotes = []
-    for i in range(8):
-        with stagespan.request(f"id-{i}"), stagespan.span("a") as a:
-            a.add(items=i)
-            here, there = stagespan.inject(queue="q"), stagespan.inject(queue="p")
-            with stagespan.queued("w"):
-                pass
-            with stagespan.extract(here), stagespan.span("b") as b:
-                b.add(items=0.1, bytes=i)
-        remotes.append(stagespan.extract(there))
-    with stagespan.batch("f", remotes):
-        pass
-    for remote in remotes[:4]:
-        with remote:
-            remote.chunk()
-    left_open = stagespan.request("id-open")
-    left_open.__enter__()
-    print(stagespan._core.recording_place()["path"], flush=True)
-    os._exit(0)
-"""
-
 
 @pytest.fixture(scope="module")
 def file_of_requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="stagespan-test-", dir="/dev/shm"))
     variables = {"STAGESPAN_RING_SPANS": "64", "STAGESPAN_REQUESTS": "64"}
-    process = start(MANY, STAGESPAN_RECORDING_DIR=str(folder), **variables)
+    process = start(REQUESTING, "many", STAGESPAN_RECORDING_DIR=str(folder), **variables)
     path = Path(ready(process))
     process.communicate(timeout=60)
     kept = tmp_path_factory.mktemp("requests") / "real.stagespan"
@@ -132,38 +108,15 @@ def test_damaged_requests_are_read_with_totals_that_close(
 
 # --- copies ---------------------------------------------------------------------------------------
 
-THERE = """
-    import json, sys, stagespan
-    remote = stagespan.extract(json.loads(sys.argv[1]))
-    with remote, stagespan.span("work"):
-        pass
-    print(json.dumps(remote.inject(queue="replies")), flush=True)
-"""
-HERE = """
-    import json, subprocess, sys, stagespan
-    with stagespan.request("r"):
-        carrier = json.dumps(stagespan.inject(queue="tasks"))
-        script = 'hostname there && exec "$@"'
-        unshare = ["unshare", "--uts", "--time", "--monotonic=7200", "sh", "-c", script, "sh"]
-        command = [*unshare, sys.executable, "-c", sys.argv[1], carrier]
-        reply = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
-        with stagespan.extract(json.loads(reply)), stagespan.span("render"):
-            pass
-"""
+ROUND_TRIPS = PROGRAMS / "round_trips.py"
 
 
 def test_copies_of_the_recordings_of_two_hosts(folder: Path, tmp_path: Path) -> None:
-    try:
-        subprocess.run(
-            ["unshare", "--uts", "--time", "hostname", "there"], check=True, capture_output=True
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"unshare does not work here ({error}): run the tests as root")
-    subprocess.run(
-        [sys.executable, "-c", *map(textwrap.dedent, (HERE, THERE))],
-        check=True,
-        env={**os.environ, "STAGESPAN_RECORDING": "keep"},
-    )
+    skip_unless_works("unshare", "--uts", "--time", "hostname", "there")
+    there = ["unshare", "--uts", "--time", "--monotonic=7200", "sh", "-c"]
+    there += ['hostname there && exec "$@"', "sh", sys.executable, str(ROUND_TRIPS), "worker"]
+    here = [sys.executable, str(ROUND_TRIPS), "front", "1", "1"]
+    ran([*here, *there], status=0, STAGESPAN_RECORDING="keep")
     copies = []
     for one in recordings_in(folder):
         copies.append(str(tmp_path / Path(one.path).name))
@@ -201,7 +154,7 @@ def test_copies_of_the_recordings_of_two_hosts(folder: Path, tmp_path: Path) -> 
 
 
 def test_one_process_read_twice_counts_once(folder: Path, tmp_path: Path) -> None:
-    process = start(MANY, STAGESPAN_RECORDING="keep")
+    process = start(REQUESTING, "many", STAGESPAN_RECORDING="keep")
     path = ready(process)
     process.communicate(timeout=60)
     copy_sparse(Path(path), tmp_path / "copy.stagespan")
@@ -212,18 +165,9 @@ def test_one_process_read_twice_counts_once(folder: Path, tmp_path: Path) -> Non
 
 # --- open -----------------------------------------------------------------------------------------
 
-OPEN = """
-    import sys, stagespan
-    with stagespan.request("never ends"), stagespan.span("waits"):
-        stagespan.inject(queue="nowhere")
-        received = stagespan.extract({"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})
-        print("ready", flush=True)
-        sys.stdin.readline()
-"""
-
 
 def test_a_request_that_never_ends(folder: Path) -> None:
-    process = started(OPEN)
+    process = started(REQUESTING, "left_open")
     (path,) = (one.path for one in recordings_in(folder))
     found = {one.id: one for one in timelines([recording.open(path)])}
     later = {one.id: one for one in timelines([recording.open(path)])}
@@ -252,20 +196,11 @@ def test_a_request_that_never_ends(folder: Path) -> None:
 
 # --- many -----------------------------------------------------------------------------------------
 
-MANY_ALIKE = """
-    import stagespan
-    for i in range(3000):
-        with stagespan.request(f"id-{i}"), stagespan.span(f"stage {i % 7}") as span:
-            span.add(items=i)
-            with stagespan.extract(stagespan.inject(queue="q")), stagespan.span("inner"):
-                pass
-    print("ready", flush=True)
-    input()
-"""
-
 
 def test_sums_of_more_requests_than_are_summed_at_once(folder: Path) -> None:
-    process = started(MANY_ALIKE, STAGESPAN_REQUESTS="8192", STAGESPAN_RING_SPANS="16384")
+    process = started(
+        REQUESTING, "many_alike", STAGESPAN_REQUESTS="8192", STAGESPAN_RING_SPANS="16384"
+    )
     (path,) = (one.path for one in recordings_in(folder))
     found = timelines([recording.open(path)])
     end(process)
@@ -275,40 +210,11 @@ def test_sums_of_more_requests_than_are_summed_at_once(folder: Path) -> None:
 
 # --- more requests than entries -------------------------------------------------------------------
 
-WORKER_OF_MANY = """
-    import json, sys, stagespan
-    for line in sys.stdin:
-        with stagespan.extract(json.loads(line)), stagespan.span("work"):
-            print(json.dumps(stagespan.inject(queue="replies")), flush=True)
-"""
-FRONT_OF_MANY = """
-    import json, os, subprocess, sys, stagespan
-    worker = subprocess.Popen(
-        [sys.executable, "-c", sys.argv[1]],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "STAGESPAN_REQUESTS": "64"},
-    )
-    for i in range(100):
-        with stagespan.request(f"r{i}"):
-            worker.stdin.write(json.dumps(stagespan.inject(queue="tasks")) + chr(10))
-            worker.stdin.flush()
-            carrier = json.loads(worker.stdout.readline())
-            if i % 2:
-                with stagespan.extract(carrier):
-                    pass
-    worker.stdin.close()
-    worker.wait()
-"""
-
 
 def test_a_segment_that_was_overwritten_is_named_as_such(folder: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-c", *map(textwrap.dedent, (FRONT_OF_MANY, WORKER_OF_MANY))],
-        check=True,
-        env={**os.environ, "STAGESPAN_RECORDING": "keep"},
-    )
+    worker = ["env", "STAGESPAN_REQUESTS=64", sys.executable, str(ROUND_TRIPS), "worker"]
+    front = [sys.executable, str(ROUND_TRIPS), "front", "100", "2"]
+    ran([*front, *worker], status=0, STAGESPAN_RECORDING="keep")
     found = timelines(recording.open(one.path) for one in recordings_in(folder))
     check_sums(found)
     causes = {int(one.id[1:]): one.causes for one in found if one.id.startswith("r")}
@@ -322,24 +228,9 @@ def test_a_segment_that_was_overwritten_is_named_as_such(folder: Path) -> None:
 
 # --- what the command says ------------------------------------------------------------------------
 
-CROWD = """
-    import os, stagespan
-    opened = [stagespan.request(f"q{i}") for i in range(200)]
-    for one in opened:
-        one.__enter__()
-    for one in reversed(opened):
-        one.__exit__()
-    ended = opened[0]
-    for i in range(3):
-        with stagespan.batch("b", [ended] * 200):
-            pass
-    print(stagespan._core.recording_place()["path"], flush=True)
-    os._exit(0)
-"""
-
 
 def test_the_command_says_what_was_lost(folder: Path) -> None:
-    process = start(CROWD, STAGESPAN_RECORDING="keep", STAGESPAN_REQUESTS="64")
+    process = start(REQUESTING, "crowd", STAGESPAN_RECORDING="keep", STAGESPAN_REQUESTS="64")
     path = ready(process)
     process.communicate(timeout=60)
     page = json.loads(command_here("requests", path, "--json").stdout)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from recorded_process import recordings_in
+from recorded_process import recordings_in, skip_unless_works
 
-from running import ran
+from running import PROGRAMS, ran
 from stagespan import recording
 from stagespan.recording.timelines import Timeline, timelines
 
@@ -21,43 +19,7 @@ AHEAD_NS = AHEAD_S * 10**9
 CLOCK_ERROR_NS = 20_000
 _IN_NAMESPACE = ("unshare", "--time", f"--monotonic={AHEAD_S}")
 
-WORKER = """
-    import json, sys, time, stagespan
-    for line in sys.stdin:
-        carrier = json.loads(line)
-        received = [time.monotonic_ns()]
-        remote = stagespan.extract(carrier)
-        received.append(time.monotonic_ns())
-        time.sleep(0.001)
-        with remote, stagespan.span("work"):
-            time.sleep(0.002)
-        sent = [time.monotonic_ns()]
-        carrier = remote.inject(queue="replies")
-        sent.append(time.monotonic_ns())
-        print(json.dumps([received, sent, carrier]), flush=True)
-"""
-FRONT = """
-    import json, subprocess, sys, time, stagespan
-    worker = subprocess.Popen(
-        json.loads(sys.argv[1]), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    for i in range(8):
-        with stagespan.request(f"r{i}"):
-            sent = [time.monotonic_ns()]
-            carrier = stagespan.inject(queue="tasks")
-            sent.append(time.monotonic_ns())
-            worker.stdin.write(json.dumps(carrier) + chr(10))
-            worker.stdin.flush()
-            received_there, sent_back, carrier = json.loads(worker.stdout.readline())
-            received = [time.monotonic_ns()]
-            remote = stagespan.extract(carrier)
-            received.append(time.monotonic_ns())
-            with remote, stagespan.span("render"):
-                pass
-        print(json.dumps([sent, received_there, sent_back, received]))
-    worker.stdin.close()
-    worker.wait()
-"""
+ROUND_TRIPS = PROGRAMS / "round_trips.py"
 
 Pair = tuple[int, int]
 
@@ -82,18 +44,12 @@ class Stamps(NamedTuple):
 
 
 @pytest.fixture
-def trips(folder: Path, tmp_path: Path) -> list[tuple[Timeline, Stamps]]:
+def trips(folder: Path) -> list[tuple[Timeline, Stamps]]:
     """Return each request with the stamps of its round trip."""
-    try:
-        subprocess.run([*_IN_NAMESPACE, "true"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"unshare --time does not work here ({error}): run the tests as root")
-    (tmp_path / "worker.py").write_text(textwrap.dedent(WORKER))
-    (tmp_path / "front.py").write_text(textwrap.dedent(FRONT))
-    worker = json.dumps([*_IN_NAMESPACE, sys.executable, str(tmp_path / "worker.py")])
-    done = ran(
-        [sys.executable, str(tmp_path / "front.py"), worker], status=0, STAGESPAN_RECORDING="keep"
-    )
+    skip_unless_works(*_IN_NAMESPACE, "true")
+    worker = [*_IN_NAMESPACE, sys.executable, ROUND_TRIPS, "worker"]
+    front = [sys.executable, ROUND_TRIPS, "front", "8", "1"]
+    done = ran([*front, *worker], status=0, STAGESPAN_RECORDING="keep")
     stamps = [Stamps(*json.loads(line)) for line in done.stdout.splitlines()]
     found = timelines(recording.open(one.path) for one in recordings_in(folder))
     return list(zip(found, stamps, strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from running import ran
+from running import ended, free_port, ran, start_command
 
 WORK = """
     def fork(): pass
@@ -411,28 +410,22 @@ def test_the_workers_of_a_server_are_counted(server: str, options: str, tmp_path
     if "gevent" in options:
         pytest.importorskip("gevent")
     write(tmp_path, app=SERVED)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "stagespan", "run", *stages("work", module="app")]
-    process = subprocess.Popen(
+    process = start_command(
         [*command, "-m", server, *options.format(port=port).split()],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
     )
     answered = 0
-    try:
-        while answered < 30 and process.poll() is None:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60):
-                    answered += 1
-            except OSError:  # it does not listen yet, or a worker is replaced
-                time.sleep(0.05)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        error = process.communicate(timeout=120)[1]
+    while answered < 30 and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60):
+                answered += 1
+        except OSError:  # it does not listen yet, or a worker is replaced
+            time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    error = ended(process, timeout_s=120)[1]
     done = subprocess.CompletedProcess("", 0, "", error)
     assert counts_told(done)["work"] >= answered == 30
     assert "no stage ran" not in error
@@ -479,6 +472,6 @@ def test_the_workers_of_other_programs_are_counted(
         for name in ("queue", "done", "ran"):
             (tmp_path / name).mkdir()
         call = "import tasks\nfor number in range(8): tasks.run.delay(number)"
-        subprocess.run([sys.executable, "-c", call], cwd=tmp_path, check=True, timeout=300)
+        ran([sys.executable, "-c", call], cwd=tmp_path, status=0)
     done = run(tmp_path, *stages("work", module="app"), "-m", *program.split())
     assert counts_told(done) == {"work": 8 if needed == "celery" else 3}, done.stderr

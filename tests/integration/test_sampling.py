@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -18,20 +16,15 @@ from typing import Any
 
 import pytest
 
+from running import ended, free_port, ran, ready, start_command
+
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 def run(
     *arguments: str | Path, cwd: Path, command: tuple[str, ...] = ("-m", "stagespan", "run")
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command, *map(str, arguments)],
-        env={**os.environ, "COLUMNS": "100"},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return ran([sys.executable, *command, *map(str, arguments)], cwd=cwd, COLUMNS="100")
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -139,14 +132,8 @@ def test_the_suggested_command_times_these_functions(tmp_path: Path) -> None:
     shown = done.stderr.partition("stages:\n\n")[2]
     assert "__main__:load" in shown
     # WHEN it is run as it stands, by a shell
-    shell = subprocess.run(
-        shown.replace("stagespan run", f"{sys.executable} -m stagespan run", 1),
-        shell=True,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    line = shown.replace("stagespan run", f"{sys.executable} -m stagespan run", 1)
+    shell = ran(["sh", "-c", line], cwd=tmp_path)
     # THEN each of its stages has run
     assert re.search(r"load +[\d.,]+ +[\d.]+ % +30 ", shell.stderr), shell.stderr
     assert "stagespan: " not in shell.stderr
@@ -451,13 +438,10 @@ def test_output_warnings_and_status_are_those_of_the_plain_run(kind: str, tmp_pa
     script = write(tmp_path, "script.py", TROUBLE[kind])
     # GIVEN what a script does by itself, with all warnings
     plain, sampled = (
-        subprocess.run(
+        ran(
             [sys.executable, "-W", "always", *command, str(script)],
             cwd=tmp_path,
             input="from stdin",
-            capture_output=True,
-            text=True,
-            timeout=120,
         )
         for command in ((), ("-m", "stagespan", "run"))
     )
@@ -522,20 +506,13 @@ def test_an_interrupt_shows_what_was_sampled(tmp_path: Path) -> None:
         wait()
         """,
     )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stagespan", "run", str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    process = start_command([sys.executable, "-m", "stagespan", "run", str(script)])
+    assert ready(process) == "ready"
     # WHEN it is interrupted after a moment
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
     # THEN the table follows the traceback, and the process ends by the signal, as without sampling
-    assert process.returncode == -signal.SIGINT
+    _, error = ended(process, -signal.SIGINT)
     assert "KeyboardInterrupt" in error
     assert any("wait" in row for row in rows_of(error)), error
 
@@ -593,13 +570,10 @@ def test_a_fork_finds_no_other_thread(tmp_path: Path) -> None:
         """,
     )
     # WHEN the program is sampled
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning", "-m", "stagespan", "run", str(script)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    done = ran(
+        [sys.executable, "-W", "error::DeprecationWarning", "-m", "stagespan", "run", script],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        PYTHONPATH=str(tmp_path),
     )
     # THEN no thread of stagespan is there, and SIGTERM still ends parent and children with a table
     assert (tmp_path / "threads.txt").read_text().split() == ["1"] * 3, done.stderr
@@ -735,11 +709,9 @@ def test_a_service_shows_its_endpoint_and_not_its_loop(tmp_path: Path) -> None:
             return os.getpid()
         """,
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     arguments = ["-m", "stagespan", "run", "-o", "samples.json", "-m", "uvicorn", "app:app"]
-    process = subprocess.Popen(
+    process = start_command(
         [sys.executable, *arguments, "--port", str(port), "--log-level", "error"], cwd=tmp_path
     )
     # WHEN it answers a few requests, waits, and is stopped
@@ -753,7 +725,7 @@ def test_a_service_shows_its_endpoint_and_not_its_loop(tmp_path: Path) -> None:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60).read()
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=60)
+    ended(process)
     # THEN the tree has the endpoint's function, and the wait of the loop is not in it
     found = json.loads((tmp_path / "samples.json").read_text())
     nodes = everything(found["roles"][0]["tree"])

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_process import command_here, ready, start, tell
+from recorded_process import command_here, start
 
 import stagespan
+from running import PROGRAMS, ran, ready, tell
 from stagespan import _core
 from stagespan.recording.asking import Asker
 from stagespan.signature import watch
+
+REQUESTING = PROGRAMS / "requesting.py"
 
 torch = pytest.importorskip("torch")
 
@@ -202,37 +205,6 @@ def test_descriptions_are_bounded() -> None:
     assert "too many runs" in answer["why"]
 
 
-SERVICE = """
-    import sys, time, stagespan, torch
-    from stagespan.export import keeping
-
-    running = keeping.start(sys.argv[1], "3xp50")
-
-    class Stage:
-        @stagespan.span("denoise")
-        def denoise(self, latents, *, scale=1.0):
-            for _ in range(len(latents)):
-                with stagespan.span("step"):
-                    latents = latents + scale
-            return latents
-
-    stage = Stage()
-    _torch = torch.zeros(1)
-
-    def serve(name, size):
-        with stagespan.request(name):
-            stage.denoise(torch.zeros(size, 2))
-
-    import gc
-    while not gc.callbacks:
-        serve("usual", 20)
-    for n in range(150):
-        serve("usual", 20)
-    serve("large", 5000)
-    with stagespan.request("block"), stagespan.span("waits"):
-        time.sleep(0.2)
-    running.close()
-"""
 MODULE = """
 import stagespan
 
@@ -254,7 +226,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept")
     (folder / "served.py").write_text(MODULE)
     place = folder / "requests"
-    process = start(SERVICE, str(place))
+    process = start(REQUESTING, "keeping_slow_ones", str(place))
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return place
@@ -298,13 +270,7 @@ def bench(kept: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `bench --from-request` with the stage of the service."""
     command = [sys.executable, "-m", "stagespan", "bench", "--from-request", str(kept)]
     factory = ["--factory", "served:get_stage", "--output", str(kept.parent / "out")]
-    return subprocess.run(
-        [*command, *factory, *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=kept.parent,
-    )
+    return ran([*command, *factory, *options], cwd=kept.parent)
 
 
 def test_bench_replays_the_slow_stage_of_a_kept_request(kept: Path) -> None:
@@ -344,25 +310,8 @@ def test_bench_wants_requests_for_the_options_of_requests(tmp_path: Path) -> Non
     assert "is not a file or folder of kept requests" in " ".join(done.stderr.split())
 
 
-ASKED = """
-    import sys, stagespan
-
-    @stagespan.span("tokenize")
-    def tokenize(texts, *, longest=512):
-        return len(texts)
-
-    print("ready", flush=True)
-    sys.stdin.readline()
-    with stagespan.request("asked"):
-        tokenize(["a secret", "text"], longest=1024)
-    stagespan.flush()
-    print(int(stagespan.spans()["id"][-1]), flush=True)
-    sys.stdin.readline()
-"""
-
-
 def test_another_program_asks_for_signatures(folder: Path) -> None:
-    process = start(ASKED, STAGESPAN_LISTEN="true")
+    process = start(REQUESTING, "asked_for_a_signature", STAGESPAN_LISTEN="true")
     ready(process)
     (path,) = folder.glob("*.stagespan")
     # GIVEN a process that was asked to watch WHEN a function is called in a request

@@ -8,23 +8,11 @@ from pathlib import Path
 import pytest
 from recorded_process import command_here, started
 
-# A rank whose steps end together with those of the other one. All times are in ms of a step.
-RANK = """
-    import sys, time
-    import stagespan
+from running import PROGRAMS
 
-    slow, stages = sys.argv[1], sys.argv[2].split(",")
-    begin_ns = time.time_ns() // 10**9 * 10**9 - 20 * 10**9
-    for step in range(40):
-        at_ns = begin_ns + step * 100 * 10**6
-        for stage, ms in zip(stages, (30, 70) if slow == "slow" else (10, 90)):
-            # The second stage ends together with that of the other rank.
-            stagespan.record(stage, at_ns, at_ns + ms * 10**6)
-            at_ns += ms * 10**6
-    stagespan.flush()
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
+JOBS = PROGRAMS / "jobs.py"
+
+# A rank whose steps end together with those of the other one. All times are in ms of a step.
 
 
 @pytest.mark.parametrize("stages", ["load,exchange", "all_reduce,decode"])
@@ -33,7 +21,8 @@ def test_the_rank_that_waits_is_not_accused(slow: int, stages: str, folder: Path
     job = f"slow-{os.getpid()}"
     [
         started(
-            RANK,
+            JOBS,
+            "rank_of_two_stages",
             "slow" if rank == slow else "fast",
             stages,
             STAGESPAN_JOB=job,

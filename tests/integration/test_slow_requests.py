@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 from recorded_process import command_here, start
 
+from running import PROGRAMS
 from stagespan import _core
 from stagespan.errors import SettingsError, StagespanError
 from stagespan.export import keeping
 from stagespan.signature import watch
+
+REQUESTING = PROGRAMS / "requesting.py"
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -76,54 +79,6 @@ def test_a_limit_that_says_nothing_is_refused(tmp_path: Path) -> None:
         keeping.start(tmp_path, "fast")
 
 
-SERVICE = """
-    import gc, mmap, sys, threading, time, stagespan
-    from stagespan.export import keeping
-
-    running = keeping.start(sys.argv[1], "3xp50")
-    gc.disable()
-    garbage = [[n] for n in range(400_000)]
-    # Of two causes, each is long enough to be one, however busy the machine is.
-    began_s = time.perf_counter()
-    gc.collect()
-    collection_s = time.perf_counter() - began_s
-
-    def compute(times):
-        for _ in range(times):
-            sum(range(20_000))
-
-    def serve(name, causes=()):
-        with stagespan.request(name), stagespan.span("answer") as answer:
-            more = 40 if "more_work" in causes else 1
-            answer.add(tokens=10 * more)
-            compute(more)
-            if "nothing" in causes:
-                compute(40)
-            if "collection" in causes:
-                gc.collect()
-            if "page_faults" in causes:
-                with stagespan.span("allocates"), mmap.mmap(-1, 64 << 20) as memory:
-                    memory.madvise(mmap.MADV_NOHUGEPAGE)
-                    for begin in range(0, len(memory), mmap.PAGESIZE):
-                        memory[begin] = 1
-            if "waited" in causes:
-                with stagespan.span("waits"):
-                    time.sleep(collection_s)
-
-    for n in range(120):
-        serve("usual")
-    while not gc.callbacks:
-        serve("usual")
-    for planted in sys.argv[2:]:
-        for n in range(10):
-            serve("usual")
-        serve(planted, planted.split("+"))
-    with stagespan.request("beside"):
-        slow = threading.Thread(target=serve, args=("neighbour", ["nothing"]))
-        slow.start()
-        slow.join()
-    running.close()
-"""
 PLANTED = (
     *("collection", "waited", "page_faults", "more_work"),
     *("collection+waited", "nothing"),
@@ -134,7 +89,7 @@ PLANTED = (
 def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the figures of what a service has kept of its slow requests."""
     kept = tmp_path_factory.mktemp("kept")
-    process = start(SERVICE, str(kept), *PLANTED, STAGESPAN_SYSTEM="true")
+    process = start(REQUESTING, "planted_causes", str(kept), *PLANTED, STAGESPAN_SYSTEM="true")
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     figures: dict[str, Any] = json.loads(
@@ -166,7 +121,9 @@ def test_planted_causes_are_named(page: dict[str, Any], planted: str) -> None:
 def test_without_counts_of_the_kernel_it_is_not_known_why_a_thread_did_not_run(
     tmp_path: Path,
 ) -> None:
-    process = start(SERVICE, str(tmp_path), "waited", STAGESPAN_CPU_TIME="true")
+    process = start(
+        REQUESTING, "planted_causes", str(tmp_path), "waited", STAGESPAN_CPU_TIME="true"
+    )
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     page = json.loads(command_here("requests", str(tmp_path), "--json", "--slowest", "1000").stdout)

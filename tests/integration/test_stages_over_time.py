@@ -6,29 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from recorded_process import RING, command_here, end, started
+from recorded_process import RING, command_here, started
 
 from page_data import data_of
+from running import PROGRAMS, end
 
-SLOWER = """
-    import stagespan, time
-    begin = time.time_ns() - 20_000_000_000
-    for at in range(100):  # the second half of the time: each run takes 4 ms instead of 1
-        run_ns = 1_000_000 if at < 50 else 4_000_000
-        stagespan.record("decode", begin + at * 100_000_000, begin + at * 100_000_000 + run_ns)
-    stagespan.record("load", begin, begin + 3_000_000)
-    print("ready", flush=True)
-    time.sleep(60)
-"""
-NESTED = """
-    import stagespan, time
-    for at in range(3):
-        with stagespan.request(f"r{at}"), stagespan.span("outer"):
-            with stagespan.span("inner"):
-                time.sleep(0.01)
-    print("ready", flush=True)
-    time.sleep(60)
-"""
+LIVE = PROGRAMS / "live.py"
 
 
 def rows(markdown: str, title: str) -> dict[str, list[str]]:
@@ -39,7 +22,7 @@ def rows(markdown: str, title: str) -> dict[str, list[str]]:
 
 
 def test_the_page_shows_percentiles_over_time(folder: Path, tmp_path: Path) -> None:
-    process = started(SLOWER)
+    process = started(LIVE, "slower")
     text = command_here("show", str(process.pid), "--markdown").stdout
     page = tmp_path / "page.html"
     command_here("show", str(process.pid), "--html", str(page))
@@ -60,7 +43,7 @@ def test_the_page_shows_percentiles_over_time(folder: Path, tmp_path: Path) -> N
 def test_the_page_has_the_latest_spans_in_a_table_and_not_above_it(
     folder: Path, tmp_path: Path
 ) -> None:
-    process = started(NESTED)
+    process = started(LIVE, "nested")
     text = command_here("show", str(process.pid), "--markdown").stdout
     page = tmp_path / "page.html"
     command_here("show", str(process.pid), "--html", str(page))
@@ -86,7 +69,7 @@ def test_the_page_says_how_many_runs_it_has(folder: Path) -> None:
 
 
 def test_the_page_shows_requests(folder: Path) -> None:
-    process = started(NESTED)
+    process = started(LIVE, "nested")
     text = command_here("show", str(process.pid), "--markdown").stdout
     screen = command_here("show", str(process.pid)).stdout
     end(process)
@@ -96,12 +79,7 @@ def test_the_page_shows_requests(folder: Path) -> None:
 
 
 def test_a_process_without_spans_has_a_page(folder: Path, tmp_path: Path) -> None:
-    process = started("""
-        import stagespan, time
-        with stagespan.span("first"):
-            print("ready", flush=True)
-            time.sleep(60)
-    """)
+    process = started(LIVE, "inside", "first")
     page = tmp_path / "page.html"
     command_here("show", str(process.pid), "--html", str(page))
     end(process)
@@ -109,23 +87,14 @@ def test_a_process_without_spans_has_a_page(folder: Path, tmp_path: Path) -> Non
 
 
 def test_a_stage_around_others_runs_once_at_once(folder: Path) -> None:
-    process = started(NESTED)
+    process = started(LIVE, "nested")
     stages = json.loads(command_here("requests", str(process.pid), "--json").stdout)["stages"]
     end(process)
     assert {stage["stage"]: stage["parallel"] for stage in stages} == {"outer": 1.0, "inner": 1.0}
 
 
 def test_spans_of_a_request_that_run_at_once_are_counted(folder: Path) -> None:
-    process = started("""
-        import stagespan, time
-        begin = time.time_ns()
-        with stagespan.request("r") as request:
-            time.sleep(0.05)
-            for first in (0, 5_000_000, 20_000_000):  # 10, 10 and 10 ms in 15 + 10 ms
-                stagespan.record("part", begin + first, begin + first + 10_000_000)
-        print("ready", flush=True)
-        time.sleep(60)
-    """)
+    process = started(LIVE, "spans_at_once")
     stages = json.loads(command_here("requests", str(process.pid), "--json").stdout)["stages"]
     end(process)
     (part,) = [stage for stage in stages if stage["stage"] == "part"]

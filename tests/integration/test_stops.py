@@ -17,17 +17,17 @@ from pathlib import Path
 import pytest
 from recorded_process import (
     command_here,
-    end,
-    ready,
     recordings_in,
+    skip_unless_works,
     start,
     started,
     started_as_first,
 )
-from recording import eventually
 
-from running import ran
+from running import PROGRAMS, end, ended, ran, ready, start_command, until
 from stagespan import recording
+
+STOPPING = PROGRAMS / "stopping.py"
 
 PROGRAM = """
     import os, signal, sys, time
@@ -221,26 +221,17 @@ def has_run(found: recording.Recording, steps: int) -> bool:
 
 def test_the_first_process_of_a_container_ignores_the_signal(folder: Path) -> None:
     # GIVEN a process that the kernel protects from signals without a handler
-    process = started_as_first("""
-        import os, time
-        import stagespan
-        with stagespan.span("serve"):
-            print(os.getpid(), flush=True)
-            while True:
-                time.sleep(0.01)
-                with stagespan.span("step"):
-                    pass
-    """)
+    process = started_as_first(STOPPING, "serving")
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     (found,) = recordings_in(folder)
     for _ in range(2):
         os.kill(int(child), signal.SIGTERM)
         time.sleep(0.2)
         later = recording.open(found.path).stats()["step"].count + 1
-        assert eventually(functools.partial(has_run, found, later))
+        until(functools.partial(has_run, found, later))
         assert recording.open(found.path).state == "alive"
     end(process)
-    assert eventually(lambda: recording.open(found.path).state != "alive")
+    until(lambda: recording.open(found.path).state != "alive")
     assert "stopped by SIGTERM" in shown(recording.open(found.path))
 
 
@@ -261,7 +252,7 @@ def test_normal_stops_do_not_push_out_crashes(folder: Path) -> None:
     for number in range(30):
         source = originals[number % len(originals)]
         copy = folder / f"{2**22 + number}-{number + 1}.stagespan"
-        subprocess.run(["cp", "--sparse=always", source, copy], check=True)
+        ran(["cp", "--sparse=always", source, copy], status=0)
     start("import stagespan\nwith stagespan.span('x'): pass").communicate(timeout=60)
     left = recordings_in(folder)
     assert len(left) == 16
@@ -316,29 +307,19 @@ def test_servers_stop_without_a_crash(
     pytest.importorskip(module, reason=f"runs the real {module}")
     (tmp_path / "app.py").write_text(textwrap.dedent(APP))
 
-    def status(*more: str) -> int:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            cwd=tmp_path,
-            env={**os.environ, **dict(item.split("=") for item in more)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def status(kept: str) -> int:
+        command = [sys.executable, "-m", module, *arguments]
+        process = start_command(command, cwd=tmp_path, STAGESPAN_RECORDING=kept)
         workers = 2 if "workers" in server else 1
-        try:
-            assert eventually(lambda: len(list(tmp_path.glob("started.*"))) >= workers, 60)
-            time.sleep(0.3)
-            process.send_signal(number)
-            process.communicate(timeout=60)
-        finally:
-            process.kill()
+        until(lambda: len(list(tmp_path.glob("started.*"))) >= workers)
+        time.sleep(0.3)
+        process.send_signal(number)
+        ended(process)
         for file in tmp_path.glob("started.*"):
             file.unlink()
         return process.returncode
 
-    without = status("STAGESPAN_RECORDING=off")
-    assert status("STAGESPAN_RECORDING=keep") == without
+    assert status("off") == status("keep")
     found = recordings_in(folder)
     assert found
     for one in found:
@@ -378,20 +359,8 @@ def test_a_system_that_refuses_to_map_the_file(folder: Path, tmp_path: Path) -> 
         pytest.skip("no C compiler (cc) on PATH")
     (tmp_path / "refuse.c").write_text(REFUSES_SHARED_MAPPINGS)
     library = tmp_path / "refuse.so"
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", library, tmp_path / "refuse.c"], check=True, timeout=60
-    )
-    process = start(
-        """
-        import time, stagespan
-        with stagespan.span("stage"):
-            pass
-        place = stagespan._core.recording_place()
-        print(stagespan.stats()["stage"].count, place["kind"], place["why"], flush=True)
-        time.sleep(60)
-        """,
-        LD_PRELOAD=str(library),
-    )
+    ran([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "refuse.c"], status=0)
+    process = start(STOPPING, "place", LD_PRELOAD=str(library))
     # THEN its own figures are complete, and it says why others cannot read them
     line = ready(process)
     assert line == "1 memory the system refuses to map the file of a recording"
@@ -403,24 +372,7 @@ def test_a_system_that_refuses_to_map_the_file(folder: Path, tmp_path: Path) -> 
 
 
 def test_a_daemon_that_has_closed_its_files(folder: Path) -> None:
-    process = started(
-        """
-        import os, threading, time, stagespan
-        with stagespan.span("before"):
-            pass
-        def work():
-            with stagespan.span("after"):
-                has_begun.set()
-                time.sleep(60)
-        out = os.dup2(1, 300)
-        os.closerange(3, 256)
-        has_begun = threading.Event()
-        threading.Thread(target=work, daemon=True).start()
-        has_begun.wait()
-        os.write(out, b"ready\\n")
-        time.sleep(60)
-        """
-    )
+    process = started(STOPPING, "daemon")
     (warning,) = recording.open(process.pid).warnings()
     end(process)
     # THEN the reader names that cause and no other
@@ -431,15 +383,11 @@ def test_a_daemon_that_has_closed_its_files(folder: Path) -> None:
 
 def test_without_proc_a_live_process_is_alive(folder: Path) -> None:
     hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
-    program = """
-        import time, stagespan
-        with stagespan.span("serve"):
-            print("ready", flush=True)
-            time.sleep(60)
-    """
-    if subprocess.run([*hidden, "true"], capture_output=True).returncode != 0:
-        pytest.skip("cannot hide /proc: run as root")
-    seen, unseen = started(program), started(program, python=[*hidden, sys.executable])
+    skip_unless_works(*hidden, "true")
+    seen, unseen = (
+        started(PROGRAMS / "live.py", "inside", "serve"),
+        started(PROGRAMS / "live.py", "inside", "serve", python=[*hidden, sys.executable]),
+    )
     reader = """if 1:
         from stagespan import recording
         for one in recording.recordings():
@@ -454,5 +402,5 @@ def test_without_proc_a_live_process_is_alive(folder: Path) -> None:
     assert states([sys.executable]) == ["alive"] * 2
     assert states([*hidden, sys.executable]) == ["alive"] * 2
     end(seen), end(unseen)
-    assert eventually(lambda: states([sys.executable]) == ["died"] * 2)
+    until(lambda: states([sys.executable]) == ["died"] * 2)
     assert states([*hidden, sys.executable]) == ["died"] * 2

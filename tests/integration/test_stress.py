@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from running import start_command
+
 pytestmark = pytest.mark.full
 
 PROGRAM = Path(__file__).with_name("stress_program.py")
@@ -20,12 +22,8 @@ SECONDS = "6"
 def test_all_calls_at_once(turn: str, tmp_path: Path) -> None:
     # WHEN all public calls are made from several threads, with signals, collections with
     # finalizers, forks, switches and shutdowns of interpreters
-    program = subprocess.Popen(
-        [sys.executable, "-W", "ignore::DeprecationWarning", str(PROGRAM), SECONDS],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+    program = start_command(
+        [sys.executable, "-W", "ignore::DeprecationWarning", str(PROGRAM), SECONDS], cwd=tmp_path
     )
     try:
         _, stderr = program.communicate(timeout=180)

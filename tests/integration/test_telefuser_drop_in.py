@@ -6,13 +6,17 @@ import json
 import re
 import subprocess
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recording import script_of
 
 import preloaded
-from running import ran
+from running import PROGRAMS, ran
+
+DROP_IN = PROGRAMS / "drop_in.py"
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -113,14 +117,11 @@ EXPECTED: dict[str, Any] = {
 
 
 def run(
-    code: str | Path, folder: Path, *arguments: str, **variables: str
+    code: str | Sequence[str | Path], folder: Path, *arguments: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a separate program, because the drop-in changes how the stages of a process behave."""
-    script = code if isinstance(code, Path) else folder / "script.py"
-    if isinstance(code, str):
-        script.write_text(textwrap.dedent(code))
     return ran(
-        [*preloaded.python(), str(script), *arguments],
+        [*preloaded.python(), *script_of(code, folder), *arguments],
         cwd=folder,
         timeout_s=240,
         status=0,
@@ -130,26 +131,15 @@ def run(
 
 
 def test_each_call_gives_what_it_gives_in_telefuser(tmp_path: Path) -> None:
-    done = run(HERE / "telefuser_calls.py", tmp_path, TELEFUSER_PROFILE_DEBUG="true")
+    done = run([HERE / "telefuser_calls.py"], tmp_path, TELEFUSER_PROFILE_DEBUG="true")
     assert json.loads(done.stdout) == {name: {"value": value} for name, value in EXPECTED.items()}
 
 
 # --- the whole program --------------------------------------------------------------------------
 
-ONE_STAGE = """
-    import torch
-    from stagespan.compat.telefuser.profiler import ProfilingContext
-
-    @ProfilingContext("decode")
-    def decode(latents):
-        return latents + 1
-
-    decode(torch.zeros(2))
-"""
-
 
 def test_the_report_goes_where_the_variable_says(tmp_path: Path) -> None:
-    run(ONE_STAGE, tmp_path, TELEFUSER_TIMING_REPORT="reports/mine.json")
+    run((DROP_IN, "one_stage"), tmp_path, TELEFUSER_TIMING_REPORT="reports/mine.json")
 
     assert sorted(path.name for path in (tmp_path / "reports").iterdir()) == [
         "mine.json",
@@ -158,7 +148,7 @@ def test_the_report_goes_where_the_variable_says(tmp_path: Path) -> None:
 
 
 def test_each_run_has_the_lines_of_telefusers_manual(tmp_path: Path) -> None:
-    done = run(ONE_STAGE, tmp_path, TELEFUSER_PROFILE_DEBUG="true")
+    done = run((DROP_IN, "one_stage"), tmp_path, TELEFUSER_PROFILE_DEBUG="true")
     first, second, report, signature = done.stderr.splitlines()
     assert re.fullmatch(r"\[Profile\] decode cost \d+\.\d{6} seconds", first)
     assert re.fullmatch(r"Rank 0 - Function 'decode' Peak (RSS|Memory): \d+\.\d\d GB", second)
@@ -169,26 +159,13 @@ def test_each_run_has_the_lines_of_telefusers_manual(tmp_path: Path) -> None:
 
 
 def test_without_debug_mode_no_report_is_written(tmp_path: Path) -> None:
-    run(ONE_STAGE, tmp_path)
+    run((DROP_IN, "one_stage"), tmp_path)
     assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_lines_go_to_loguru_if_the_program_uses_it(tmp_path: Path) -> None:
     pytest.importorskip("loguru", reason="loguru is not installed")
-    code = """
-        import sys
-        from loguru import logger
-
-        logger.remove()
-        logger.add(sys.stdout, format="{level} <{message}>")
-        import logging
-        from stagespan.compat.telefuser.profiler import ProfilingContext
-
-        with ProfilingContext("{braces} 100%"):
-            pass
-        logging.getLogger("stagespan").warning("a %s", "warning")
-    """
-    done = run(code, tmp_path)
+    done = run((DROP_IN, "uses_loguru"), tmp_path)
     lines = done.stdout.splitlines()
     assert any(line.startswith("INFO <[Profile] {braces} 100% cost ") for line in lines)
     assert "WARNING <a warning>" in lines
@@ -197,36 +174,14 @@ def test_lines_go_to_loguru_if_the_program_uses_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_the_variables_choose_what_traces_hold(tmp_path: Path, shown: bool) -> None:
-    code = """
-        import gzip, json, torch
-        from stagespan.compat.telefuser.profiler import ProfilingContext, get_profiler_output_dir
-
-        with ProfilingContext("decode"):
-            torch.zeros(3, 3) @ torch.zeros(3, 3)
-        with gzip.open(get_profiler_output_dir() / "decode_rank0.trace.json.gz") as file:
-            trace = json.load(file)
-        names = {event["name"] for event in trace["traceEvents"]}
-        shapes = any("Input Dims" in event.get("args", {}) for event in trace["traceEvents"])
-        print(shapes, "[memory]" in names, bool(trace.get("with_stack")))
-    """
     options = ("RECORD_SHAPES", "PROFILE_MEMORY", "WITH_STACK")
     variables = {} if shown else {f"TELEFUSER_TORCH_PROFILER_{name}": "0" for name in options}
-    done = run(code, tmp_path, ENABLE_PROFILER_NAMES="decode", **variables)
+    done = run((DROP_IN, "parts_of_a_trace"), tmp_path, ENABLE_PROFILER_NAMES="decode", **variables)
     assert done.stdout.split() == [str(shown)] * 3
 
 
 def test_names_of_the_environment_hold_from_the_next_context_on(tmp_path: Path) -> None:
-    code = """
-        import os
-        from stagespan.compat.telefuser.profiler import ProfilingContext
-
-        context = ProfilingContext("decode")
-        os.environ["ENABLE_PROFILER_NAMES"] = "decode"
-        with context:
-            print(context._profiler is not None)
-        print(context._profiler)
-    """
-    assert run(code, tmp_path).stdout.split() == ["True", "None"]
+    assert run((DROP_IN, "named_later"), tmp_path).stdout.split() == ["True", "None"]
 
 
 WORKERS = """
@@ -376,85 +331,26 @@ def test_damaged_timings_of_a_worker_are_left_out(tmp_path: Path) -> None:
 
 
 def test_importing_the_package_changes_nothing(tmp_path: Path) -> None:
-    code = """
-        import logging, sys
-        import stagespan.compat.telefuser
-
-        print(logging.getLogger("stagespan").handlers)
-        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-        with stagespan.ProfilingContext("decode"):
-            pass
-    """
-    handlers, line, *_ = run(code, tmp_path).stdout.splitlines()
+    handlers, line, *_ = run((DROP_IN, "imports_the_package"), tmp_path).stdout.splitlines()
     assert handlers == "[]"
     assert line.startswith("[Profile] decode cost ")
 
 
 def test_submodules_of_the_platforms_can_be_imported(tmp_path: Path) -> None:
-    code = """
-        import sys, types
-        from stagespan.compat.telefuser import platforms
-        package = sys.modules["telefuser"] = types.ModuleType("telefuser")
-        package.__path__ = []
-        sys.modules["telefuser.platforms"] = platforms
 
-        from telefuser.platforms.cpu import CpuPlatform
-        from telefuser.platforms.cuda import CudaPlatform
-        from telefuser.platforms.interface import BasePlatform
-        from telefuser.platforms.npu import NPUPlatform
-        from telefuser.platforms.rocm import RocmPlatform
-        print(CudaPlatform is platforms.CudaPlatform, issubclass(NPUPlatform, BasePlatform))
-        print(isinstance(platforms.current_platform, CpuPlatform), RocmPlatform.__name__)
-    """
-
-    assert run(code, tmp_path).stdout.split() == ["True", "True", "True", "RocmPlatform"]
+    assert run((DROP_IN, "imports_platforms"), tmp_path).stdout.split() == [
+        "True",
+        "True",
+        "True",
+        "RocmPlatform",
+    ]
 
 
 # --- replays of a chosen step -------------------------------------------------------------------
 
-STEPS = """
-    import logging, torch
-    from stagespan.compat.telefuser.profiler import ProfilingContext, dump_io_signatures
-    from stagespan.compat.telefuser.stage_bench_harness import HarnessConfig, StageBenchHarness
-
-    logging.basicConfig(level=logging.INFO)
-
-    class Scheduler:
-        def set_timesteps(self, count):
-            self.timesteps = list(range(count))
-
-        def step(self, noise):
-            return noise
-
-    class Stage:
-        scheduler = Scheduler()
-
-        @ProfilingContext("denoise")
-        def process(self, x):
-            self.scheduler.set_timesteps(4)
-            for number in range(4):
-                x = x @ x if number < 2 else x + x      # two experts
-                self.scheduler.step(x)
-
-    Stage().process(torch.zeros(4, 4))
-    dump_io_signatures("signatures.json")
-    config = HarnessConfig(output_dir="out", step=3)
-    for step in (3, "first", None):
-        config.step = step
-        harness = StageBenchHarness.from_signature_file(
-            "signatures.json", "denoise", Stage(), config)
-        results = harness.profile()
-        names = {row["name"] for row in results["kernel_breakdown"]["top_kernels"]}
-        print(results["step"]["number"], "aten::matmul" in names, str(results["iteration"]))
-    try:
-        HarnessConfig(step=0)
-    except RuntimeError as error:
-        print(error)
-"""
-
 
 def test_the_configuration_chooses_the_step_and_the_results_name_it(tmp_path: Path) -> None:
-    done = run(STEPS, tmp_path)
+    done = run((DROP_IN, "steps"), tmp_path)
     third, first, default, refused = done.stdout.splitlines()
     assert [line.split()[:2] for line in (third, first, default)] == [
         ["3", "False"],

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from recording import assert_closed, count, eventually, lost, only, recorded
+from recording import assert_closed, count, lost, only, recorded
 
 import stagespan
-from running import in_threads
+from running import in_threads, until
 from stagespan import _core, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -163,7 +163,7 @@ def test_more_threads_at_once_than_there_are_slots() -> None:
     assert lost()["threads"] >= (threads - 256) * spans
     assert_closed()
     _core._reset()
-    assert eventually(has_room)
+    until(has_room)
 
 
 def has_room() -> bool:
@@ -186,7 +186,7 @@ def test_threads_that_come_and_go() -> None:
     assert count("comes and goes") == 3000
     spans = recorded()
     assert len({span.id for span in spans}) == len(spans)
-    assert eventually(lambda: _core.arena_info()["thread_slots"] <= 256)
+    until(lambda: _core.arena_info()["thread_slots"] <= 256)
     assert_closed()
 
 

@@ -14,10 +14,13 @@ from recording import lost, python
 from test_remotes import HOUR_NS, changed, counts, elsewhere, timeline
 
 import stagespan
+from running import PROGRAMS
 from stagespan import batch, bind, extract, inject, recording, request, span
 from stagespan.recording import request_figures
 from stagespan.recording.request_figures import RequestFigures
 from stagespan.recording.timelines import timelines
+
+TIMED = PROGRAMS / "timed.py"
 
 pytestmark = pytest.mark.usefixtures("fresh")
 CLOCK_ERROR_NS = 20_000
@@ -201,34 +204,7 @@ def test_functions_get_the_arguments_that_they_were_called_with() -> None:
 
 
 def test_a_request_opens_no_file_and_no_connection_in_its_thread(tmp_path: Path) -> None:
-    program = """
-        import sys, threading
-        import stagespan
-
-        def serve():
-            with stagespan.request("r") as root, stagespan.span("parse"):
-                root.chunk()
-                carrier = stagespan.inject(queue="work")
-                remote = stagespan.extract(carrier)
-                with remote, stagespan.batch("forward", [remote]), stagespan.queued("replica"):
-                    root.set_status("ok")
-
-        serve()  # what is imported and made once
-        seen, mine = [], threading.get_ident()
-
-        def hook(event, arguments):
-            if threading.get_ident() == mine and is_on:
-                seen.append(event)
-
-        is_on = False
-        sys.addaudithook(hook)
-        is_on = True
-        for _ in range(100):
-            serve()
-        is_on = False
-        print([event for event in seen if event.split(".")[0] in ("open", "socket", "os", "mmap")])
-    """
-    assert python(program, tmp_path).stdout.strip() == "[]"
+    assert python((TIMED, "audited_requests"), tmp_path).stdout.strip() == "[]"
 
 
 def test_an_error_of_tracing_does_not_end_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,27 +227,7 @@ def test_an_error_of_tracing_does_not_end_a_request(monkeypatch: pytest.MonkeyPa
 
 
 def test_spans_of_children_arrive_however_they_end(folder: Path, tmp_path: Path) -> None:
-    program = """
-        import multiprocessing, os, signal, stagespan
-
-        def work(end, carrier):
-            with stagespan.extract(carrier):
-                for _ in range(100):
-                    with stagespan.span(end):
-                        pass
-            if end == "exits":
-                os._exit(0)
-            if end == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        context = multiprocessing.get_context("fork")
-        for end in ("returns", "exits", "killed"):
-            with stagespan.request(end):
-                child = context.Process(target=work, args=(end, stagespan.inject(queue="child")))
-                child.start()
-                child.join()
-    """
-    python(program, tmp_path, STAGESPAN_RECORDING="keep")
+    python((TIMED, "ends_of_children"), tmp_path, STAGESPAN_RECORDING="keep")
     found = timelines([recording.open(path) for path in folder.glob("*.stagespan")])
     assert [(one.id, one.causes) for one in found] == [
         ("returns", []),

@@ -13,28 +13,10 @@ from recorded_process import command_here, started
 from recording import printed, python
 
 import stagespan
+from running import PROGRAMS
 from stagespan import recording
 
-PROGRAM = """
-    import sys, time
-    import stagespan
-
-    for n in range(21):
-        with stagespan.request(f"usual-{n}"), stagespan.span("decode"):
-            time.sleep(0.001)
-    with stagespan.request("another"):
-        with stagespan.request("slow", new=True) as slow:
-            time.sleep(0.03)
-            with stagespan.span("decode"):
-                time.sleep(0.05)
-            for _ in range(3):
-                slow.chunk(tokens=2)
-                time.sleep(0.002)
-    stagespan.gauge("kv_blocks_free", 7)
-    stagespan.gauge("kv_blocks_free", 1204.5)
-    print("ready", flush=True)
-    input()
-"""
+REQUESTING = PROGRAMS / "requesting.py"
 
 
 def page(*options: str) -> Any:
@@ -42,7 +24,7 @@ def page(*options: str) -> Any:
 
 
 def test_a_slow_request_is_shown_beside_others(folder: Path) -> None:
-    started(PROGRAM)
+    started(REQUESTING, "one_slow_request")
     (slow,) = page("--id", "slow")["requests"]
     (span,) = slow["segments"][0]["spans"]
     assert span["duration_ns"] >= 15 * span["median_ns"]
@@ -63,19 +45,7 @@ def test_a_slow_request_is_shown_beside_others(folder: Path) -> None:
 
 
 def test_what_runs_between_stages_is_a_finding(folder: Path) -> None:
-    program = """
-        import time
-        import stagespan
-        with stagespan.request("gap"):
-            with stagespan.span("a"):
-                time.sleep(0.002)
-            time.sleep(0.01)
-            with stagespan.span("b"):
-                time.sleep(0.002)
-        print("ready", flush=True)
-        input()
-    """
-    started(program)
+    started(REQUESTING, "gap_between_stages")
     (gap,) = page("--id", "gap")["requests"]
     assert gap["unattributed"]["between_ns"] >= 10_000_000
     text = command_here("requests", "--id", "gap").stdout
@@ -83,7 +53,7 @@ def test_what_runs_between_stages_is_a_finding(folder: Path) -> None:
 
 
 def test_chunks_are_shown_by_pipeline(folder: Path) -> None:
-    started(PROGRAM, STAGESPAN_PIPELINE_NAME="chat")
+    started(REQUESTING, "one_slow_request", STAGESPAN_PIPELINE_NAME="chat")
     text = command_here("requests").stdout
     after = text.partition("per token p50")[2].partition("Work of a request")[0].splitlines()
     (row,) = [one.split() for one in after if one.split()[:1] == ["chat"]]
@@ -124,20 +94,10 @@ def test_a_program_reads_the_breakdown_of_its_own_request() -> None:
 
 def test_gauges_are_the_latest_values_of_a_bounded_number(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
-    process = started(PROGRAM, STAGESPAN_JOB="svc")
-    started(PROGRAM, STAGESPAN_JOB="svc")
+    process = started(REQUESTING, "one_slow_request", STAGESPAN_JOB="svc")
+    started(REQUESTING, "one_slow_request", STAGESPAN_JOB="svc")
     assert recording.open(process.pid).gauges() == {"kv_blocks_free": 1204.5}
     with exporter() as (_, port):
         gauge = of(scraped(port), "stagespan_gauge", name="kv_blocks_free", service="svc")
         assert gauge == 2 * 1204.5
-    program = """
-        import json, os, stagespan
-        from stagespan import recording
-        for n in range(100):
-            stagespan.gauge(f"g{n}", n)
-        stagespan.gauge("g0", float("nan"))
-        stagespan.gauge("x" * 99, 1)
-        found = recording.open(os.getpid()).gauges()
-        print(json.dumps([len(found), found["g0"], stagespan.lost()["work"]]))
-    """
-    assert printed(python(program, tmp_path)) == [[64, 0.0, 38]]
+    assert printed(python((REQUESTING, "many_gauges"), tmp_path)) == [[64, 0.0, 38]]

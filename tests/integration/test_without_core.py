@@ -18,6 +18,7 @@ import public_uses
 import pytest
 
 import stagespan
+from running import ran
 from stagespan import _core, cli, without_core
 from stagespan.errors import StagespanError
 
@@ -26,13 +27,7 @@ BLOCKED = "import sys; sys.modules['stagespan._core'] = None\n"  # Python then r
 
 def run(program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a process that cannot import the extension."""
-    return subprocess.run(
-        [sys.executable, "-c", BLOCKED + textwrap.dedent(program), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        timeout=120,
-    )
+    return ran([sys.executable, "-c", BLOCKED + textwrap.dedent(program), *arguments], cwd=folder)
 
 
 def test_a_program_runs_on_and_is_told_once(tmp_path: Path) -> None:
@@ -109,11 +104,9 @@ def warning_of_import(on_path: Path) -> str:
     Returns what the process writes to stderr.
     """
     path = os.pathsep.join((str(on_path), str(Path(numpy.__file__).parents[1])))
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-S", "-c", "import stagespan; print(stagespan.is_available())"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        PYTHONPATH=path,
     )
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
     assert done.stderr.count("\n") == 1
@@ -192,8 +185,7 @@ def uses(tmp_path_factory: pytest.TempPathFactory) -> Uses:
 
     def errors(*arguments: str) -> dict[str, str]:
         command = [sys.executable, public_uses.__file__, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
-        assert done.returncode == 0, done.stderr
+        done = ran(command, cwd=folder, status=0)
         found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
         return found
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from running import ran
 
 PROGRAM = """
 import ctypes, json, logging, time
@@ -57,14 +58,7 @@ print(json.dumps({
 def run(clock: Path, **variables: str) -> dict[str, object]:
     environment = {**os.environ, "LD_PRELOAD": str(clock), **variables}
     # The limit is for a program that would never end.
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran([sys.executable, "-c", PROGRAM], env=environment, status=0)
     assert "Traceback" not in done.stderr
     found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return found

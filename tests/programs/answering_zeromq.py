@@ -16,14 +16,14 @@ def normalize(scores):
 
 
 def engine(address):
-    socket = zmq.Context.instance().socket(zmq.REP)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REP)
     socket.connect(address)
     while scores := pickle.loads(socket.recv()):
         socket.send(pickle.dumps(rank(normalize(scores))))
 
 
 def main():
-    socket = zmq.Context.instance().socket(zmq.REQ)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     worker = multiprocessing.Process(target=engine, args=(f"tcp://127.0.0.1:{port}",))
     worker.start()

@@ -9,7 +9,7 @@ class Node:
 
 
 def build():
-    nodes = []
+    nodes: list[Node] = []
     for _ in range(60):
         nodes.extend(Node() for _ in range(3_000))
         gc.collect()

@@ -7,6 +7,8 @@ import signal
 import sys
 from typing import Any
 
+from shared import hold
+
 import stagespan
 
 
@@ -40,5 +42,4 @@ if __name__ == "__main__":
             raise ValueError
     tasks.put(None)
     child.join()
-    print("ready", flush=True)
-    sys.stdin.readline()
+    hold()

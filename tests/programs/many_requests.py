@@ -2,10 +2,11 @@
 
 import sys
 
+from shared import hold
+
 import stagespan
 
 for n in range(int(sys.argv[1])):
     with stagespan.request(f"r{n}"), stagespan.span("decode"):
         pass
-print("ready", flush=True)
-sys.stdin.readline()
+hold()

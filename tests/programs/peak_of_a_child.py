@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 if sys.argv[1:] == ["child"]:
     import stagespan
@@ -10,8 +11,8 @@ if sys.argv[1:] == ["child"]:
         stagespan.reset_timing_registry()
         with stagespan.ProfilingContext("stage"):
             pass
-        peak: float = stagespan.timing_report()["stages"]["stage"]["memory"]["peak_rss_mb"]
-        return peak
+        report: Any = stagespan.timing_report()
+        return float(report["stages"]["stage"]["memory"]["peak_rss_mb"])
 
     first_mb = peak_mb()
     snapshot_mb = stagespan.memory_snapshot("now")["peak_rss_bytes"] / 2**20

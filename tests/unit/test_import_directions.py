@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from running import ran
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "stagespan"
@@ -217,7 +218,7 @@ except ModuleNotFoundError:
     pass
 print([name for name in sys.modules if name.startswith("stagespan.trace")])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = ran([sys.executable, "-c", program])
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
@@ -231,5 +232,5 @@ CliRunner().invoke(command, [{str(missing)!r}])
 parts = "stagespan.trace.analyses", "stagespan.trace.derived", "stagespan.export.kept"
 print(parts[0].rpartition(".")[0] in sys.modules, [name for name in parts if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = ran([sys.executable, "-c", program])
     assert (done.stdout, done.stderr) == ("True []\n", "")

@@ -7,7 +7,6 @@ torch's modules for cuda, rocm, xpu and npu. The CPU is the real one.
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from fake_torch import Device, NestedDevice, torch_with
 
+from running import ran
 from stagespan.device import platforms
 from stagespan.device.platforms import Accelerator, Platform
 
@@ -173,7 +173,7 @@ def test_the_peak_follows_the_memory_of_the_process() -> None:
         # THEN the peak has risen, by less than the block if earlier peaks left memory free
         "assert platforms.peak_resident_bytes() > before"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    ran([sys.executable, "-c", code], status=0)
 
 
 def test_questions_of_the_service_never_import_torch() -> None:
@@ -185,7 +185,7 @@ def test_questions_of_the_service_never_import_torch() -> None:
         "repr(platforms.current_platform)\n"
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    ran([sys.executable, "-c", code], status=0)
 
 
 def test_the_real_torch_is_used_for_queries_of_a_user() -> None:
@@ -199,4 +199,4 @@ def test_the_real_torch_is_used_for_queries_of_a_user() -> None:
         "current_platform.peak_memory_bytes()\n"
         "assert not torch.cuda.is_initialized()\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    ran([sys.executable, "-c", code], status=0)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from running import in_threads, ran
+from running import in_threads, ran, until
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, set_debug
 from stagespan.device import platforms
 from stagespan.live import service
@@ -149,10 +149,7 @@ def test_a_name_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_thread_writes_without_being_asked(caplog: pytest.LogCaptureFixture) -> None:
     with ProfilingContext("op"):
         pass
-    deadline = time.monotonic() + 30
-    while len(caplog.records) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(caplog.records) == 2
+    until(lambda: len(caplog.records) == 2)
 
 
 # --- handlers -------------------------------------------------------------------------------------
@@ -189,12 +186,10 @@ def test_flush_says_when_it_took_too_long(awkward: Awkward) -> None:
     awkward.gate.clear()
     with ProfilingContext("slow"):
         pass
-    deadline = time.monotonic() + 30
     stuck = threading.Thread(target=service.flush)
     stuck.start()
 
-    while not _is_draining() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(_is_draining)
     assert service.flush(0.05) is False
     awkward.gate.set()
     stuck.join()
@@ -410,9 +405,7 @@ def test_snapshots_are_kept_while_spans_happen() -> None:
     with ProfilingContext("op"):
         pass
     service.ensure_running()
-    deadline = time.monotonic() + 30
-    while len(service.history()) == 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: len(service.history()) > 0)
     found = service.history().nearest(_core.now_ns())
     assert found is not None
     assert found.time_ns <= _core.now_ns()

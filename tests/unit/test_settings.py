@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -98,14 +97,7 @@ def test_a_program_with_only_spans_gets_a_warning_for_every_invalid_value(tmp_pa
     code = "import stagespan\nwith stagespan.span('a'): pass\nprint(len(stagespan.spans()))"
     environment = {k: v for k, v in os.environ.items() if "STAGESPAN" not in k}
 
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**environment, **wrong},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = ran([sys.executable, "-c", code], cwd=tmp_path, env={**environment, **wrong})
 
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert len(wrong) > 5
@@ -167,14 +159,7 @@ def warnings_with(**variables: str) -> list[str]:
     """Return the warnings of a process that imports stagespan about its variables."""
     kept = {k: v for k, v in os.environ.items() if "STAGESPAN" not in k}
     code = "import stagespan\nfrom stagespan.process import run\nrun.check_settings()"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**kept, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran([sys.executable, "-c", code], env={**kept, **variables}, status=0)
     return done.stderr.splitlines()
 
 

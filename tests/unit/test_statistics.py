@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import textwrap
 import time
@@ -293,7 +292,7 @@ def test_the_first_request_for_a_window_starts_the_snapshots() -> None:
         stagespan.stats(60)
         assert "stagespan" in [t.name for t in threading.enumerate()]
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+    ran([sys.executable, "-c", textwrap.dedent(code)], status=0)
 
 
 def test_the_table_shows_work_and_waiting_if_there_is_any() -> None:

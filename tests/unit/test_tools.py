@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -110,9 +109,7 @@ def test_fingerprint_follows_content(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_find_python_says_what_is_wrong_with_a_choice() -> None:
     environment = {**os.environ, "PYTHON": "/no/such/python"}
 
-    done = subprocess.run(
-        [str(TOOLS / "find_python.sh")], env=environment, capture_output=True, text=True
-    )
+    done = ran([str(TOOLS / "find_python.sh")], env=environment)
 
     # THEN it is named in the error, and no other one is chosen
     assert done.returncode != 0
@@ -123,9 +120,7 @@ def test_find_python_says_what_is_wrong_with_a_choice() -> None:
 def test_find_python_returns_the_given_one() -> None:
     environment = {**os.environ, "PYTHON": sys.executable}
 
-    done = subprocess.run(
-        [str(TOOLS / "find_python.sh")], env=environment, capture_output=True, text=True
-    )
+    done = ran([str(TOOLS / "find_python.sh")], env=environment)
 
     assert done.stdout.strip() == sys.executable
 
@@ -229,7 +224,7 @@ def project(folder: Path, **changed: str) -> Path:
 
 def git(folder: Path, *arguments: str) -> None:
     who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-    subprocess.run(["git", *who, *arguments], cwd=folder, check=True)
+    ran(["git", *who, *arguments], cwd=folder, status=0)
 
 
 def commit(folder: Path) -> None:

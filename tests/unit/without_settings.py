@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from running import ran
 from stagespan import settings
 from stagespan.process import run
 
@@ -31,15 +31,12 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def python(code: str, *, cwd: Path, **variables: str) -> dict[str, object]:
     """Run ``code`` in a fresh interpreter and read the JSON that it prints last."""
     environment = {k: v for k, v in os.environ.items() if "STAGESPAN" not in k}
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-c", textwrap.dedent(code)],
-        env={**environment, **variables},
         cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
+        env={**environment, **variables},
+        status=0,
     )
-    assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(answer, dict)
     return answer

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import preloaded
+from running import ran
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "npu_standin"))
 
@@ -43,12 +44,6 @@ def run(libraries: standin.Libraries) -> Callable[..., subprocess.CompletedProce
         environment = standin.environment(libraries, name=name, with_ascend=with_ascend)
         environment |= variables
         python = [sys.executable] if first else preloaded.python()
-        return subprocess.run(
-            [*python, "-c", textwrap.dedent(program)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=environment,
-        )
+        return ran([*python, "-c", textwrap.dedent(program)], env=environment)
 
     return run

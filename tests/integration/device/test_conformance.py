@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 import standin
 
 import preloaded
+from running import ran
 
 ROOT = Path(__file__).parents[3]
 CASES = sorted(path.name for path in (standin.HERE / "cases").glob("test_*.py"))
@@ -26,14 +26,11 @@ def test_all_cases(
 ) -> None:
     # GIVEN a separate process, because torch cannot unregister a device
     command = [*preloaded.python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header"]
-    done = subprocess.run(
+    done = ran(
         [*command, "--basetemp", str(tmp_path / "cases"), str(standin.HERE / "cases")],
-        capture_output=True,
-        text=True,
-        timeout=300,
         cwd=ROOT,
         env=standin.environment(libraries, name=name, with_ascend=with_ascend),
+        status=0,
     )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout
     assert " passed" in done.stdout

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from recording import printed
 
+from running import ran
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 
 import fakes
@@ -49,13 +51,7 @@ def run(folder: Path) -> Run:
         path = os.pathsep.join((str(fakes.HERE), os.environ.get("PYTHONPATH", "")))
         environment = {**os.environ, fakes.FOLDER: str(folder), "PYTHONPATH": path, **variables}
         program = "".join(textwrap.dedent(part) for part in (BEGIN, *parts))
-        return subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=environment,
-        )
+        return ran([sys.executable, "-c", program], env=environment)
 
     return run
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from running import ran
 from stagespan.cli import command
 
 
@@ -32,14 +33,7 @@ def stagespan(
             "from stagespan.cli import main; main()"
         )
         how = ["-c", code]
-    return subprocess.run(
-        [sys.executable, *how, *arguments],
-        env={**environment, **variables},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return ran([sys.executable, *how, *arguments], cwd=cwd, env={**environment, **variables})
 
 
 def shown(

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -17,6 +13,7 @@ from click.testing import CliRunner
 
 import preloaded
 import stagespan
+from running import on_terminal
 from stagespan.cli import command
 from stagespan.harness import StageBenchHarness
 from stagespan.harness.bundle import replay_file_of
@@ -310,32 +307,22 @@ def test_mistakes_are_reported_in_one_sentence(
 
 def test_a_terminal_shows_the_progress(folder: Path) -> None:
     # GIVEN a terminal for the messages, and a pipe for the figures
-    ours, terminal = pty.openpty()
     arguments = ["--stage", "denoise", "--factory", "my_pipeline:get_stage", "--output", "out"]
     arguments += ["--timing-steps", "1"]
 
-    process = subprocess.Popen(
+    figures, told = on_terminal(
         [*preloaded.python(), "-m", "stagespan", "bench", "signatures.json", *arguments],
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
-        stdout=subprocess.PIPE,
-        stderr=terminal,
+        TERM="xterm",
+        COLUMNS="200",
     )
-    os.close(terminal)
-    told = b""
-    with contextlib.suppress(OSError):  # the end of a terminal on Linux
-        while piece := os.read(ours, 1 << 16):
-            told += piece
-    os.close(ours)
-    figures, _ = process.communicate()
 
     # THEN a bar moved below complete log lines, and is not mixed with the figures
-    assert process.returncode == 0, told.decode()
-    assert b"\x1b" in told
-    assert "\u2501".encode() in told
-    assert b"loading the stage" in told
-    assert b"[Harness] Setup complete for stage 'denoise'\r\n" in told
-    assert b"\x1b" not in figures
-    assert b"One iteration takes" in figures
+    assert "\x1b" in told
+    assert "\u2501" in told
+    assert "loading the stage" in told
+    assert "[Harness] Setup complete for stage 'denoise'\r\n" in told
+    assert "\x1b" not in figures
+    assert "One iteration takes" in figures
 
 
 @pytest.mark.parametrize("verb", ["show", "bench"])

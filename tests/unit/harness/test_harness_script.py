@@ -171,15 +171,8 @@ def test_both_ways_pass_the_harnesss_inputs_to_the_stage(
 
     program = WATCH.format(script=f"profile_{name}", factory=f"stages:{factory}")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [*preloaded.python(), "-c", program],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = ran([*preloaded.python(), "-c", program], cwd=tmp_path, env=environment, status=0)
 
-    assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert set(told["by_factory"]) == set(told["by_import"]) == given
     assert len(set(told["other_seed"])) == 1

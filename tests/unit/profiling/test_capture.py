@@ -10,7 +10,6 @@ import io
 import json
 import os
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 
 import stagespan
+from running import ran
 from stagespan import Capture, capture
 from stagespan.device.platforms import loaded_platform
 from stagespan.errors import SettingsError, StagespanError
@@ -306,12 +306,7 @@ print(result.pause_bound_ns > 0, result.runs)
 is_over = True
 thread.join()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "STAGESPAN_OUTPUT_DIR": str(folder)},
-    )
+    done = ran([sys.executable, "-c", program], STAGESPAN_OUTPUT_DIR=str(folder))
     assert done.stdout.splitlines() == ["None True", "True 1"], done.stderr
 
 
@@ -415,7 +410,7 @@ def test_a_full_disk_is_a_refusal(work: Work, tmp_path: Path) -> None:
 
 def test_a_process_without_torch_is_told_so() -> None:
     program = "import stagespan\nstagespan.capture('serve')"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = ran([sys.executable, "-c", program])
     assert "Nothing can be captured: this process has not imported torch." in done.stderr
 
 

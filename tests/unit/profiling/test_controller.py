@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -200,14 +199,7 @@ with profile_window("s"):
     environment.pop("KINETO_LOG_LEVEL", None)
     if level is not None:
         environment["KINETO_LOG_LEVEL"] = level
-    done = subprocess.run(
-        [*preloaded.python(), "-c", code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran([*preloaded.python(), "-c", code], env=environment, status=0)
     assert ("Completed Stage" in done.stderr) == (level is not None)
 
 
@@ -406,7 +398,7 @@ for is_gone in (False, True):  # as long as it is there, it may begin again
         torch.ones(4) + 1
     print("ProfilerStep" in steps)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = ran([sys.executable, "-c", program])
     assert done.stdout.splitlines() == ["True", "False"], done.stderr
 
 
@@ -558,13 +550,12 @@ def test_a_forked_child_is_free_to_profile(work: Work) -> None:
 
 
 def test_the_package_does_not_import_torch() -> None:
-    import subprocess
 
     code = (
         "import sys, stagespan.profiling, stagespan.profiling.profiled, stagespan.trace;"
         "sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert ran([sys.executable, "-c", code]).returncode == 0
 
 
 def test_logging_goes_to_one_logger(work: Work, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from running import ran
 from stagespan import _core
 from stagespan.profiling import unlocked
 
@@ -170,7 +170,7 @@ try:
 except RuntimeError as error:
     print(str(error).splitlines()[0])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = ran([sys.executable, "-c", program])
     assert done.stdout.splitlines() == ["Trace is already saved."], done.stderr
 
 
@@ -183,6 +183,6 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = ran([sys.executable, "-c", program])
     refused = "this torch cannot end its profiler without the interpreter's lock"
     assert done.stdout.splitlines() == ["False", refused], done.stderr

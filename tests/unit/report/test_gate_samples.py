@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 import preloaded
+from running import ended, ready, start_command
 from stagespan.report.baseline import read_baseline, write_baseline
 from stagespan.report.changes import Tolerance, judge, judge_repeated
 from stagespan.report.noise import Times
@@ -171,16 +171,11 @@ def test_processes_that_write_one_baseline_lose_no_session(tmp_path: Path) -> No
         "    write_baseline(path, {'all': Times.of([1.0] * 9)})\n"
     )
     command = [*preloaded.python("numpy"), "-c", code, str(path)]
-    processes = [
-        subprocess.Popen([*command, str(number)], stdin=-1, stdout=-1, text=True)
-        for number in range(writers)
-    ]
+    processes = [start_command([*command, str(number)]) for number in range(writers)]
     for process in processes:
-        assert process.stdout is not None
-        process.stdout.readline()
+        ready(process)
     for process in processes:
-        process.communicate("\n", timeout=300)
-    assert [process.returncode for process in processes] == [0] * writers
+        ended(process, 0, input="\n", timeout_s=300)
 
     times = read_baseline(path).times
     names = {f"{writer} {number}" for writer in range(writers) for number in range(sessions)}

@@ -20,6 +20,7 @@ import pytest
 
 import preloaded
 import stagespan
+from running import ran
 from scripts import names_of
 from stagespan.errors import HarnessError
 from stagespan.signature import StageSignature, capture, describe
@@ -310,13 +311,5 @@ def test_functions_of_the_program_itself_are_found_in_its_module(tmp_path: Path)
         ["out/profile_stage.py", "--factory", "my_program:get_stage", "--no-profile",
          "--timing-steps", "1", "--warmup", "0"],
     ):  # fmt: skip
-        done = subprocess.run(
-            [*preloaded.python(), *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
+        ran([*preloaded.python(), *arguments], cwd=tmp_path, env=environment, status=0)
     assert "my_program:on_step_end" in (tmp_path / "out" / "profile_stage.py").read_text()

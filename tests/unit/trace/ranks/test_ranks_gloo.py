@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import gloo_rank
@@ -10,6 +9,7 @@ import pytest
 from planted_ranks import finding_in, ranks_in
 
 import preloaded
+from running import ended, ending, start_command
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze
 from stagespan.trace.ranks.merge import merge
@@ -24,11 +24,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")
     folder = tmp_path_factory.mktemp("gloo")
-    processes = [
-        subprocess.Popen([*preloaded.python(), gloo_rank.__file__, str(rank), str(folder)])
-        for rank in range(2)
-    ]
-    assert [process.wait(300) for process in processes] == [0, 0]
+    command = [*preloaded.python(), gloo_rank.__file__]
+    with ending():
+        for process in [start_command([*command, str(rank), str(folder)]) for rank in range(2)]:
+            ended(process, 0, timeout_s=300)
     return folder
 
 
