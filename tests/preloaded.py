@@ -4,7 +4,8 @@
 ``-m`` or a file, with an environment, a folder, standard streams and an end of their own. Each is a
 fork of one process that has imported torch, or the modules that ``python`` was called with. All
 workers of a run of pytest use the same process. A test of what depends on the order of imports, on
-options of the interpreter, or on torch being imported at all starts ``sys.executable`` instead.
+options of the interpreter, or on torch being imported at all starts ``sys.executable`` instead. If
+the command is killed, its program is, too.
 
 This file is also the program of that process (``server``) and of the command (``client``). It
 imports little (neither json nor typing), because each command starts it.
@@ -42,8 +43,11 @@ def server(path: str, owner: str, *modules: str) -> dict[str, object]:
     The server ends when the process `owner` has ended.
     """
     import atexit
+    import contextlib
     import ctypes
     import gc
+    import select
+    import signal
 
     # At the end of a program, Python clears all modules, which takes 0.15 s for those of torch. The
     # server's are taken out before, by a function that is called after those of the program.
@@ -89,8 +93,14 @@ def server(path: str, owner: str, *modules: str) -> dict[str, object]:
     text = b"".join(iter(lambda: connection.recv(1 << 16), b""))
     program = os.fork()
     if program != 0:
+        poller = select.poll()
+        poller.register(connection, 0)  # tells only that the client has ended
+        poller.register(os.pidfd_open(program), select.POLLIN)
+        if connection.fileno() in dict(poller.poll()):
+            os.kill(program, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-        connection.sendall(str(status).encode())
+        with contextlib.suppress(BrokenPipeError):
+            connection.sendall(str(status).encode())
         os._exit(0)
     connection.close()
     for number, stream in enumerate(streams):
