@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagespan.cli.asked import Shown, shown_progress
 from stagespan.cli.numbers import FiniteRange
 from stagespan.cli.output import schema_option
+from stagespan.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from stagespan.profiling.capture_result import CaptureResult
@@ -101,7 +101,7 @@ def command(
     asked = {name: value for name, value in options.items() if value is not None}
     asked |= {"stage": stage, "probe": not no_probe}
     output = None if file is None else os.path.abspath(file)
-    with shown_progress() as show:
+    with ProgressLine() as show:
         progress = _Bounds(show)
         if no_probe:
             show.line("The pause at its end is not known before, because of --no-probe.")
@@ -121,7 +121,7 @@ def command(
 class _Bounds:
     """Shows the bound of each process's pause as soon as it is known, and what they do."""
 
-    def __init__(self, show: Shown) -> None:
+    def __init__(self, show: ProgressLine) -> None:
         self._show = show
         self._told: set[str] = set()
 

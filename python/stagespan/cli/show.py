@@ -132,10 +132,10 @@ def _page(what: str, kind: Kind, *, stages: bool) -> Page:
 
 def _show_samples(which: str, seconds: float, output: Output) -> None:
     """Have a live process take samples, and show them like `stagespan run`."""
-    from stagespan.cli.asked import shown_progress
+    from stagespan.cli.progress import ProgressLine
     from stagespan.sampling.asking import Samples
 
-    with shown_progress() as progress:
+    with ProgressLine() as progress:
         samples = Samples(which, seconds, progress)
     if output.form or output.html is not None:
         output.show(samples.page())

@@ -28,10 +28,10 @@ returns the answer. Raises StagespanError if it refuses the command. `Cancelled`
 once; it may go on until it has ended what it does."""
 
 _VERBS = {
-    "sample": "stagespan.sampling.asked:sample",
-    "capture": "stagespan.profiling.asked:asked_capture",
-    "prepare_capture": "stagespan.profiling.asked:prepare_capture",
-    "cancel_capture": "stagespan.profiling.asked:cancel_capture",
+    "sample": "stagespan.sampling.on_request:sample",
+    "capture": "stagespan.profiling.on_request:requested_capture",
+    "prepare_capture": "stagespan.profiling.on_request:prepare_capture",
+    "cancel_capture": "stagespan.profiling.on_request:cancel_capture",
     "watch": "stagespan.signature.watch:watched",
 }
 """The functions that begin a command, by its verb. They take its arguments by name."""

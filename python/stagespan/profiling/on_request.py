@@ -14,7 +14,7 @@ from stagespan.profiling.capture import PROBE_EVENTS, Capture, capture, in_progr
 _TURN_S = 0.1
 
 
-def asked_capture(stage: str, **options: Any) -> Work:
+def requested_capture(stage: str, **options: Any) -> Work:
     """Capture runs of a stage, with the options of `capture`. The answer has its ``result``."""
     started = capture(stage, **options)
     is_cancelled = False
@@ -43,7 +43,7 @@ def prepare_capture(stage: str, **options: Any) -> Work:
     """
     with tempfile.TemporaryDirectory(prefix="stagespan-") as folder:
         probe = {**options, "max_events": PROBE_EVENTS, "output": f"{folder}/probe.json.gz"}
-        yield from asked_capture(stage, **probe, runs=1, probe=False)
+        yield from requested_capture(stage, **probe, runs=1, probe=False)
     return {}
 
 

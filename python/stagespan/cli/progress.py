@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -12,11 +11,17 @@ import click
 from stagespan.pages.escaping import one_line
 
 
-class Shown:
+class ProgressLine:
     """Shows on standard error what a process does: lines, and on a terminal also its progress."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()
 
     def __call__(self, answer: Mapping[str, Any]) -> None:
         """Show what it does at the moment."""
@@ -33,13 +38,3 @@ class Shown:
         """Remove the line of the progress."""
         if self._is_terminal:
             click.echo("\r\033[K", err=True, nl=False)
-
-
-@contextlib.contextmanager
-def shown_progress() -> Iterator[Shown]:
-    """Yield what shows the progress, which is removed at the end."""
-    line = Shown()
-    try:
-        yield line
-    finally:
-        line.clear()
