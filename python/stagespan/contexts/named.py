@@ -111,7 +111,7 @@ class Wrapper:
             wrapped = wrap()
             stage.found = True
         except Exception as error:  # an error must not affect the program
-            stage.problem = _reason(error)
+            stage.problem = str(error) or type(error).__name__
         module = sys.modules.get("__main__" if stage in self._of_main() else stage.module)
         stage.file = getattr(module, "__file__", None)
         why = None if stage.found else self._why_missing(stage)
@@ -308,10 +308,6 @@ def _codes(function: Any) -> set[CodeType]:
     """Return the code of a function, or of the function of a static or class method."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return {code} if isinstance(code, CodeType) else set()
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 class _Decorating(ast.NodeTransformer):

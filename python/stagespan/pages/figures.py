@@ -213,7 +213,7 @@ def _is_list_of(struct: type[Figures], field: inspect.Field) -> bool:
 def _writer(kind: inspect.Type) -> _Write | None:
     """Return the function that converts a value of this type to JSON; None if not needed."""
     if isinstance(kind, inspect.Metadata):
-        return _in_us if kind.extra == _UNIT else _writer(kind.type)
+        return (lambda ns: ns / 1000) if kind.extra == _UNIT else _writer(kind.type)
     if isinstance(kind, inspect.StructType):
         return methodcaller("to_dict")
     if isinstance(kind, inspect.DataclassType):
@@ -230,10 +230,6 @@ def _writer(kind: inspect.Type) -> _Write | None:
     if isinstance(kind, inspect.TupleType):
         return _of_tuple([_writer(each) for each in kind.item_types])
     return None
-
-
-def _in_us(time_ns: float) -> float:
-    return time_ns / 1000
 
 
 def _optional(inner: _Write) -> _Write:

@@ -74,7 +74,7 @@ class Command:
         global _own_pid
         _own_pid = os.getpid()
         os.environ[_FOLDER] = str(self.folder)
-        os.environ[_PYTHON] = _this_python()
+        os.environ[_PYTHON] = f"{sys.hexversion} {getattr(sys, 'abiflags', '')} {sys.prefix}"
         samples = [] if sample_ms is None else [f"{_SAMPLES}{sample_ms}"]
         os.environ[_OPTIONS] = " ".join([*options, *samples])
         os.environ["STAGESPAN_STAGES"] = "\n".join(stages)
@@ -130,10 +130,6 @@ def _remove_abandoned(parent: str) -> None:
                 imports.load("shutil").rmtree(path.parent, ignore_errors=True)
         except OSError:  # the command runs, or it belongs to another user
             continue
-
-
-def _this_python() -> str:
-    return f"{sys.hexversion} {getattr(sys, 'abiflags', '')} {sys.prefix}"
 
 
 # --- its processes --------------------------------------------------------------------------------

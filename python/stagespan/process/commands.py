@@ -175,16 +175,14 @@ def listen() -> None:
     _core.listener_start()
 
 
-def _after_fork_in_parent() -> None:
-    _core.listener_after_fork(False)
-
-
 def _after_fork_in_child() -> None:
     global _listener
     _listener = _Listener()
     _core.listener_after_fork(True)
 
 
-forks.around(_core.listener_before_fork, _after_fork_in_parent, _after_fork_in_child)
+forks.around(
+    _core.listener_before_fork, lambda: _core.listener_after_fork(False), _after_fork_in_child
+)
 atexit.register(_core.listener_stop)
 forks.at_worker_exit(_core.listener_stop, priority=2)

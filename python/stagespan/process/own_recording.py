@@ -15,11 +15,7 @@ def install(version: str) -> None:
         termination.watch_signal_calls()
     _core.recording_set_tell_fault(_tell_fault)
     # This runs after the exit handler of the service, which still writes spans.
-    forks.at_worker_exit(_end, priority=0)
-
-
-def _end() -> None:
-    _core.recording_end()
+    forks.at_worker_exit(_core.recording_end, priority=0)
 
 
 def _tell_fault() -> None:

@@ -64,7 +64,8 @@ def _start(
     if _is_set_up:
         return
     _is_set_up = True
-    forks.around(_core.sampler_before_fork, _after_fork_in_parent, _after_fork_in_child)
+    after_fork = _core.sampler_after_fork
+    forks.around(_core.sampler_before_fork, lambda: after_fork(False), lambda: after_fork(True))
     atexit.register(stop)
     forks.at_worker_exit(stop, priority=1)
 
@@ -84,11 +85,3 @@ def stop() -> None:
 def is_on() -> bool:
     """Whether this process is being sampled."""
     return _core.sampler_collection in gc.callbacks
-
-
-def _after_fork_in_parent() -> None:
-    _core.sampler_after_fork(False)
-
-
-def _after_fork_in_child() -> None:
-    _core.sampler_after_fork(True)

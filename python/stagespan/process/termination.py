@@ -65,10 +65,6 @@ def watch_signal_calls() -> None:
     signal.signal = watched
 
 
-def _after_fork_in_parent() -> None:
-    _core.termination_after_fork(False)
-
-
 def _after_fork_in_child() -> None:
     _core.termination_after_fork(True)
     if _writers:
@@ -87,6 +83,8 @@ def _at_exit() -> None:
     _writers.clear()
 
 
-forks.around(_core.termination_before_fork, _after_fork_in_parent, _after_fork_in_child)
+forks.around(
+    _core.termination_before_fork, lambda: _core.termination_after_fork(False), _after_fork_in_child
+)
 # Registered before the exit handlers of modules that import this one, so it runs after them.
 atexit.register(_at_exit)

@@ -38,7 +38,8 @@ def analyze_report(path: Path) -> Analysis:
     report = read_timing_report(path)
     found = _stages(report)
     results: dict[str, Any] = {"verdict": _verdict(found, report), "stages": found}
-    return Analysis(without_events(str(path), _runs(found)), results)
+    runs = sum(stage.calls for stage in found.stages)
+    return Analysis(without_events(str(path), runs), results)
 
 
 def analyze_reports(folder: Path, paths: Sequence[Path]) -> Analysis:
@@ -119,7 +120,3 @@ def _verdict(stages: Stages, report: dict[str, Any]) -> Verdict:
         times[stage.path[-1]] = stage.host_self_ns
     whole = whole_ns(report)
     return verdict_of_host(verdict_on_stages(times, (0, whole), min(stages.work_ns, whole)))
-
-
-def _runs(found: Stages) -> int:
-    return sum(stage.calls for stage in found.stages)

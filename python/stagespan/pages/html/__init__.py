@@ -67,17 +67,13 @@ def _assembled(
             f" img-src data: blob:; {more_policy}base-uri 'none'; form-action 'none'"
         ),
         "style": _file("page.css"),
-        "data": _json(data),
+        # ASCII that cannot end the script block.
+        "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
         "script": script,
         **texts,
     }
     # In one pass, so that inserted text is not searched again.
     return _SLOT.sub(lambda slot: parts[slot[1]], _file(file))
-
-
-def _json(shown: dict[str, Any]) -> str:
-    """Return ASCII JSON that cannot end the script block that contains it."""
-    return json.dumps(shown, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _file(name: str) -> str:

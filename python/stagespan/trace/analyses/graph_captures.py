@@ -88,7 +88,8 @@ class Captures(StructResult, frozen=True):
 
     def line(self) -> str:
         """How much of the graphs' work has operators, and why not more."""
-        work = f"{counted(self.device_events, 'device event')} of {self._launched()}"
+        launched = counted(self.launches, "graph launch", "graph launches")
+        work = f"{counted(self.device_events, 'device event')} of {launched}"
         if self.matched == 0:
             return f"the operators of {work} are unknown: {self._why()}"
         percent = share(self.matched, self.device_events)
@@ -101,9 +102,6 @@ class Captures(StructResult, frozen=True):
                 " equally well"
             )
         return shapes_known
-
-    def _launched(self) -> str:
-        return counted(self.launches, "graph launch", "graph launches")
 
     def _why(self) -> str:
         if not self.is_given:

@@ -181,7 +181,8 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     parts[OTHER_DEVICE_BUSY] = whole.idle_ns - sum(idle.values()) * len(devices)
     parts = {name: time for name, time in sorted(parts.items(), key=lambda p: -p[1]) if time}
     on_host = {cause: parts[cause] for cause in _ON_HOST if cause in parts}
-    host_word = _word_of_host(on_host)
+    is_launching = 2 * on_host.get(causes.LAUNCH, 0) > sum(on_host.values())
+    host_word = LAUNCH_BOUND if is_launching else HOST_BOUND
     families = {
         host_word: on_host,
         WAIT_BOUND: {cause: parts[cause] for cause in _WAITING if cause in parts},
@@ -459,11 +460,6 @@ def _cause_in_words(verdict: Verdict) -> str:
 def _without_events(trace: Trace) -> tuple[int, int]:
     steps = step_ranges(trace)
     return (0, 0) if steps is None else (len(steps_without_work(trace)), len(steps))
-
-
-def _word_of_host(times: dict[str, int]) -> str:
-    """Return the verdict for these times by cause on the host."""
-    return LAUNCH_BOUND if 2 * times.get(causes.LAUNCH, 0) > sum(times.values()) else HOST_BOUND
 
 
 def _decided(times: dict[str, int], whole_ns: int, several: bool, at_edges: dict[str, int]) -> str:

@@ -106,10 +106,13 @@ def device_work(trace: Trace) -> DeviceWork:
     kind[trace.rows_of(["gpu_memcpy"])] = COPY
     if not is_ascend(trace):
         is_kernel = is_kernel | _add_others(trace, kind)
-    kind[_named(trace, is_kernel, _communicates)] = COMMUNICATION
+    kind[_named(trace, is_kernel, lambda name: _COMMUNICATION.search(name) is not None)] = (
+        COMMUNICATION
+    )
     if ASCEND_DEVICE in trace.process_names.values():
         is_kernel = is_kernel | _add_ascend(trace, kind)
-    custom = _named(trace, is_kernel & (kind == COMPUTE), _communicates_otherwise)
+    others = is_kernel & (kind == COMPUTE)
+    custom = _named(trace, others, lambda name: kind_of(name) == KIND_OF_COMMUNICATION)
     kind[custom] = COMMUNICATION
     return DeviceWork(kind, is_kernel, custom)
 
@@ -121,14 +124,6 @@ def _named(trace: Trace, rows: Mask, condition: Callable[[str], bool]) -> Mask:
         chosen[code] = condition(trace.names[code])
     found: Mask = rows & chosen[trace.events.name]
     return found
-
-
-def _communicates(kernel: str) -> bool:
-    return _COMMUNICATION.search(kernel) is not None
-
-
-def _communicates_otherwise(kernel: str) -> bool:
-    return kind_of(kernel) == KIND_OF_COMMUNICATION
 
 
 def is_ascend(trace: Trace) -> bool:

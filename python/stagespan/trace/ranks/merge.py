@@ -69,7 +69,8 @@ def merge(job: JobTraces, target: str | os.PathLike[str]) -> int:
 
 
 def _write(job: JobTraces, file: BinaryIO | gzip.GzipFile) -> int:
-    base = job.window_begin_ns // 10**9 * 10**9 if _all_unix(job) else 0
+    is_unix = all(summary.unix_clock for summary in job.summaries)
+    base = job.window_begin_ns // 10**9 * 10**9 if is_unix else 0
     file.write(b'{"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": %d,' % base)
     merged = [
         {
@@ -98,10 +99,6 @@ def _write(job: JobTraces, file: BinaryIO | gzip.GzipFile) -> int:
         rank.copy(Path(summary.path), summary.base_ns - int(offset) - base)
     file.write(b"\n]}\n")
     return count
-
-
-def _all_unix(job: JobTraces) -> bool:
-    return all(summary.unix_clock for summary in job.summaries)
 
 
 class _Numbers:

@@ -173,11 +173,6 @@ def _of_lists(call: Call, *, written: tuple[int, ...] = (0,), read: bool = True)
     return Cost(None, total, kinds[0])
 
 
-def _foreach(call: Call) -> Cost:
-    """_foreach_*(lists): in place or not, as many elements are written as are in the first."""
-    return _of_lists(call)
-
-
 def _copied_lists(call: Call) -> Cost:
     """_foreach_copy_(targets, sources)."""
     if not call.tensors(0) or not call.tensors(1):
@@ -332,7 +327,7 @@ FORMULAS: dict[str, _Formula] = {
 def formula_of(operator: str) -> _Formula | None:
     """Return the formula for lists of tensors and for elementwise operators, by their name."""
     if operator.startswith("aten::_foreach_"):
-        return _foreach
+        return _of_lists  # in place or not, as many elements are written as are in the first
     if operator.startswith("aten::") and (
         kind_of(operator) == ELEMENTWISE or _COMPARES.search(operator)
     ):
