@@ -35,6 +35,7 @@ from stagespan.trace.rates.collectives import (
     members,
     op_of,
     ops_of,
+    unseen_calls,
     work_of,
 )
 from stagespan.trace.read.groups import by_group, numbered
@@ -113,11 +114,14 @@ class Dependence(Figures, frozen=True):
 def analyze(trace: Trace) -> Communication | Unavailable:
     """Look at the collectives of the steps, or of the trace if it has no steps."""
     every, computes = work_of(trace)
-    base, events = base_window(trace), trace.events
+    base, events, unseen = base_window(trace), trace.events, unseen_calls(trace)
     if base is not None:
         every = every[base.contains(trace, every)]
+        # Of these, it is known when they were called, and not when they ran.
+        unseen = unseen[base.overlaps(trace, unseen)]
     if base is None or len(every) == 0:
-        return Unavailable("The trace has no collectives.", "no_communication")
+        ran = "no collectives" if base is None or len(unseen) == 0 else _unseen_runs(len(unseen))
+        return Unavailable(f"The trace has {ran}.", "no_communication")
     calls = _Calls.of(trace, every, computes)
     begin, end = events.begin_ns[every], np.minimum(events.end_ns[every], base.end_ns)
     communicates = Cover(begin, end)
@@ -137,11 +141,22 @@ def analyze(trace: Trace) -> Communication | Unavailable:
         room_ns=computed - (union - exposed),
         small=CountedTime(int(small.sum()), int(calls.dur_ns[small].sum())),
         sizes_known=int((calls.bytes_in >= 0).sum()),
+        unseen_calls=_counted(*ops_of(trace, unseen)),
         dependence=_dependences(calls),
         by_size=_by_size(calls),
         base=base,
         details=calls,
     )
+
+
+def _unseen_runs(calls: int) -> str:
+    return f"{counted(calls, 'call')} of collectives on the device, and none of their runs"
+
+
+def _counted(ops: list[str], op: NDArray[np.int32]) -> dict[str, int]:
+    """Return the number of calls of each operation, the most first."""
+    counts = dict(zip(ops, np.bincount(op, minlength=len(ops)).tolist(), strict=True))
+    return dict(sorted(counts.items(), key=lambda each: -each[1]))
 
 
 class _Calls(msgspec.Struct, frozen=True, dict=True):
@@ -308,6 +323,8 @@ class Communication(StructResult, frozen=True):
     """Calls with less than 1 MiB, or shorter than 20 µs if the size is unknown."""
     sizes_known: Count
     """The number of calls whose size is known."""
+    unseen_calls: dict[str, Count]
+    """Further calls, of collectives on the device, by operation: no event shows their runs."""
     dependence: list[Dependence]
     """For operations with calls of several sizes."""
     by_size: Annotated[list[CollectiveSize], first(_MOST_IN_JSON)]
@@ -325,8 +342,15 @@ class Communication(StructResult, frozen=True):
         return (
             f"{counted(self.calls, 'collective')}, {in_words(self.time_ns, 'ns')}, of which"
             f" {in_percent(exposed)} exposed; {in_words(self.room_ns, 'ns')} of computation could"
-            " run beside it"
+            f" run beside it{self._unseen()}"
         )
+
+    def _unseen(self) -> str:
+        """Return which collectives the program called on the device whose runs are not shown."""
+        if not self.unseen_calls:
+            return ""
+        named = ", ".join(f"{calls:,} {op}" for op, calls in self.unseen_calls.items())
+        return f"; also {_unseen_runs(sum(self.unseen_calls.values()))} ({named})"
 
     def tables(self) -> list[Table]:
         """By operation and size, and what the time depends on."""

@@ -80,6 +80,12 @@ class BaseWindow(Figures, frozen=True):
         inside: Mask = (begin >= self.begin_ns) & (begin < self.end_ns)
         return inside
 
+    def overlaps(self, trace: Trace, rows: Rows) -> Mask:
+        """Return which of some events have a part in the range."""
+        events = trace.events
+        inside: Mask = events.begin_ns[rows] < self.end_ns
+        return inside & (events.end_ns[rows] > self.begin_ns)
+
     @property
     def whose(self) -> str:
         """Its name with its length: "the step's 382.536 ms"."""

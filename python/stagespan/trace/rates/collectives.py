@@ -46,6 +46,7 @@ _SIZES = {
 """Bytes of an element, by the name of its type in lower case."""
 _MOST_MEMBERS = 10_000_000
 _ON_HOST = re.compile(r"^(?:gloo|mpi|ucc|xccl):", re.IGNORECASE)
+_OF_BACKENDS = re.compile(rf"^(?!c10d){COLLECTIVE}", re.IGNORECASE)
 _CALLS = re.compile(r"^c10d::(?!barrier)")
 _ALGORITHM = re.compile(r"_(RING|TREE|COLLNET_DIRECT|COLLNET_CHAIN|NVLS|NVLS_TREE|PAT)(?=_|\()")
 _PROTOCOL = re.compile(r"_(LL128|LL|SIMPLE)(?![A-Za-z0-9])", re.IGNORECASE)
@@ -101,13 +102,34 @@ def work_of(trace: Trace) -> tuple[Rows, Cover]:
     return rows[np.lexsort((events.end_ns[rows], events.begin_ns[rows]))], computing
 
 
-def _outermost(trace: Trace, rows: Rows) -> Rows:
-    """The rows that are not within another one, as a host's collective can be marked twice."""
+@once
+def unseen_calls(trace: Trace) -> Rows:
+    """The calls of collectives that run on a device, if no event of the device shows a run.
+
+    Their annotations last until the call returns or is waited for, which tells nothing about runs.
+    """
+    kind = device_work(trace).kind
+    if not len(device_work(trace).rows) or (kind == COMMUNICATION).any():
+        return np.empty(0, dtype=np.intp)
+    marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, _OF_BACKENDS)
+    # Until it is waited for, a call can have others in it.
+    return _outermost(trace, np.flatnonzero(marks & ~named(trace, _ON_HOST)), of_name=True)
+
+
+def _outermost(trace: Trace, rows: Rows, *, of_name: bool = False) -> Rows:
+    """The rows that are not within another one, as a host's collective can be marked twice.
+
+    With ``of_name``, those not directly within one of the same name.
+    """
     index = ThreadIndex(trace, rows)
     if len(rows) == 0 or not index.fits:
         return rows
     nesting = Nesting.of(trace, index.axis, rows, index.of[0])
-    return nesting.rows[nesting.parent < 0]
+    is_outer = nesting.parent < 0
+    if of_name:
+        names = trace.events.name[nesting.rows]
+        is_outer |= names != names[nesting.parent]
+    return nesting.rows[is_outer]
 
 
 def exposed_calls(

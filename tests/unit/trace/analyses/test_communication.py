@@ -18,6 +18,7 @@ from stagespan.trace.json_schema import json_schema
 from stagespan.trace.rates.collectives import algorithm_of, bus_bytes
 
 US = 1_000
+NOTE = "user_annotation"
 KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
@@ -54,6 +55,36 @@ def planted(
 def finding_of(found: Communication, code: str) -> Finding:
     (finding,) = [each for each in found.findings() if each.code == code]
     return finding
+
+
+@pytest.mark.parametrize("backend", ["hccl", "nccl", "rccl"])
+@pytest.mark.parametrize("with_barrier", [True, False])
+def test_calls_on_a_device_that_shows_no_collective_are_told(
+    backend: str, with_barrier: bool, tmp_path: Path
+) -> None:
+    # GIVEN a device whose events have no collective, and calls of some, of which one is waited for
+    program = Program()
+    begin = program.now
+    for _ in range(3):
+        program.operator("aten::mm", us=500)
+        with program.within("c10d::allgather_"), program.within(f"{backend}:allgather", NOTE):
+            program.work(20)
+    program.event(f"{backend}:all_to_all", NOTE, begin, program.now)
+    if with_barrier:
+        with program.within("c10d::barrier"), program.within("gloo:barrier", NOTE):
+            program.work(40)
+    program.wait()
+    trace = program.trace(tmp_path)
+    if not with_barrier:
+        found = communication.analyze(trace)
+        assert isinstance(found, Unavailable)
+        assert "4 calls of collectives on the device, and none of their runs" in found.reason
+        return
+    seen = found_in(trace)
+    # THEN their times are not known, and not those of runs
+    assert (seen.calls, seen.time_ns) == (1, 40 * US)
+    assert seen.unseen_calls == {"all_gather": 3, "all_to_all": 1}
+    assert "4 calls of collectives on the device" in seen.line()
 
 
 def test_latency_and_bandwidth_follow_from_calls_of_several_sizes(tmp_path: Path) -> None:
