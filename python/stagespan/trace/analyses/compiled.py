@@ -52,7 +52,7 @@ from stagespan.trace.derived.compile_events import (
 )
 from stagespan.trace.derived.compile_times import PHASES, Compilation, CompileTime, compile_time
 from stagespan.trace.derived.device import device_work
-from stagespan.trace.derived.gains import gain_of_rows, gain_on_host
+from stagespan.trace.derived.gains import gain_of_rows, gain_on_host, gain_without_rows
 from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, kind_of
 from stagespan.trace.derived.launch_sources import stages_around
 from stagespan.trace.derived.missing import DAMAGED_TIMES
@@ -333,7 +333,7 @@ def _gain(compiled: Compiled, compilations: list[Compilation], how: str) -> Gain
     """
     rows = np.array([each.row for each in compilations], dtype=np.intp)
     time = np.array([each.time_ns for each in compilations], dtype=np.int64)
-    return gain_of_rows(compiled.forest.trace, rows, time, how)
+    return gain_without_rows(compiled.forest.trace, rows, time, how)
 
 
 def _gain_of_fusion(compiled: Compiled, works: list[Work]) -> Gain | None:

@@ -27,7 +27,7 @@ from stagespan.pages.result import (
 )
 from stagespan.trace.derived.advice import STARTS_LOADER, Facts, advice_on
 from stagespan.trace.derived.device import device_work, launches
-from stagespan.trace.derived.gains import gain_shared_by
+from stagespan.trace.derived.gains import gain_of_work, gain_shared_by
 from stagespan.trace.derived.gaps import QUIET_NS
 from stagespan.trace.derived.host_work import host_work
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
@@ -37,7 +37,7 @@ from stagespan.trace.derived.threads import Axis, named
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence, window_of
 from stagespan.trace.rates.collectives import exposed_calls, work_of
-from stagespan.trace.read.groups import counts_of
+from stagespan.trace.read.groups import counts_of, values_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -46,8 +46,8 @@ DATA_LOADING, OPERATORS, COMMUNICATING = "data_loading", "operators", "communica
 LOADER_START, BETWEEN_STEPS, OTHER = "loader_start", "between_steps", "other"
 UNSEEN, BETWEEN_OPERATORS, COMPILING = "unseen", "between_operators", "compilation"
 PARTS = {
+    LOADER_START: "starting and ending the data loader",
     DATA_LOADING: "loading data",
-    LOADER_START: "starting the data loader",
     OPERATORS: "operators",
     COMMUNICATING: "communication while no operator ran",
     COMPILING: "compiling",
@@ -59,9 +59,12 @@ PARTS = {
 _SHARES = Thresholds(25.0, 10.0, 5.0)
 # Percent: less time between consecutive operators is not reported.
 _BETWEEN_LEAST = 25.0
+# In the others, the host waited, or the next batch takes as long.
+_MAY_WORK = (LOADER_START, OTHER, UNSEEN, BETWEEN_OPERATORS)
 # The finding on compiled code is about compiling.
 _NO_FINDING = (OPERATORS, COMPILING)
 _FIRST_BATCH = re.compile(r"_MultiProcessingDataLoaderIter")
+_ENDS_LOADER = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): _shutdown_workers$")
 # The time before the first batch is the start of a loader if it is so many times as long as usual.
 _LOADER_STARTS = 10
 _NAMED = 20
@@ -74,7 +77,7 @@ _MOST_STRETCHES = 500
 _CODES = {part: f"host.{part}" for part in PARTS} | {DATA_LOADING: "host.data_loader"}
 _SENTENCES = {
     DATA_LOADING: "the program loaded data",
-    LOADER_START: "the program started the data loader",
+    LOADER_START: "the program started the data loader, waited for its first batch or ended it",
     COMMUNICATING: "the program communicated while no operator ran",
     BETWEEN_STEPS: "no operator ran at the end of a step",
     OTHER: "no operator ran",
@@ -124,9 +127,11 @@ def analyze(trace: Trace) -> Host | Unavailable:
     def cover_of(which: Mask) -> Cover:
         return Cover(*_placed(axis, trace, which))
 
+    started = frames & named(trace, STARTS_LOADER)
     covers = {
+        LOADER_START: cover_of(started | (frames & named(trace, _ENDS_LOADER)))
+        | cover(_first_waits(trace, np.sort(events.end_ns[started]))),
         DATA_LOADING: cover(work.loading),
-        LOADER_START: cover_of(frames & named(trace, STARTS_LOADER)),
         OPERATORS: cover(work.computing),
         COMMUNICATING: cover(work.communicating),
         COMPILING: cover(work.compiling),
@@ -139,6 +144,7 @@ def analyze(trace: Trace) -> Host | Unavailable:
     seen = 2 * cover_of(fillers).within(begins, ends) >= ends - begins
     starts = ~seen & _starts_loader(trace, axis, begins, ends)
     covers[LOADER_START] |= Cover(begins[starts], ends[starts])
+    covers[LOADER_START] |= cover(_first_waits(trace, axis.time_ns(begins[starts])))
     begins, ends, seen = begins[~starts], ends[~starts], seen[~starts]
     steps = axis.place(_ONLY, step_begins(trace))
     crosses = np.searchsorted(steps, begins, "right") < np.searchsorted(steps, ends, "right")
@@ -199,6 +205,22 @@ def _starts_loader(trace: Trace, axis: Axis, begins: Numbers, ends: Numbers) -> 
 
 def _first_batches_rows(trace: Trace) -> Rows:
     return np.flatnonzero(loads_data(trace) & named(trace, _FIRST_BATCH))
+
+
+def _first_waits(trace: Trace, started_ns: Numbers) -> Cover:
+    """Return how long the program waited for the first batches of new workers.
+
+    That is beyond the wait for other batches. The times are those at which loaders were started.
+    """
+    events, rows = trace.events, _first_batches_rows(trace)
+    rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
+    first = np.searchsorted(events.begin_ns[rows], started_ns)
+    first = values_of(first[first < len(rows)])
+    others = np.delete(rows, first)
+    if len(others) == 0:
+        return Cover(_ONLY[:0], _ONLY[:0])
+    begin = events.begin_ns[rows[first]] + int(np.median(events.dur_ns[others]))
+    return Cover(begin, events.end_ns[rows[first]])
 
 
 def _first_batches(trace: Trace, base: BaseWindow) -> tuple[Evidence, ...]:
@@ -294,6 +316,8 @@ class Host(StructResult, frozen=True):
                 how = f"it runs beside all {in_words(room, 'ns')} of operators"
             time = min(time, room)
             return gain_shared_by(*self.exposed_calls, time, how) if time else None
+        if part in _MAY_WORK and time:
+            return gain_of_work(time, self.span_ns, how)
         return Gain(time, at_most=True, how=how) if time else None
 
     def tables(self) -> list[Table]:

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from stagespan.pages.amounts import counted, in_percent, in_words, listed
-from stagespan.pages.result import Evidence, Finding, Gain, Thresholds, of_size, share, shortened
+from stagespan.pages.result import Evidence, Finding, Spared, Thresholds, of_size, share, shortened
 from stagespan.trace.derived.compile_events import runs_compiled
-from stagespan.trace.derived.gains import gain_of_rows
+from stagespan.trace.derived.gains import PAUSE_NS, gain_of_rows, gain_without, without
 from stagespan.trace.derived.gaps import QUIET_NS
 from stagespan.trace.derived.idle_causes import loads_data
 from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, VIEWS, kind_of
@@ -37,8 +37,6 @@ from stagespan.trace.read.view import once
 _SHARES = Thresholds(25.0, 10.0, 5.0)
 SMALL_NS = 10_000
 """Shorter operators take mostly the time of a call, of about 1 µs to 5 µs, not of their work."""
-# Python takes up to this long from one operator of a loop to the next, if nothing interrupts it.
-_PAUSE_NS = 50_000
 # Small operators that are called less often in a step are not a loop over small tensors.
 _OFTEN = 8
 _COPIES = re.compile(r"^aten::copy_$")
@@ -80,11 +78,9 @@ class _Operators(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def pause_ns(self) -> Numbers:
-        """The time from each of `outer` to the next of its thread; 0 if it is long, or the last."""
-        begin, end = self.forest.begin[self.outer], self.forest.end[self.outer]
-        # The distance to the next thread's part is long.
-        pause = np.append(begin[1:] - end[:-1], 0)
-        return np.where(pause < QUIET_NS, pause, 0)
+        """The time from each of `outer` to the next of its thread."""
+        pauses: Numbers = self.forest.pause_ns()[self.outer]
+        return pauses
 
     @cached_property
     def is_small(self) -> Mask:
@@ -102,7 +98,7 @@ class _Operators(msgspec.Struct, frozen=True, dict=True):
         medians = durations[order][firsts + (count - 1) // 2]
         # A single call can be longer, because another program or a page fault interrupted it, or
         # because it has larger inputs.
-        is_same = (sizes >= 0) | (durations < _PAUSE_NS)
+        is_same = (sizes >= 0) | (durations < PAUSE_NS)
         small: Mask = (medians[which] < SMALL_NS) & is_same
         return small
 
@@ -118,13 +114,9 @@ class _Operators(msgspec.Struct, frozen=True, dict=True):
         found: Mask = self.forest.first_around(chosen) >= 0
         return found
 
-    def gain(self, outer: Rows, how: str, pauses: Numbers | None = None) -> Gain | None:
-        """The gain if the program does not run some operators, and the pauses after them."""
-        spared = np.where(self.inside(outer), self.own_ns, 0)
-        if pauses is not None:
-            spared[outer] += pauses
-        chosen = np.flatnonzero(spared)
-        return gain_of_rows(self.trace, self.rows[chosen], spared[chosen], how)
+    def without(self, of: Rows) -> Spared:
+        """The time of some operators with all in them, and of the pauses after them."""
+        return without(self.trace, self.forest, self.inside(of))
 
     def names(self, of: Rows) -> list[tuple[str, int, int]]:
         """The names of some operators with time and number, the longest first."""
@@ -208,9 +200,9 @@ def _of_copies(operators: _Operators) -> Finding | None:
         top = np.where(rises, above, top)
     copies = np.flatnonzero(operators.are(_COPIES))
     copies = operators.in_base(copies[~_of_numbers(operators.trace, operators.rows[copies])])
-    # What else the operators around them do, such as allocating the result, is not copying.
-    time, of = int(operators.dur_ns[copies].sum()), top[copies]
-    whole = operators.base.whole_ns
+    of = values_of(top[copies])
+    spared, whole = _with_freeing(operators, of), operators.base.whole_ns
+    time = spared.total_ns
     severity = _SHARES.severity(share(time, whole))
     if severity is None:
         return None
@@ -219,7 +211,8 @@ def _of_copies(operators: _Operators) -> Finding | None:
     hidden = outside[outside >= 0]
     sentence = (
         f"{counted(len(copies), 'copy', 'copies')} of tensors took {in_words(time, 'ns')} of"
-        f" {operators.base.whose} ({in_percent(share(time, whole))}), mostly {names[0][0]}"
+        f" {operators.base.whose} ({in_percent(share(time, whole))}) with allocating and freeing"
+        f" their memory, mostly {names[0][0]}"
     )
     if len(hidden):
         sentence += f", some of them in {operators.names(hidden)[0][0]}"
@@ -235,10 +228,29 @@ def _of_copies(operators: _Operators) -> Finding | None:
             "whole_ns": whole,
             "copies": len(copies),
         },
-        gain=operators.gain(copies, "none of them is necessary"),
+        gain=gain_without(operators.trace, spared, "none of them is necessary"),
         action="Store tensors in the layout and type in which they are used.",
         details="Operators copy a tensor whose layout or type they cannot use.",
     )
+
+
+def _with_freeing(operators: _Operators, of: Rows) -> Spared:
+    """The time of operators that make copies, and of the pauses in which these are freed.
+
+    That is after the next operator that is not a view, which reads the copy.
+    """
+    forest = operators.forest
+    spared = operators.without(of)
+    reads = np.flatnonzero(~operators.are(VIEWS))
+    at = np.searchsorted(forest.begin[reads], forest.end[of])
+    of, at = of[at < len(reads)], at[at < len(reads)]
+    reader = reads[at]
+    beside = forest.parent[reader] == forest.parent[of]
+    of, reader = of[beside], reader[beside]
+    most = np.bincount(reader, weights=operators.dur_ns[of] / 2, minlength=len(forest))
+    reader = values_of(reader)
+    freeing = np.minimum(forest.pause_ns()[reader], most[reader])
+    return spared + Spared(~operators.rows[reader], freeing)
 
 
 def _of_numbers(trace: Trace, rows: Rows) -> Mask:
@@ -333,7 +345,7 @@ def _reads_of_one(operators: _Operators) -> Rows:
     small = operators.is_small
     reads = operators.are(_READS_ONE)[outer] & small
     chooses = operators.are(_CHOOSES_ONE)[outer] & small
-    followed = np.append(reads[1:], False) & chooses & (operators.pause_ns < _PAUSE_NS)
+    followed = np.append(reads[1:], False) & chooses & (operators.pause_ns < PAUSE_NS)
     many = np.isin(outer, _often(operators, operators.in_base(outer[reads])))
     found: Rows = outer[many | (followed & np.append(many[1:], False))]
     return found
@@ -347,13 +359,6 @@ def _of_small(operators: _Operators, read: Rows) -> list[Finding | None]:
     return [_one_by_one(operators, read), _small(operators, small)]
 
 
-def _pauses(operators: _Operators, of: Rows) -> Numbers:
-    """The short times after some of the outermost operators."""
-    pause = operators.pause_ns[np.searchsorted(operators.outer, of)]
-    short: Numbers = np.where(pause < _PAUSE_NS, pause, 0)
-    return short
-
-
 def _with_neighbours(operators: _Operators, of: Rows) -> Rows:
     """Some of the outermost operators, with those that take tensors apart before, or join them."""
     outer = operators.outer
@@ -364,8 +369,8 @@ def _with_neighbours(operators: _Operators, of: Rows) -> Rows:
 
 
 def _one_by_one(operators: _Operators, of: Rows) -> Finding | None:
-    pauses = _pauses(operators, of)
-    time, whole = int(operators.dur_ns[of].sum() + pauses.sum()), operators.base.whole_ns
+    spared = operators.without(_with_neighbours(operators, of))
+    time, whole = spared.total_ns, operators.base.whole_ns
     severity = _SHARES.severity(share(time, whole))
     if severity is None:
         return None
@@ -382,25 +387,26 @@ def _one_by_one(operators: _Operators, of: Rows) -> Finding | None:
             "whole_ns": whole,
             "values": len(reads),
         },
-        gain=operators.gain(of, "one call reads all of them", pauses),
+        gain=gain_without(operators.trace, spared, "one call reads all of them"),
         action="tolist() or numpy() read all values of a tensor in one call.",
     )
 
 
 def _small(operators: _Operators, of: Rows) -> Finding | None:
-    pauses = _pauses(operators, of)
-    time, whole = int(operators.dur_ns[of].sum() + pauses.sum()), operators.base.whole_ns
+    every = _with_neighbours(operators, of)
+    spared, whole = operators.without(every), operators.base.whole_ns
+    time = spared.total_ns
     severity = _SHARES.severity(share(time, whole))
     if severity is None:
         return None
     names = operators.names(of)
-    every = _with_neighbours(operators, of)
+    around = ", and what takes tensors apart for them or joins them" if len(every) > len(of) else ""
     return Finding(
         of_size(severity, time),
         f"{counted(len(of), 'operator')}, which usually take less than {in_words(SMALL_NS, 'ns')},"
         f" took {in_words(time, 'ns')} of {operators.base.whose}"
-        f" ({in_percent(share(time, whole))}) with"
-        f" the short times between them, mostly {listed(name for name, _, _ in names[:_NAMED])}.",
+        f" ({in_percent(share(time, whole))}) with the short times between them{around}, mostly"
+        f" {listed(name for name, _, _ in names[:_NAMED])}.",
         (
             operators.longest(of),
             *(Evidence(name, None, count, "events") for name, _, count in names[:2]),
@@ -412,13 +418,7 @@ def _small(operators: _Operators, of: Rows) -> Finding | None:
             "whole_ns": whole,
             "operators": len(of),
         },
-        gain=operators.gain(
-            every,
-            "few operators replace them, and no other takes tensors apart for them or joins them"
-            if len(every) > len(of)
-            else "few operators replace them",
-            _pauses(operators, every),
-        ),
+        gain=gain_without(operators.trace, spared, "few operators replace them"),
         action="One operator on a larger tensor, a torch._foreach_ operator on a list, or"
         " torch.compile replaces many small operators.",
     )
@@ -438,22 +438,23 @@ def _not_fused(operators: _Operators) -> Finding | None:
         return None
     begin, end = operators.forest.begin[of], operators.forest.end[of]
     follows = fusible & np.append(False, fusible[:-1])
-    follows &= np.append(False, begin[1:] - end[:-1] < QUIET_NS)
+    freeing = (end - begin)[:-1] // 2
+    follows &= np.append(False, begin[1:] - end[:-1] < np.maximum(freeing, QUIET_NS))
     run = np.cumsum(fusible & ~follows)[fusible]
     of = of[fusible]
     durations = operators.dur_ns[of]
     # The longest of each run remains.
     order = np.lexsort((-durations, run))
     first = np.append(True, run[order][1:] != run[order][:-1])
-    spared = np.sort(of[order[~first]])
+    others = np.sort(of[order[~first]])
     alone = np.bincount(run)[run] < 2
     of = of[~alone]
-    time, whole = int(operators.dur_ns[of].sum()), operators.base.whole_ns
+    time, whole = operators.without(of).total_ns, operators.base.whole_ns
     severity = _SHARES.severity(share(time, whole))
-    if severity is None or len(spared) == 0:
+    if severity is None or len(others) == 0:
         return None
     names = operators.names(of)
-    gain = operators.gain(spared, "each run of them takes as long as its longest operator")
+    how = "each run of them takes as long as its longest operator"
     return Finding(
         of_size(severity, time),
         f"{counted(len(of), 'elementwise operator')} ran one after another for"
@@ -468,7 +469,7 @@ def _not_fused(operators: _Operators) -> Finding | None:
             "whole_ns": whole,
             "operators": len(of),
         },
-        gain=gain,
+        gain=gain_without(trace, operators.without(others), how),
         action="torch.compile fuses a run of elementwise operators into one loop.",
         details="Each of them reads and writes whole tensors.",
     )

@@ -23,7 +23,7 @@ from stagespan.trace.analyses.rate_findings import (
     slow_in_memory,
     unaligned,
 )
-from stagespan.trace.derived.gains import gain_of_rows
+from stagespan.trace.derived.gains import gain_of_rows, gain_without_rows
 from stagespan.trace.derived.kernel_kinds import (
     ATTENTION,
     COMMUNICATION,
@@ -522,7 +522,7 @@ class _Found:
             calls=len(values_of(self._call[rows])),
             sizes=len(values_of(self._of_row[rows])),
             time_ns=int(times.sum()),
-            gain=gain_of_rows(self._trace, self._rows[rows], times, how),
+            gain=gain_without_rows(self._trace, self._rows[rows], times, how),
         )
 
     def _unrated_products_ns(self) -> int:

@@ -12,6 +12,8 @@ from stagespan.pages.figures import Count, Figures, Internal, Ns
 from stagespan.pages.result import (
     Evidence,
     Finding,
+    Gain,
+    Spared,
     StructResult,
     Table,
     Thresholds,
@@ -20,7 +22,7 @@ from stagespan.pages.result import (
     share,
 )
 from stagespan.trace.derived.device import device_work
-from stagespan.trace.derived.gains import gain_of_rows, gain_shared_by
+from stagespan.trace.derived.gains import gain_of, gain_shared_by, gain_without, without
 from stagespan.trace.derived.launch_sources import host_operators, launch_sources, values_at
 from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.derived.trees import Nesting
@@ -37,7 +39,9 @@ _SHARES = Thresholds(25.0, 10.0, 3.0)
 _EVALUATES = re.compile(r"^autograd::engine::evaluate_function: ")
 _BACKWARD = re.compile(r"Backward\d*$")
 _OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
-_ZEROES = re.compile(r"^aten::(?:zero_|fill_|_foreach_zero_)$")
+_ZEROES = re.compile(r"^aten::(?:zero_|_foreach_zero_)$")
+_ACCUMULATES = re.compile(r"^torch::autograd::AccumulateGrad$")
+_ADDS = re.compile(r"^aten::add_$")
 _MANY_TENSORS = re.compile(r"_foreach_|_fused_|multi_tensor|FusedAdam|FusedSGD|FusedLAMB")
 # Of the nodes of backward passes: with create_graph=True, most of them record operators.
 _MOST_NODES = 50.0
@@ -61,6 +65,8 @@ class OptimizerCalls(Figures, frozen=True):
     weights: Internal[Numbers]
     mark: Internal[int]
     """The row of its longest call."""
+    added: Internal[Spared | None] = None
+    """What adds gradients to those that the calls have cleared."""
 
 
 class Training(StructResult, frozen=True):
@@ -74,9 +80,8 @@ class Training(StructResult, frozen=True):
     optimizers: list[OptimizerCalls] = msgspec.field(name="optimizer_calls")
     base: Internal[BaseWindow]
     trace: Internal[Trace]
-    rows: Internal[Rows]
-    """What was recomputed: device events, or operators."""
-    times_ns: Internal[Numbers]
+    spared: Internal[Spared]
+    """What was recomputed: device events, or operators and the pauses after them."""
 
     def findings(self) -> list[Finding]:
         """Recomputation, and optimizers that update or clear one tensor at a time."""
@@ -104,7 +109,9 @@ class Training(StructResult, frozen=True):
         severity = _SHARES.severity(percent)
         if severity is None:
             return None
-        longest = int(self.rows[np.argmax(self.times_ns)])
+        rows, times = self.spared.rows, self.spared.time_ns
+        longest = int(rows[np.argmax(np.where(rows >= 0, times, -1))])
+        how = "nothing is recomputed"
         return Finding(
             # It saves memory, so it may be what the program needs.
             "low" if severity == "low" else "medium",
@@ -122,7 +129,7 @@ class Training(StructResult, frozen=True):
                 "percent": percent,
                 "whole_ns": self.base.whole_ns,
             },
-            gain=gain_of_rows(self.trace, self.rows, self.times_ns, "nothing is recomputed"),
+            gain=(gain_of if self.on_device else gain_without)(self.trace, self.spared, how),
             action="If there is memory left, checkpoint fewer modules, or keep the results of"
             " products with a selective policy.",
         )
@@ -135,11 +142,13 @@ class Training(StructResult, frozen=True):
         if severity is None or not calls.by_tensor or advice is None:
             return None
         what = "kernels" if self.on_device else "operators"
+        added = 0 if calls.added is None else calls.added.total_ns
+        sums = f" Adding gradients to the zeros took {in_words(added, 'ns')}." if added else ""
         return Finding(
             of_size(severity, calls.time_ns),
             f"{calls.name} {'clears' if clears else 'updates'} tensors one by one, with"
             f" {calls.parts:,} {what} in {counted(calls.calls, 'call')}:"
-            f" {in_words(calls.time_ns, 'ns')} of {self.base.whose} ({in_percent(percent)}).",
+            f" {in_words(calls.time_ns, 'ns')} of {self.base.whose} ({in_percent(percent)}).{sums}",
             (evidence(self.trace, calls.mark), Evidence(what, None, calls.parts, "events")),
             "training.zero_grad" if clears else "training.optimizer_by_tensor",
             numbers={
@@ -148,15 +157,20 @@ class Training(StructResult, frozen=True):
                 "whole_ns": self.base.whole_ns,
                 "parts": calls.parts,
                 "calls": calls.calls,
+                **({"added_ns": added} if added else {}),
             },
             action=advice,
             about="host",
-            gain=gain_shared_by(
-                calls.rows,
-                calls.weights,
-                calls.time_ns,
-                "nothing is cleared" if clears else "one operator updates all tensors",
-            ),
+            gain=self._gain_of(calls),
+        )
+
+    def _gain_of(self, calls: OptimizerCalls) -> Gain | None:
+        how = "one operator updates all tensors" if calls.added is None else "nothing is cleared"
+        gain = gain_shared_by(calls.rows, calls.weights, calls.time_ns, how)
+        if calls.added is None or gain.spared is None:
+            return gain
+        return (gain_of if self.on_device else gain_without)(
+            self.trace, gain.spared + calls.added, how
         )
 
 
@@ -191,17 +205,15 @@ def analyze(trace: Trace) -> Training | Unavailable:
     forest = _forest(trace)
     again = _recomputed(trace, forest, backward)
     outermost = _outermost(forest, again)
-    rows, times = _work_in(trace, again, on_device)
-    inside = base.contains(trace, rows)
+    spared = _work_in(trace, base, forest, again, on_device)
     return Training(
         on_device=on_device,
         recomputed=int(base.contains(trace, outermost).sum()),
-        recomputed_ns=int(times[inside].sum()),
-        optimizers=_optimizers(trace, base, np.flatnonzero(marks), on_device),
+        recomputed_ns=spared.total_ns,
+        optimizers=_optimizers(trace, base, np.flatnonzero(marks), forest, on_device),
         base=base,
         trace=trace,
-        rows=rows[inside],
-        times_ns=times[inside],
+        spared=spared,
     )
 
 
@@ -256,23 +268,48 @@ def _outermost(forest: Nesting | None, chosen: Mask) -> Rows:
     return forest.rows[mine & ~((parent >= 0) & mine[parent])]
 
 
-def _work_in(trace: Trace, operators: Mask, on_device: bool) -> tuple[Rows, Numbers]:
-    """Return the device events that some operators launched, or the operators, and their times."""
-    if not on_device:
-        host = host_operators(trace)
-        assert host is not None
-        launched = operators[host.rows]
-        return host.rows[launched], host.own_ns[launched]
+def _work_in(
+    trace: Trace, base: BaseWindow, forest: Nesting | None, operators: Mask, on_device: bool
+) -> Spared:
+    """Return the device events of the base that some operators launched, or the operators."""
+    if not on_device and forest is not None:
+        return without(trace, forest, operators[forest.rows])
     rows = device_work(trace).rows
     sources = launch_sources(trace, rows)
-    if sources is None:
-        return rows[:0], trace.events.dur_ns[:0]
-    launched = (sources.operator >= 0) & operators[np.maximum(sources.operator, 0)]
-    return rows[launched], trace.events.dur_ns[rows[launched]]
+    launched = np.zeros(len(rows), dtype=np.bool_)
+    if sources is not None:
+        launched = (sources.operator >= 0) & operators[np.maximum(sources.operator, 0)]
+        launched &= base.contains(trace, rows)
+    return Spared(rows[launched], trace.events.dur_ns[rows[launched]].astype(np.float64))
+
+
+def _adding_to(trace: Trace, forest: Nesting | None, calls: Rows, cleared: Numbers) -> Mask:
+    """Return the operators that add gradients to those that calls of an optimizer have cleared.
+
+    These are as many nodes after each call as it has cleared tensors: further ones add to sums.
+    """
+    events = trace.events
+    adding: Mask = np.zeros(len(events), dtype=np.bool_)
+    if forest is None:
+        return adding
+    accumulates = named(trace, _ACCUMULATES, forest.rows)
+    node = values_of(forest.first_around(accumulates)[named(trace, _ADDS, forest.rows)])
+    node = node[node >= 0]
+    rows = forest.rows[node]
+    order = np.argsort(events.begin_ns[rows], kind="stable")
+    node, rows = node[order], rows[order]
+    by_time = np.argsort(events.end_ns[calls], kind="stable")
+    after = np.searchsorted(events.end_ns[calls[by_time]], events.begin_ns[rows], "right") - 1
+    number = np.arange(len(rows)) - np.searchsorted(after, after)
+    first = (after >= 0) & (number < cleared[by_time][after])
+    chosen = np.zeros(len(forest), dtype=np.bool_)
+    chosen[node[first]] = True
+    adding[forest.rows[forest.first_around(chosen) >= 0]] = True
+    return adding
 
 
 def _optimizers(
-    trace: Trace, base: BaseWindow, marks: Rows, on_device: bool
+    trace: Trace, base: BaseWindow, marks: Rows, nodes: Nesting | None, on_device: bool
 ) -> list[OptimizerCalls]:
     """Return the methods of optimizers that were called in the base, the most time first."""
     marks = marks[base.contains(trace, marks)]
@@ -315,8 +352,17 @@ def _optimizers(
         operators_of = operators[np.isin(of_operator[operators], calls)]
         alone = not many[operators_of].any() and not many[rows[of_name]].any()
         alone &= len(of_name) >= _FEWEST * len(calls)
+        added = None
         if ".zero_grad#" in name:
             alone &= bool(named(trace, _ZEROES, operators_of).any())
+            cleared = of_operator[operators_of[named(trace, _ZEROES, operators_of)]]
+            adds = _adding_to(
+                trace,
+                nodes,
+                calls,
+                np.bincount(np.searchsorted(calls, cleared), minlength=len(calls)),
+            )
+            added = _work_in(trace, base, nodes, adds, on_device)
         optimizers.append(
             OptimizerCalls(
                 name=name,
@@ -327,6 +373,7 @@ def _optimizers(
                 rows=rows[of_name],
                 weights=weights[of_name],
                 mark=int(calls[np.argmax(events.dur_ns[calls])]),
+                added=added,
             )
         )
     return sorted(optimizers, key=lambda each: -each.time_ns)

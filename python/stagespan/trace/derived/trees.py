@@ -171,6 +171,21 @@ class Nesting:
         parent, _, own_ns = self._nested()
         return parent, own_ns
 
+    def pause_ns(self) -> Numbers:
+        """The time from each row to the next in the same event, or to that event's end.
+
+        0 after the last row of a thread.
+        """
+        order = np.argsort(self.parent, kind="stable")
+        parent, begin, end = self.parent[order], self.begin[order], self.end[order]
+        thread = begin // self.axis.stride
+        follows = (parent[1:] == parent[:-1]) & (thread[1:] == thread[:-1])
+        until = np.where(parent >= 0, self.end[parent], end)
+        until[:-1] = np.where(follows, begin[1:], until[:-1])
+        pause = np.empty_like(end)
+        pause[order] = np.maximum(until - end, 0)
+        return pause
+
     def first_around(self, chosen: NDArray[np.bool_]) -> Rows:
         """Return the innermost chosen event around each row, or the row itself, or -1."""
         return first_around(self.parent, chosen)

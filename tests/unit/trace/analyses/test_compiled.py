@@ -110,7 +110,7 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
     assert finding.evidence[0].event == "Torch-Compiled Region: 1/0"
     # THEN all of this time can be won, because no device is busy in it
     assert finding.gain is not None
-    assert (finding.gain.time_ns, finding.gain.at_most) == (48_000, True)
+    assert (finding.gain.time_ns, finding.gain.others_ns) == (64_000, 16_000)
 
 
 def test_the_line_counts_all_graph_breaks(tmp_path: Path) -> None:
@@ -259,8 +259,11 @@ def test_compiling_by_phase_and_recompilations(nested: bool, tmp_path: Path) -> 
     assert first.numbers["time_ns"] == (2 * 5_651 - single) * 1_000
     assert again.gain is not None
     assert first.gain is not None
-    assert again.gain.time_ns == again.numbers["time_ns"]
-    assert first.numbers["time_ns"] - first.gain.time_ns in (0, 2_000)
+    # Beside a compiler, a host does its other work slower.
+    won, other_won = (each.time_ns - each.others_ns for each in (again.gain, first.gain))
+    assert won == again.numbers["time_ns"]
+    assert again.gain.others_ns == won // 3
+    assert first.numbers["time_ns"] - other_won in (0, 2_000)
     assert first.numbers["longest_phase_ns"] == 5_000_000
     # Operators that ran during compilation are not work of the program.
     assert [row["name"] for row in found["in_graphs"]] == ["the graphs' own time"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -17,6 +19,9 @@ from stagespan.pages.amounts import in_words
 from stagespan.pages.result import Finding, Gain, Spared, by_severity, together_ns
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analysis import Analysis, analyze
+from stagespan.trace.derived.gains import without
+from stagespan.trace.derived.threads import ThreadIndex
+from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.derived.windows import base_window
 
 TWO = {"Input type": ["c10::BFloat16", "c10::BFloat16"]}
@@ -222,6 +227,52 @@ def test_each_event_is_made_shorter_once(drawn: list[int | dict[int, int]]) -> N
             gains.append(Gain(sum(each.values()), True, "shorter", spared))
             most = {row: max(most.get(row, 0), each.get(row, 0)) for row in {*most, *each}}
     assert together_ns(gains) == idle + sum(most.values())
+
+
+# Levels to leave before an operator begins, its own time before and after what is in it, a pause.
+OPERATOR = st.tuples(*(st.integers(0, most) for most in (4, 90, 90, 200)))
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(operators=st.lists(OPERATOR, min_size=1, max_size=20), drawn=st.randoms())
+def test_what_vanishes_for_two_reasons_vanishes_once(
+    operators: list[tuple[int, ...]], drawn: Random, tmp_path: Path
+) -> None:
+    # GIVEN operators in operators, with pauses between them, of which two changes spare some
+    program = Program()
+    with ExitStack() as every:
+        levels = [every.enter_context(ExitStack())]
+        for leaves, before, after, pause in operators:
+            for _ in range(min(leaves, len(levels) - 1)):
+                levels.pop().close()
+            program.work(pause)
+            level = ExitStack()
+            level.enter_context(program.within("aten::mul"))
+            level.callback(program.work, after)
+            every.push(level)
+            levels.append(level)
+            program.work(before + 1)
+        while len(levels) > 1:
+            levels.pop().close()
+    trace = program.trace(tmp_path)
+    rows = np.flatnonzero(trace.rows_of(["cpu_op"]))
+    index = ThreadIndex(trace, rows)
+    forest = Nesting.of(trace, index.axis, rows, index.of[0])
+    found, masks = [], []
+    for _ in range(2):
+        chosen = np.array([drawn.random() < 0.3 for _ in range(len(forest))])
+        masks.append(forest.first_around(chosen) >= 0)
+        spared = without(trace, forest, masks[-1])
+        found.append(Gain(spared.total_ns, True, "so", spared))
+        # THEN each spares the outermost of its operators, and the pauses after them
+        outermost = np.flatnonzero(masks[-1] & ~((forest.parent >= 0) & masks[-1][forest.parent]))
+        lengths = (forest.end - forest.begin)[outermost]
+        pauses = np.minimum(forest.pause_ns()[outermost], 50_000 + lengths // 2)
+        assert spared.total_ns == int(lengths.sum() + pauses.sum())
+    # AND both together spare what a change spares that is both
+    assert together_ns(found) == without(trace, forest, masks[0] | masks[1]).total_ns
 
 
 ACTIONS = st.lists(

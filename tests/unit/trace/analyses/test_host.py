@@ -152,6 +152,34 @@ def test_starting_the_loader_is_distinguished_from_loading(tmp_path: Path) -> No
     assert "More workers" in load.text
 
 
+def test_new_workers_cost_the_first_wait_and_their_end(tmp_path: Path) -> None:
+    # GIVEN two passes over a loader, each with workers of its own: the first batch takes longer
+    program = Program()
+    at = "torch/utils/data/dataloader.py"
+    batch = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    for _ in range(2):
+        with program.within(f"{at}(492): __iter__", "python_function"):
+            program.work(30_000)
+        for us in (12_000, 2_000, 2_000):
+            with program.within(batch, "user_annotation"):
+                program.work(us)
+            operator(program, 1_000)
+        end = f"{at}(1606): _shutdown_workers"
+        with program.within(batch, "user_annotation"), program.within(end, "python_function"):
+            program.work(14_000)
+    found = host_of(program.trace(tmp_path))
+    # THEN only the usual wait for the first batch is that of all batches
+    started = 2 * (30_000 + 10_000 + 14_000) * US
+    assert found.parts == {
+        host.LOADER_START: started,
+        host.DATA_LOADING: 2 * 3 * 2_000 * US,
+        host.OPERATORS: 2 * 3 * 1_000 * US,
+    }
+    (finding,) = (each for each in found.findings() if each.code == "host.loader_start")
+    assert finding.gain is not None
+    assert finding.gain.time_ns == min(started * 4 // 3, found.span_ns)
+
+
 @pytest.mark.parametrize(
     "name", ["gloo:all_reduce", "mpi:broadcast", "nccl:all_to_all", "rccl:all_reduce"]
 )

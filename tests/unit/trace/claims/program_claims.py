@@ -46,12 +46,35 @@ def _by_tensor(page: Page, finding: dict[str, Any]) -> Found:
         time = sum(max(e.end for e in w) - min(e.begin for e in w) for w in launched.values())
         found = {"calls": (len(launched), 0.0), "parts": (parts, 0.0)}
     whole = end - begin
+    if name.startswith("Optimizer.zero_grad") and raw.device:
+        found["added_us"] = (_added(raw, calls, (begin, end)) / 1000, 0.01)
     return {
         **found,
         "time_us": (time / 1000, 0.01),
         "percent": (100 * time / whole, 0.01),
         "whole_us": (whole / 1000, 0.01),
     }
+
+
+def _added(raw: RawTrace, calls: list[Event], base: Interval) -> int:
+    """Return the time of the kernels that add gradients to those that calls have cleared."""
+    nodes = [e for e in raw.operators if e.name == "torch::autograd::AccumulateGrad"]
+    adds = [e for e in raw.operators if e.name == "aten::add_"]
+    nodes = [n for n in nodes if any(_is_in(each, n) for each in adds)]
+    nodes.sort(key=lambda each: each.begin)
+    zeroes = [e for e in raw.operators if e.name == "aten::zero_"]
+    calls = sorted(calls, key=lambda each: each.end)
+    chosen: list[Event] = []
+    for call, following in zip(calls, [*calls[1:], None], strict=True):
+        until = following.end if following is not None else base[1]
+        after = [each for each in nodes if call.end <= each.begin < until]
+        chosen += after[: sum(_is_in(each, call) for each in zeroes)]
+    time = 0
+    for event in raw.device:
+        call_of = raw.launch(event)
+        if call_of is not None and base[0] <= event.begin < base[1]:
+            time += event.duration * any(_is_in(call_of, node) for node in chosen)
+    return time
 
 
 def _is_in(inner: Event, outer: Event) -> bool:
