@@ -75,12 +75,12 @@ class Sampled(StructResult, frozen=True):
     """The main process and its workers, the role with most time first."""
     suggested_stages: list[str]
     """Functions that would make good stages, as MODULE:FUNCTION."""
-    shown: Internal[list[RoleTable]]
+    role_tables: Internal[list[RoleTable]]
 
     def tables(self) -> list[Table]:
         """Return a table for each of the largest roles."""
         columns = (("function", ""), ("share", "%"), ("time", "ns"), ("mostly", ""))
-        return [Table(role.table, columns, role.rows, role.note) for role in self.shown]
+        return [Table(role.table, columns, role.rows, role.note) for role in self.role_tables]
 
     def line(self) -> str:
         """Return how often and how long the program was sampled."""
@@ -95,11 +95,11 @@ class Sampled(StructResult, frozen=True):
 
     def verdict(self) -> str:
         """Return which call of the first role takes most of the time."""
-        return self.shown[0].verdict
+        return self.role_tables[0].verdict
 
     def _bar(self) -> list[Bar]:
         """Return the time of the first role, by what it was spent on."""
-        role = self.shown[0]
+        role = self.role_tables[0]
         parts = [BarPart(name, role.times_ns[name], colour) for name, colour in _COLOURS.items()]
         parts = [part for part in parts if part.time_ns]
         return [Bar(role.name.capitalize(), parts)] if parts else []
@@ -118,7 +118,7 @@ def sampled(processes: Sequence[Process]) -> Sampled | None:
         wall_ms=max(process.wall_ns for process in processes) / 1e6,
         roles=[RoleFigures(role.name, role.processes, _tree(role.top)) for role in roles],
         suggested_stages=stages.suggested(row for _, of_role in of_roles for row in of_role),
-        shown=[_table(*pair) for pair in of_roles],
+        role_tables=[_table(*pair) for pair in of_roles],
     )
 
 
@@ -130,7 +130,9 @@ def encoded(result: Sampled) -> bytes:
 def decoded(text: bytes) -> Sampled:
     """Return what `encoded` has written. Raises ValueError if it is something else."""
     result = msgspec.json.decode(text, type=Sampled)
-    return msgspec.structs.replace(result, shown=msgspec.convert(result.shown, list[RoleTable]))
+    return msgspec.structs.replace(
+        result, role_tables=msgspec.convert(result.role_tables, list[RoleTable])
+    )
 
 
 def _table(role: Role, rows: Sequence[Row]) -> RoleTable:
@@ -152,8 +154,8 @@ def _table(role: Role, rows: Sequence[Row]) -> RoleTable:
     )
 
 
-def _verdict(shown: Sequence[Row]) -> str:
-    row = most_of(shown)
+def _verdict(rows: Sequence[Row]) -> str:
+    row = most_of(rows)
     if row is None:
         return "No function takes much of the time."
     mostly = f", mostly {row.mostly}" if row.mostly else ""

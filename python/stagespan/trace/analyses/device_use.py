@@ -116,8 +116,8 @@ def analyze(trace: Trace) -> Use | Unavailable:
         before_window_ns=int(events.dur_ns[outside].sum()),
         longest=longest,
         base=base,
-        within=device_times(trace, window),
-        streams_within=stream_times(trace, window),
+        by_device=device_times(trace, window),
+        by_stream=stream_times(trace, window),
         copies=copies,
         shares_stream=shares_stream,
         exposed_calls=exposed,
@@ -144,9 +144,9 @@ class Use(DeviceUse, StructResult, frozen=True):
     """The longest communication and copy by device and kind; copies of the most frequent sort."""
     base: Internal[BaseWindow]
     """The time to which the shares on pages refer."""
-    within: Internal[dict[int, DeviceTime]]
+    by_device: Internal[dict[int, DeviceTime]]
     """The use of the base's time by device."""
-    streams_within: Internal[dict[tuple[int, int], DeviceTime]]
+    by_stream: Internal[dict[tuple[int, int], DeviceTime]]
     """The use of the base's time by device and stream."""
     copies: Internal[dict[int, str]]
     """The sort of copies with the most time on each device: `WITHIN_DEVICE`, `PAGEABLE`, ..."""
@@ -162,7 +162,7 @@ class Use(DeviceUse, StructResult, frozen=True):
         """
         findings = []
         for kind, what in ((COMMUNICATION, "communication"), (COPY, "copies")):
-            times = {name: _exposed(time, kind) for name, time in self.within.items()}
+            times = {name: _exposed(time, kind) for name, time in self.by_device.items()}
             worst = max(times, key=lambda name: times[name][0])
             exposed, whole = times[worst]
             percent = share(exposed, self.base.whole_ns)
@@ -202,7 +202,7 @@ class Use(DeviceUse, StructResult, frozen=True):
 
     def _numbers(self, device: int, kind: int) -> dict[str, float]:
         """Return the figures in the advice."""
-        time = self.within[device]
+        time = self.by_device[device]
         if kind != COMMUNICATION or self.shares_stream.get((device, kind)) or _can_hide(time):
             return {}
         return {"computing_ns": time.compute_ns, "communication_ns": time.communication_ns}
@@ -215,7 +215,7 @@ class Use(DeviceUse, StructResult, frozen=True):
         """
         if kind == COPY and self.copies.get(device) == WITHIN_DEVICE:
             return Gain(exposed, at_most=True, how="there are none")
-        time = self.within[device]
+        time = self.by_device[device]
         hidden = _exposed(time, kind)[1] - exposed
         how = how_nothing_is_left(max(time.compute_ns - hidden, 0), exposed)
         if kind == COMMUNICATION:
@@ -230,7 +230,7 @@ class Use(DeviceUse, StructResult, frozen=True):
                     "It runs on a stream that also computes.",
                     "On a separate stream, independent computation can hide communication.",
                 )
-            time = self.within[device]
+            time = self.by_device[device]
             if not _can_hide(time):
                 return (
                     (
@@ -276,7 +276,7 @@ class Use(DeviceUse, StructResult, frozen=True):
             tables.append(
                 Table.of(
                     "Devices",
-                    [_NamedTime(f"device {name}", time) for name, time in self.within.items()],
+                    [_NamedTime(f"device {name}", time) for name, time in self.by_device.items()],
                     ("name", "device", ""),
                     ("time.compute_ns", "computing", "ns"),
                     ("time.exposed_communication_ns", "communicating, nothing else", "ns"),
@@ -290,7 +290,7 @@ class Use(DeviceUse, StructResult, frozen=True):
             )
         streams = [
             _NamedTime(f"device {device}, stream {stream}", time)
-            for (device, stream), time in self.streams_within.items()
+            for (device, stream), time in self.by_stream.items()
         ]
         tables.append(
             Table.of(

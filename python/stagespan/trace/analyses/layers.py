@@ -90,7 +90,7 @@ class Layers(StructResult, frozen=True):
     source: Annotated[str, one_of(("modules", "repetition"))]
     """What shows the layers."""
     inferred: bool
-    shown: list[Module] = msgspec.field(name="modules")
+    longest: list[Module] = msgspec.field(name="modules")
     """The modules or, if there are many, those with the most time."""
     modules_left_out: Count
     outside: Count | None = msgspec.field(name="device_events_outside")
@@ -114,7 +114,7 @@ class Layers(StructResult, frozen=True):
         return cls(
             source="modules" if modules else "repetition",
             inferred=modules is None,
-            shown=largest_modules,
+            longest=largest_modules,
             modules_left_out=len(every) - len(largest_modules),
             outside=modules.outside if modules else None,
             outside_ns=modules.outside_ns if modules else None,

@@ -109,7 +109,7 @@ def analyze(trace: Trace) -> Stages | Unavailable:
 class Stages(StructResult, frozen=True):
     """All stages, each after the stage that contains it; times in ns."""
 
-    shown: list[Stage] = msgspec.field(name="stages")
+    longest: list[Stage] = msgspec.field(name="stages")
     """The stages or, if there are many, those with the most time."""
     stages_left_out: Count
     device_ns: Ns | None
@@ -125,7 +125,7 @@ class Stages(StructResult, frozen=True):
     """From the first operator or device event to the end of the last."""
     deeper: Internal[int]
     """The number of annotations that are nested too deep to be stages."""
-    within: Internal[list[OwnTime]]
+    own_times: Internal[list[OwnTime]]
     """The times of the stages in the base."""
 
     @classmethod
@@ -143,7 +143,7 @@ class Stages(StructResult, frozen=True):
         """Return the result on stages, in JSON limited to those with the most time."""
         longest = largest(stages, _MOST_IN_JSON, lambda stage: stage.host_ns)
         return cls(
-            shown=longest,
+            longest=longest,
             stages_left_out=len(stages) - len(longest),
             device_ns=device_ns,
             outside=outside,
@@ -152,7 +152,7 @@ class Stages(StructResult, frozen=True):
             stages=stages,
             work_ns=work_ns,
             deeper=deeper,
-            within=list(own_times),
+            own_times=list(own_times),
         )
 
     @property
@@ -204,10 +204,9 @@ class Stages(StructResult, frozen=True):
 
     def head(self) -> list[Block]:
         """The stages with the most time of their own in the base."""
-        kept = sorted(self.within, key=lambda own: -own.host_ns - (own.device_ns or 0))[:_ON_SCREEN]
-        if not kept:
-            return []
-        count = "" if len(kept) == len(self.within) else f", {len(kept)} of {len(self.within):,}"
+        times = self.own_times
+        kept = sorted(times, key=lambda own: -own.host_ns - (own.device_ns or 0))[:_ON_SCREEN]
+        count = "" if len(kept) == len(times) else f", {len(kept)} of {len(times):,}"
         columns: list[Column] = [
             ("name", f"stage, own time{count}", ""),
             ("host_ns", "host", "ns"),

@@ -68,7 +68,7 @@ class Moved(msgspec.Struct, frozen=True):
 
     elapse_ns: int
     transit_ns: int
-    known: int
+    measured: int
     """The number of these collectives."""
     every: int
     """The number of all collectives."""
@@ -79,9 +79,9 @@ class Moved(msgspec.Struct, frozen=True):
     def sentence(self) -> str:
         """How long data moved."""
         moved, took = in_words(self.transit_ns, "ns"), in_words(self.elapse_ns, "ns")
-        if self.known == self.every:
+        if self.measured == self.every:
             return f"Data moved for {moved} of the collectives' {took}."
-        which = f"{self.known:,} of {counted(self.every, 'collective')}"
+        which = f"{self.measured:,} of {counted(self.every, 'collective')}"
         return f"Only {which} contain how long data moved: {moved} of {took}."
 
 

@@ -243,7 +243,7 @@ class _Way(msgspec.Struct, frozen=True):
     """The phases of the operator after each gap; ascending times in ns."""
 
     following: Numbers
-    known: Mask
+    is_known: Mask
     """Whether its launch is in the trace."""
     asked_ns: Numbers
     taken_ns: Numbers
@@ -271,7 +271,7 @@ def _parts(begin: Numbers, end: Numbers, way: _Way) -> dict[str, Numbers]:
     asked, taken, launched = (
         np.clip(time, begin, end) for time in (way.asked_ns, way.taken_ns, way.launched_ns)
     )
-    is_known = way.known
+    is_known = way.is_known
     return {
         _FRAMEWORK: np.where(is_known, asked - begin, 0),
         _IN_QUEUE: np.where(is_known, taken - asked, 0),

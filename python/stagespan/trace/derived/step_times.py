@@ -193,7 +193,7 @@ class StepTimes(msgspec.Struct, frozen=True):
     """The time from that end to the first work of the next step; 0 if they overlap."""
     gap_parts: dict[str, Numbers]
     """The parts of that time."""
-    known: tuple[Numbers, Numbers]
+    edges: tuple[Numbers, Numbers]
     """Begins and ends of the intervals that belong to parts other than `OTHER`."""
     earlier: Earlier
     """Device work that was launched before the trace began; the first step begins after it."""
@@ -201,7 +201,7 @@ class StepTimes(msgspec.Struct, frozen=True):
     def longest_rest(self, step: int) -> tuple[int, int]:
         """Return begin and length of the longest interval of a step's `OTHER`."""
         begin, end = int(self.begin_ns[step]), int(self.end_ns[step])
-        begins, ends = (np.clip(edges, begin, end) for edges in self.known)
+        begins, ends = (np.clip(edges, begin, end) for edges in self.edges)
         starts, stops = np.append(begin, ends), np.append(begins, end)
         at = int(np.argmax(stops - starts))
         return int(starts[at]), int(stops[at] - starts[at])
@@ -242,7 +242,7 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
         gap_begin_ns=gap_begin,
         gap_ns=gap_end - gap_begin,
         gap_parts=parts.split(gap_begin, gap_end),
-        known=parts.known(),
+        edges=parts.known_edges(),
         earlier=extents.earlier,
     )
 
@@ -315,7 +315,7 @@ class _Parts:
         times: NDArray[np.int64] = np.diff(edges, axis=0)
         return dict(zip(self._names, times, strict=True))
 
-    def known(self) -> tuple[Numbers, Numbers]:
+    def known_edges(self) -> tuple[Numbers, Numbers]:
         """Return the intervals that belong to any part except the last."""
         whole = self._nested[-1]
         return whole.begin + self._origin, whole.end + self._origin

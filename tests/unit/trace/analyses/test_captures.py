@@ -216,7 +216,7 @@ def test_replays_get_the_operators_and_shapes_of_their_capture(tmp_path: Path, n
     # THEN modules have the time of their kernels, per call that of one launch
     result = layers.analyze(trace)
     assert isinstance(result, Layers)
-    block = result.shown[0]
+    block = result.longest[0]
     assert (block.path, block.instances, block.calls) == (("Block",), 3, 12)
     assert block.device_ns == 12 * 101_000
     assert block.call_ns.median == 101_000
@@ -339,8 +339,8 @@ def test_equal_graphs_are_matched_in_order(tmp_path: Path) -> None:
     assert found.with_shapes.all()
     result = layers.analyze(trace)
     assert isinstance(result, Layers)
-    assert (result.shown[0].instances, result.shown[0].calls) == (3, 6)
-    assert result.shown[0].call_ns.max == 101_000
+    assert (result.longest[0].instances, result.longest[0].calls) == (3, 6)
+    assert result.longest[0].call_ns.max == 101_000
 
 
 def test_nodes_are_in_the_order_of_their_ids(tmp_path: Path) -> None:

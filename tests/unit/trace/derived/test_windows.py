@@ -318,7 +318,7 @@ def test_sums_of_all_real_verdicts_are_correct(every_trace: list[Path]) -> None:
             use = device_use.analyze(trace)
             assert isinstance(use, Use)
             computing = found.times_ns.get("device-busy", 0)
-            assert sum(each.compute_ns for each in use.within.values()) == computing, path.name
+            assert sum(each.compute_ns for each in use.by_device.values()) == computing, path.name
 
 
 @pytest.mark.parametrize("on_device", [True, False])

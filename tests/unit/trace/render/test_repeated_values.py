@@ -97,9 +97,9 @@ def in_tables(page: str, found: Found) -> None:
 def in_bar(analysis: Analysis, found: Found) -> None:
     """Device use in the steps or the trace, from the analysis of the same name and the verdict."""
     use, verdict = analysis.device_use, analysis.verdict
-    if not isinstance(use, Use) or not isinstance(verdict, Verdict) or len(use.within) != 1:
+    if not isinstance(use, Use) or not isinstance(verdict, Verdict) or len(use.by_device) != 1:
         return
-    (time,) = use.within.values()
+    (time,) = use.by_device.values()
     for what, ns in (
         ("computing", time.compute_ns),
         ("communicating", time.exposed_communication_ns),
