@@ -156,8 +156,8 @@ def call_timed(span: Any, function: Callable[..., Any], /, *args: Any, **kwargs:
     return function(*args, **kwargs)
 
 
-record = end
-timed_coroutine = call_timed
+record, timed_coroutine = end, call_timed
+timed_generator = timed_async_generator = lambda _, call, args, kwargs: call(*args, **kwargs)
 
 
 # --- requests -----------------------------------------------------------------------------------

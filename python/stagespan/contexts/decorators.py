@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stagespan import _core
 from stagespan.contexts import switches, trampoline, wrapper
+from stagespan.contexts.layouts import KINDS
 
 if TYPE_CHECKING:
     from stagespan._core import Span
@@ -32,7 +33,6 @@ _F = TypeVar("_F")
 _INTERCEPTS_CALLS = sys.version_info < (3, 11) or sys.version_info >= (3, 12)
 _INTERCEPTS_INIT = sys.version_info < (3, 13)
 _INTERCEPTS_GETTERS = sys.version_info < (3, 14)
-_NOT_SYNCHRONOUS = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 _log = logging.getLogger("stagespan")
 
@@ -151,7 +151,7 @@ def _decorate(span: Span, function: Any) -> Any:
         return partial
     _refuse(span, function)
     call = type(function).__call__
-    if type(call) is FunctionType and call.__code__.co_flags & _NOT_SYNCHRONOUS:
+    if type(call) is FunctionType and call.__code__.co_flags & KINDS:
         # `inspect` recognises a bound method as a coroutine function, but not a C callable.
         return MethodType(_decorate_function(span, call), function)
     return _core.TimedFunction(span, function)
@@ -176,8 +176,8 @@ def _refuse(span: Span, function: Any) -> None:
 
 
 def _decorate_function(span: Span, function: FunctionType) -> FunctionType:
-    kind = function.__code__.co_flags & _NOT_SYNCHRONOUS
-    if not _intercepts(function) and kind in (0, inspect.CO_COROUTINE) and span.kind != "debug":
+    kind = function.__code__.co_flags & KINDS
+    if not _intercepts(function) and span.kind != "debug":
         fresh = fresh_function(function, *wrapper.wrapper_parts(span, function))
         if sys.version_info >= (3, 13) and not kind:
             _core.time_function(fresh, (span,), wrapper.inner_cell(fresh))
@@ -202,7 +202,7 @@ def _intercepts(function: FunctionType) -> bool:
     has_more = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
     if has_more or code.co_kwonlyargcount or not code.co_argcount:
         return _INTERCEPTS_CALLS
-    may_be_init = not code.co_flags & _NOT_SYNCHRONOUS
+    may_be_init = not code.co_flags & KINDS
     may_be_getter = code.co_argcount == 1
     return (
         _INTERCEPTS_CALLS

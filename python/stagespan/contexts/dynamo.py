@@ -15,6 +15,7 @@ from types import CellType, CodeType
 from typing import Any, TypeVar
 
 from stagespan import _core
+from stagespan.contexts.layouts import CALLS
 from stagespan.process.imports import ImportFinder
 
 _F = TypeVar("_F")
@@ -28,30 +29,26 @@ _skipped: weakref.WeakValueDictionary[int, CodeType] = weakref.WeakValueDictiona
 
 _STAND_INS = (
     *("span", "ProfilingContext", "ProfilingContext4Debug", "begin", "end", "record"),
-    *("call_timed", "timed_coroutine"),
+    *CALLS.values(),
 )
 """The names of `_core` that compiled code replaces by those of `without_core`."""
-
-
-call_cell = CellType(_core.call_timed)
-"""Contains what all wrappers call: a function that torch.compile can capture in a graph."""
-coroutine_cell = CellType(_core.timed_coroutine)
-"""The same for the wrappers of coroutine functions."""
+cells = {kind: CellType(getattr(_core, name)) for kind, name in CALLS.items()}
+"""What wrappers of each kind call: functions that torch.compile can capture in a graph."""
 
 
 def _call_plainly_while_compiling() -> None:
     """Make wrappers call functions that ask whether torch.compile traces them."""
+    from stagespan import without_core
 
-    def unless_compiling(timed: Callable[..., Any]) -> Callable[..., Any]:
-        def call(span: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-            if compiling():
-                return function(*args, **kwargs)
-            return timed(span, function, *args, **kwargs)
+    def unless_compiling(timed: Callable[..., Any], plain: Callable[..., Any]) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (plain if compiling() else timed)(*args, **kwargs)
 
         return call
 
-    call_cell.cell_contents = unless_compiling(_core.call_timed)
-    coroutine_cell.cell_contents = unless_compiling(_core.timed_coroutine)
+    for kind, name in CALLS.items():
+        timed, plain = getattr(_core, name), getattr(without_core, name)
+        cells[kind].cell_contents = unless_compiling(timed, plain)
 
 
 def compiling() -> bool:

@@ -13,6 +13,14 @@ import sys
 from collections.abc import Iterator
 from types import CodeType
 
+CALLS = {
+    0: "call_timed",
+    inspect.CO_COROUTINE: "timed_coroutine",
+    inspect.CO_GENERATOR: "timed_generator",
+    inspect.CO_ASYNC_GENERATOR: "timed_async_generator",
+}
+"""The functions of `_core` that time the call of a function, by the flags of its kind."""
+KINDS = sum(CALLS)
 _INHERITED = inspect.CO_ITERABLE_COROUTINE
 for _feature in __future__.all_feature_names:
     _INHERITED |= getattr(__future__, _feature).compiler_flag
@@ -24,8 +32,9 @@ class Layout:
     Attributes:
         definition: The parameters as source text, for a `def`.
         call: The arguments as source text, for a call with the same arguments.
-        args: The positional arguments as source text of a tuple.
-        kwargs: The keyword arguments as source text of a dictionary.
+        kind: The flags of the kind of function, of `KINDS`.
+        timed_call: The last arguments of the function in `CALLS` as source text.
+        before: What has to be before its call as source text.
         parameters: The names of the parameters.
         free: Placeholders of the free variables. The compiler keeps their order, and sorts them
             before all names with a letter after ``_stagespan_``.
@@ -57,9 +66,12 @@ class Layout:
         ordered = [*before_slash, *positional, *star]
         self.definition = ", ".join(definition)
         self.call = ", ".join([*ordered, *(f"{name}={name}" for name in keyword_only), *stars])
-        self.args = f"({''.join(f'{name}, ' for name in ordered)})"
-        by_name = ", ".join([*(f"{name!r}: {name}" for name in keyword_only), *stars])
-        self.kwargs = f"{{{by_name}}}"
+        self.kind = code.co_flags & KINDS
+        self.timed_call = self.call
+        if self.kind in (inspect.CO_GENERATOR, inspect.CO_ASYNC_GENERATOR):
+            by_name = ", ".join([*(f"{name!r}: {name}" for name in keyword_only), *stars])
+            self.timed_call = f"({''.join(f'{name}, ' for name in ordered)}), {{{by_name}}}"
+        self.before = "yield from " if self.kind == inspect.CO_GENERATOR else ""
 
     def unused(self, name: str) -> str:
         """Return `name`, or a name like it that the code uses for nothing else."""

@@ -3,8 +3,8 @@
 That is on Python 3.11, on 3.13 and later for what can become an `__init__`, and on 3.14 for what
 can become the getter of a property.
 
-They time what a wrapper (`wrapper`) cannot: generators, and debug contexts, which must cost nothing
-when they are off. A trampoline replaces the `__code__` of a function. It has the
+They time what a wrapper (`wrapper`) cannot: debug contexts, which must cost nothing when they are
+off. A trampoline replaces the `__code__` of a function. It has the
 same parameters, the same free variables and the same kind (function, coroutine, generator, async
 generator), and it contains the original code as a constant. Each call creates the timed function
 from this constant:
@@ -30,13 +30,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import inspect
 from types import CodeType
 from typing import TYPE_CHECKING
 
 from stagespan import _core
 from stagespan.contexts import dynamo
-from stagespan.contexts.layouts import Layout, codes_in
+from stagespan.contexts.layouts import CALLS, Layout, codes_in
 
 if TYPE_CHECKING:
     from stagespan._core import Span
@@ -55,7 +54,6 @@ timed_async_generator = _core.timed_async_generator
 Key = str
 
 _MARK = "stagespan.contexts.trampoline:"
-_KINDS = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _MOST_KEPT = 1024
 
 
@@ -121,19 +119,11 @@ def layers(code: CodeType) -> tuple[CodeType, tuple[Key, ...]]:
 _kept: collections.OrderedDict[tuple[int, Key], CodeType] = collections.OrderedDict()
 
 
-def _source(layout: Layout, kind: int, key: Key) -> str:
+def _source(layout: Layout, key: Key) -> str:
     target, here = layout.unused("target"), layout.unused("here")
-    named = f"{here}.spans[{key!r}], {target}"
-    timed = {
-        inspect.CO_COROUTINE: f"timed_coroutine({named}, {layout.call})",
-        inspect.CO_GENERATOR: f"timed_generator({named}, {layout.args}, {layout.kwargs})",
-        inspect.CO_ASYNC_GENERATOR: (
-            f"timed_async_generator({named}, {layout.args}, {layout.kwargs})"
-        ),
-    }.get(kind, f"call_timed({named}, {layout.call})")
     untimed = f"{target}({layout.call}) if {here} is None or {here}.compiling()"
-    call = f"{untimed} else {here}.{timed}"
-    before = "yield from " if kind == inspect.CO_GENERATOR else ""
+    named = f"{here}.spans[{key!r}], {target}"
+    timed = f"{here}.{CALLS[layout.kind]}({named}, {layout.timed_call})"
     lines = [
         f"def outer({', '.join(layout.free)}):",
         f"  def function({layout.definition}):",
@@ -143,15 +133,15 @@ def _source(layout: Layout, kind: int, key: Key) -> str:
         f"    except Exception: {here} = None",
         # This only names the free variables. The original code replaces the code of this function.
         f"    def {target}(): {'; '.join(layout.free) or 'pass'}",
-        f"    return ({before}({call}))",
+        f"    return ({layout.before}({untimed} else {timed}))",
     ]
     return "\n".join(lines)
 
 
 def _compile(code: CodeType, key: Key) -> CodeType:
     layout = Layout(code)
-    made = layout.compiled(_source(layout, code.co_flags & _KINDS, key))
+    made = layout.compiled(_source(layout, key))
     placeholder = next(codes_in(made))
     made = layout.renamed(made)
     consts = (code if const is placeholder else const for const in made.co_consts)
-    return made.replace(co_consts=tuple(consts), co_flags=made.co_flags | code.co_flags & _KINDS)
+    return made.replace(co_consts=tuple(consts), co_flags=made.co_flags | layout.kind)

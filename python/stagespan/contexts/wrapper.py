@@ -3,9 +3,8 @@
 That is on Python 3.11, on 3.13 and later for what can become an `__init__`, and on 3.14 for what
 can become the getter of a property.
 
-A wrapper has the same kind (function or coroutine function), the same parameters, the same place in
-the source file and the same globals. It has the free variables of the function and three of its
-own:
+A wrapper has the same kind (such as coroutine function), the same parameters, the same place in the
+source file and the same globals. It has the free variables of the function and three of its own:
 
     def denoise(self, latents, /, *, steps, **options):
         return _stagespan_call(
@@ -19,13 +18,12 @@ compiles a caller, it inlines both; `dynamo` makes the call in between do nothin
 from __future__ import annotations
 
 import collections
-import inspect
 import weakref
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING
 
 from stagespan.contexts import dynamo
-from stagespan.contexts.layouts import Layout
+from stagespan.contexts.layouts import KINDS, Layout
 
 if TYPE_CHECKING:
     from stagespan._core import Span
@@ -42,8 +40,7 @@ def wrapper_parts(span: Span, function: FunctionType) -> tuple[CodeType, tuple[C
     innermost = function
     while (below := wrapped_by(innermost)) is not None:
         _, innermost = below
-    is_coroutine = innermost.__code__.co_flags & inspect.CO_COROUTINE
-    call = dynamo.coroutine_cell if is_coroutine else dynamo.call_cell
+    call = dynamo.cells[innermost.__code__.co_flags & KINDS]
     own = (call, CellType(function), CellType(span))
     return _code(innermost.__code__), (*(innermost.__closure__ or ()), *own)
 
@@ -83,7 +80,7 @@ def _compile(code: CodeType, layout: Layout) -> CodeType:
         f"  def wrapper({layout.definition}):\n"
         # This makes the wrapper have all free variables, and costs nothing.
         f"    if 0: {'; '.join(layout.free) or 'pass'}\n"
-        f"    return {call}({span}, {function}, {layout.call})\n"
+        f"    return ({layout.before}{call}({span}, {function}, {layout.timed_call}))\n"
     )
     made = layout.renamed(layout.compiled(source))
-    return made.replace(co_flags=made.co_flags | code.co_flags & inspect.CO_COROUTINE)
+    return made.replace(co_flags=made.co_flags | layout.kind)
