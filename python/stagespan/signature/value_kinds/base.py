@@ -234,6 +234,7 @@ class _Unknown(Kind):
 
 
 SCALAR, PLAIN_LIST, PLAIN, UNKNOWN = _Scalar(), _List(), _Plain(), _Unknown()
+_OF_SCALARS = {kind: SCALAR.form(kind(), True) for kind in (int, float, str)}
 _UNREPLAYABLE = _Unreplayable()
 
 _by_name: dict[str, Kind] = {}
@@ -309,7 +310,7 @@ def source_of(node: Any, path: str) -> Source:
 
 def form_of(node: Any, sizes: bool) -> list[str]:
     """Return what distinguishes the value of a node in the key of a signature (`Kind.form`)."""
-    return kind_of(node).form(node, sizes)
+    return _OF_SCALARS.get(type(node)) or kind_of(node).form(node, sizes)
 
 
 def key_of(inputs: dict[str, Any], *, sizes: bool = True) -> str:
