@@ -172,6 +172,5 @@ def test_damaged_nodes_are_replayed_or_refused(chance: random.Random) -> None:
     # THEN that works, and so does its script, or one sentence says why not
     assert "\n" not in refused
     if not refused:
-        compile(
-            script_and_module(stage, None, HarnessConfig(), stem="s")[0], "profile_s.py", "exec"
-        )
+        text, _ = script_and_module(stage, None, HarnessConfig(), stem="s")
+        compile(text, "profile_s.py", "exec")

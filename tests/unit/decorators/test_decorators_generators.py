@@ -75,25 +75,6 @@ def test_generators_are_delegated_to(context: Callable[[str], _core.Span]) -> No
     assert runs(stage) == 1
 
 
-def test_generators_in_other_generators(context: Callable[[str], _core.Span]) -> None:
-    timed = decorate(context("delegate"), generate)
-
-    def outer() -> Generator[Any, Any, tuple[str, str]]:
-        result = yield from timed(0)
-        return "outer", result
-
-    generator = outer()
-    assert [next(generator), generator.send(1)] == [0, 1]
-
-    with pytest.raises(ValueError, match="unknown"):
-        generator.throw(ValueError("unknown"))
-    generator = outer()
-    next(generator)
-    with pytest.raises(StopIteration) as stopped:
-        generator.send("stop")
-    assert stopped.value.value == ("outer", "returned")
-
-
 def test_closing_a_generator_closes_the_function(context: Callable[[str], _core.Span]) -> None:
     stage = f"closed {context.__name__}"
     closed: list[str] = []
