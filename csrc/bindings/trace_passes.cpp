@@ -1,10 +1,16 @@
 // trace_passes.cpp: gives the passes of csrc/trace columns of numpy, to read and to fill, without copies.
+#include <pybind11/stl.h>
+
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "parts.h"
 #include "trace/covers.h"
+#include "trace/distinct.h"
 #include "trace/division.h"
 #include "trace/nesting.h"
 #include "trace/schedule.h"
@@ -15,21 +21,33 @@ namespace stagespan::python {
 
 namespace {
 
-/// A contiguous array of int64 with any number of dimensions, which lives as long as this.
-class Numbers {
+/// A contiguous array with any number of dimensions, which lives as long as this.
+template <class T>
+class Array {
  public:
-  Numbers(const py::buffer& array, bool writes) : info_(array.request(writes)) {
-    const bool whole = info_.itemsize == 8 && (info_.format == "l" || info_.format == "q");
-    if (!whole || PyBuffer_IsContiguous(info_.view(), 'C') == 0)
-      throw py::type_error("expected a contiguous array of int64");
+  Array(const py::buffer& array, bool writes) : info_(array.request(writes)) {
+    if (!is_of(info_)) throw py::type_error(std::string("expected a contiguous array of ") + name());
+  }
+  /// Whether an array is contiguous and has elements of this type.
+  static bool is_of(const py::buffer_info& info) {
+    // int64 has two names, of which this is numpy's.
+    const bool same = info.format == py::format_descriptor<T>::format() || info.format == "l";
+    return same && info.itemsize == sizeof(T) && PyBuffer_IsContiguous(info.view(), 'C') != 0;
   }
   std::size_t size() const noexcept { return static_cast<std::size_t>(info_.size); }
-  const std::int64_t* data() const noexcept { return static_cast<const std::int64_t*>(info_.ptr); }
-  std::int64_t* fill() noexcept { return static_cast<std::int64_t*>(info_.ptr); }
+  const T* data() const noexcept { return static_cast<const T*>(info_.ptr); }
+  T* fill() noexcept { return static_cast<T*>(info_.ptr); }
 
  private:
+  static constexpr const char* name() noexcept {
+    return std::is_same_v<T, bool> ? "bool" : sizeof(T) == 4 ? "int32" : "int64";
+  }
+
   py::buffer_info info_;
 };
+using Numbers = Array<std::int64_t>;
+using Codes = Array<std::int32_t>;
+using Mask = Array<bool>;
 
 void check(bool holds, const char* what) {
   if (!holds) throw py::value_error(what);
@@ -48,16 +66,14 @@ void nest(const py::buffer& begin, const py::buffer& end, const py::buffer& thre
 
 void first_around(const py::buffer& parent, const py::buffer& chosen, const py::buffer& around) {
   const Numbers parents(parent, false);
-  const py::buffer_info mask = chosen.request();
+  const Mask mask(chosen, false);
   Numbers filled(around, true);
-  if (mask.format != "?" || PyBuffer_IsContiguous(mask.view(), 'C') == 0)
-    throw py::type_error("expected a contiguous array of bool");
   const std::size_t count = parents.size();
-  check(static_cast<std::size_t>(mask.size) == count && filled.size() == count, "the arrays differ in length");
+  check(mask.size() == count && filled.size() == count, "the arrays differ in length");
   for (std::size_t at = 0; at < count; ++at)
     check(parents.data()[at] < static_cast<std::int64_t>(count), "an element has a parent that does not exist");
   const py::gil_scoped_release released;
-  trace::first_around(parents.data(), static_cast<const bool*>(mask.ptr), count, filled.fill());
+  trace::first_around(parents.data(), mask.data(), count, filled.fill());
 }
 
 /// Returns -1, without filling the arrays, if the begins do not ascend.
@@ -70,6 +86,19 @@ std::int64_t merge(const py::buffer& begin, const py::buffer& end, const py::buf
   const trace::IntervalTable intervals{begins.data(), ends.data(), count};
   if (!trace::ascends(intervals)) return -1;
   return static_cast<std::int64_t>(trace::merge(intervals, filled.fill(), filled.fill() + count));
+}
+
+/// Unites two disjoint ascending sets, and returns the number of intervals.
+std::size_t unite(const py::buffer& begin, const py::buffer& end, const py::buffer& other_begin,
+                  const py::buffer& other_end, const py::buffer& united) {
+  const Numbers begins(begin, false), ends(end, false), others(other_begin, false), other_ends(other_end, false);
+  Numbers filled(united, true);
+  const std::size_t count = begins.size() + others.size();
+  check(ends.size() == begins.size() && other_ends.size() == others.size() && filled.size() == 2 * count,
+        "the arrays differ in length");
+  const py::gil_scoped_release released;
+  return trace::unite({begins.data(), ends.data(), begins.size()}, {others.data(), other_ends.data(), others.size()},
+                      filled.fill(), filled.fill() + count);
 }
 
 void covered_until(const py::buffer& begin, const py::buffer& end, const py::buffer& before, const py::buffer& place,
@@ -142,16 +171,106 @@ void divide(const py::buffer& part, const py::buffer& request, const py::buffer&
                 {owners.fill(), outputs, outputs + number, outputs + 2 * number});
 }
 
+/// The bytes of numbers, or None if they were not found.
+py::object bytes_of(const std::vector<std::int64_t>& numbers, bool done) {
+  if (!done) return py::none();
+  return py::bytearray(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(numbers[0]));
+}
+
+template <class T>
+py::object number_of(const py::buffer& column, const std::optional<py::buffer>& index) {
+  const Array<T> values(column, false);
+  std::optional<Numbers> filled;
+  if (index.has_value()) filled.emplace(*index, true);
+  check(!filled.has_value() || filled->size() == values.size(), "the arrays differ in length");
+  std::vector<std::int64_t> different;
+  bool done = false;
+  {
+    const py::gil_scoped_release released;
+    done = trace::number(values.data(), values.size(), filled.has_value() ? filled->fill() : nullptr, &different);
+  }
+  return bytes_of(different, done);
+}
+
+py::object number(const py::buffer& column, const std::optional<py::buffer>& index) {
+  return Codes::is_of(column.request()) ? number_of<std::int32_t>(column, index)
+                                        : number_of<std::int64_t>(column, index);
+}
+
+py::object number_pairs(const py::buffer& first, const py::buffer& second, const py::buffer& index) {
+  const Numbers firsts(first, false), seconds(second, false);
+  Numbers filled(index, true);
+  check(seconds.size() == firsts.size() && filled.size() == firsts.size(), "the arrays differ in length");
+  std::vector<std::int64_t> pairs;
+  bool done = false;
+  {
+    const py::gil_scoped_release released;
+    done = trace::number_pairs(firsts.data(), seconds.data(), firsts.size(), filled.fill(), &pairs);
+  }
+  return bytes_of(pairs, done);
+}
+
+/// The codes of an array, which are places in a table.
+Codes places_in(const Mask& table, const py::buffer& code) {
+  Codes codes(code, false);
+  if (!trace::are_places(codes.data(), codes.size(), table.size()))
+    throw py::index_error("a code has no place in the table");
+  return codes;
+}
+
+void look_up(const py::buffer& table, const py::buffer& code, const py::buffer& result) {
+  const Mask marked(table, false);
+  const Codes codes = places_in(marked, code);
+  Mask filled(result, true);
+  check(filled.size() == codes.size(), "the arrays differ in length");
+  const py::gil_scoped_release released;
+  trace::look_up(marked.data(), codes.data(), codes.size(), filled.fill());
+}
+
+void mark(const py::buffer& code, const py::buffer& chosen, const py::buffer& table) {
+  Mask filled(table, true);
+  const Codes codes = places_in(filled, code);
+  const Mask mask(chosen, false);
+  check(mask.size() == codes.size(), "the arrays differ in length");
+  const py::gil_scoped_release released;
+  trace::mark(codes.data(), mask.data(), codes.size(), filled.fill());
+}
+
+template <class T>
+bool spread_of(const Mask& marked, const Codes& codes, const py::buffer& value, std::int64_t missing, Numbers* filled) {
+  const Array<T> values(value, false);
+  const py::gil_scoped_release released;
+  return trace::spread(marked.data(), codes.data(), codes.size(), values.data(), values.size(), missing,
+                       filled->fill());
+}
+
+void spread(const py::buffer& table, const py::buffer& code, const py::buffer& value, std::int64_t missing,
+            const py::buffer& result) {
+  const Mask marked(table, false);
+  const Codes codes = places_in(marked, code);
+  Numbers filled(result, true);
+  check(filled.size() == codes.size(), "the arrays differ in length");
+  check(Codes::is_of(value.request()) ? spread_of<std::int32_t>(marked, codes, value, missing, &filled)
+                                      : spread_of<std::int64_t>(marked, codes, value, missing, &filled),
+        "the number of values is not that of the rows that have one");
+}
+
 }  // namespace
 
 void define_trace_passes(py::module_& module) {
   module.def("trace_nest", &nest);
   module.def("trace_first_around", &first_around);
   module.def("trace_merge", &merge);
+  module.def("trace_unite", &unite);
   module.def("trace_covered_until", &covered_until);
   module.def("trace_earliest", &earliest);
   module.def("trace_latest", &latest);
   module.def("trace_topological_ranks", &topological_ranks);
+  module.def("trace_number", &number, py::arg("column"), py::arg("index") = py::none());
+  module.def("trace_number_pairs", &number_pairs);
+  module.def("trace_look_up", &look_up);
+  module.def("trace_mark", &mark);
+  module.def("trace_spread", &spread);
   module.def("divide_requests", &divide);
 }
 

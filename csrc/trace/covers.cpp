@@ -5,20 +5,42 @@
 
 namespace stagespan::trace {
 
+namespace {
+
+// Joins an interval to the last of the union, or appends it.
+void add(const IntervalTable& intervals, std::size_t at, std::int64_t* begin, std::int64_t* end,
+         std::size_t* merged) noexcept {
+  if (*merged > 0 && intervals.begin[at] <= end[*merged - 1]) {
+    end[*merged - 1] = std::max(end[*merged - 1], intervals.end[at]);
+  } else {
+    begin[*merged] = intervals.begin[at];
+    end[(*merged)++] = intervals.end[at];
+  }
+}
+
+}  // namespace
+
 bool ascends(const IntervalTable& intervals) noexcept {
   return std::is_sorted(intervals.begin, intervals.begin + intervals.count);
 }
 
 std::size_t merge(const IntervalTable& intervals, std::int64_t* begin, std::int64_t* end) noexcept {
   std::size_t merged = 0;
-  for (std::size_t at = 0; at < intervals.count; ++at) {
-    if (merged > 0 && intervals.begin[at] <= end[merged - 1]) {
-      end[merged - 1] = std::max(end[merged - 1], intervals.end[at]);
-    } else {
-      begin[merged] = intervals.begin[at];
-      end[merged++] = intervals.end[at];
-    }
+  for (std::size_t at = 0; at < intervals.count; ++at) add(intervals, at, begin, end, &merged);
+  return merged;
+}
+
+std::size_t unite(const IntervalTable& first, const IntervalTable& second, std::int64_t* begin,
+                  std::int64_t* end) noexcept {
+  std::size_t merged = 0, one = 0, other = 0;
+  while (one < first.count && other < second.count) {
+    if (first.begin[one] <= second.begin[other])
+      add(first, one++, begin, end, &merged);
+    else
+      add(second, other++, begin, end, &merged);
   }
+  while (one < first.count) add(first, one++, begin, end, &merged);
+  while (other < second.count) add(second, other++, begin, end, &merged);
   return merged;
 }
 

@@ -20,6 +20,10 @@ bool ascends(const IntervalTable& intervals) noexcept;
 /// that touch are joined.
 std::size_t merge(const IntervalTable& intervals, std::int64_t* begin, std::int64_t* end) noexcept;
 
+/// The same for the union of two such sets, each disjoint and ascending. There is room for all intervals of both.
+std::size_t unite(const IntervalTable& first, const IntervalTable& second, std::int64_t* begin,
+                  std::int64_t* end) noexcept;
+
 /// Writes how much of the time before each place disjoint, ascending intervals cover. `before` has the covered length
 /// before each of them.
 void covered_until(const IntervalTable& intervals, const std::int64_t* before, const std::int64_t* place,

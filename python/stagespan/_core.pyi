@@ -1257,7 +1257,8 @@ class TraceScanner:
     def looks_like_a_trace(self) -> bool:
         """Whether any entry was an event."""
 
-# Passes over a trace's events. All arrays are contiguous arrays of int64; the last ones are filled.
+# Passes over a trace's events. All arrays are contiguous, and of int64 unless said otherwise; the
+# last ones are filled.
 # Raises TypeError for other arrays, and ValueError if their lengths differ.
 def trace_nest(
     begin: NDArray[np.int64],
@@ -1288,6 +1289,15 @@ def trace_merge(begin: NDArray[np.int64], end: NDArray[np.int64], merged: NDArra
 
     It is ascending and disjoint. Returns -1 if the begins do not ascend.
     """
+
+def trace_unite(
+    begin: NDArray[np.int64],
+    end: NDArray[np.int64],
+    other_begin: NDArray[np.int64],
+    other_end: NDArray[np.int64],
+    united: NDArray[np.int64],
+) -> int:
+    """Write the union of two such sets into the rows of ``united``, and return its length."""
 
 def trace_covered_until(
     begin: NDArray[np.int64],
@@ -1327,6 +1337,42 @@ def trace_topological_ranks(
     source: NDArray[np.int64], target: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> None:
     """Compute the position of each point in a topological order of the graph."""
+
+def trace_number(
+    column: NDArray[np.int64] | NDArray[np.int32], index: NDArray[np.int64] | None = None
+) -> bytearray | None:
+    """Return the different values of a column, ascending, as int64.
+
+    ``index`` gets the index of each element's value. None if the values are many and far apart.
+    """
+
+def trace_number_pairs(
+    first: NDArray[np.int64], second: NDArray[np.int64], index: NDArray[np.int64]
+) -> bytearray | None:
+    """Return the different pairs of two columns, ascending; None if they are many."""
+
+def trace_look_up(
+    table: NDArray[np.bool_], code: NDArray[np.int32], result: NDArray[np.bool_]
+) -> None:
+    """Write the element of a table for each code. Raises IndexError if a code has none."""
+
+def trace_mark(
+    code: NDArray[np.int32], chosen: NDArray[np.bool_], table: NDArray[np.bool_]
+) -> None:
+    """Mark the codes of the chosen rows in a table. Raises IndexError if a code has no place."""
+
+def trace_spread(
+    table: NDArray[np.bool_],
+    code: NDArray[np.int32],
+    value: NDArray[np.int64] | NDArray[np.int32],
+    missing: int,
+    result: NDArray[np.int64],
+) -> None:
+    """Write the next of the values for each row whose code is marked, else ``missing``.
+
+    Raises IndexError if a code has no place in the table, and ValueError if there are more or fewer
+    values than such rows.
+    """
 
 def divide_requests(
     parts: NDArray[np.int64],

@@ -21,7 +21,7 @@ from stagespan.trace.derived.threads import (
     outermost,
 )
 from stagespan.trace.read.groups import by_group, counts_of, numbered, pairs, values_of
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, order_of
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, looked_up, order_of, used_codes
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.plausibility import (
     ASCEND_DEVICE,
@@ -120,10 +120,9 @@ def device_work(trace: Trace) -> DeviceWork:
 def _named(trace: Trace, rows: Mask, condition: Callable[[str], bool]) -> Mask:
     """Which of `rows` have a name that meets the condition."""
     chosen = np.zeros(len(trace.names) + 1, dtype=np.bool_)
-    for code in values_of(trace.events.name[rows]).tolist():
+    for code in np.flatnonzero(used_codes(trace.events.name, rows, len(chosen))).tolist():
         chosen[code] = condition(trace.names[code])
-    found: Mask = rows & chosen[trace.events.name]
-    return found
+    return rows & looked_up(chosen, trace.events.name)
 
 
 def is_ascend(trace: Trace) -> bool:
@@ -136,7 +135,7 @@ def is_ascend(trace: Trace) -> bool:
 def launches(trace: Trace) -> Mask:
     """Which rows are calls of a runtime or driver, which may have launched device work."""
     chosen = np.array([name.endswith(LAUNCH_SUFFIXES) for name in [*trace.categories, ""]])
-    rows: Mask = chosen[trace.events.category]
+    rows = looked_up(chosen, trace.events.category)
     if ASCEND_DEVICE in trace.process_names.values():
         rows = rows | in_processes(trace, ASCEND_HOST)
     return rows

@@ -11,8 +11,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.read.groups import pairs
-from stagespan.trace.read.intervals import FARTHEST, Codes, Cover, Mask, Numbers, Rows
+from stagespan.trace.read.groups import pairs, values_of
+from stagespan.trace.read.intervals import (
+    FARTHEST,
+    Cover,
+    Mask,
+    Numbers,
+    Rows,
+    looked_up,
+    used_codes,
+)
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -112,10 +120,12 @@ def named(trace: Trace, pattern: Pattern[str], rows: Rows | None = None) -> Mask
     """Return which rows, by default all events, have a name that contains the pattern."""
     name = trace.events.name if rows is None else trace.events.name[rows]
     with_pattern = (
-        names_with(trace, pattern) if rows is None else _of_used_names(trace, pattern, name)
+        names_with(trace, pattern) if rows is None else _containing(trace, pattern, values_of(name))
     )
     # Most patterns occur in no name of a trace.
-    return with_pattern.take(name) if with_pattern.any() else np.zeros(len(name), dtype=np.bool_)
+    if not with_pattern.any():
+        return np.zeros(len(name), dtype=np.bool_)
+    return looked_up(with_pattern, name)
 
 
 def among(which: Mask, trace: Trace, pattern: Pattern[str]) -> Mask:
@@ -124,8 +134,9 @@ def among(which: Mask, trace: Trace, pattern: Pattern[str]) -> Mask:
     Only the names of these events are searched: those of Python frames are many and long.
     """
     name = trace.events.name
-    with_pattern = _of_used_names(trace, pattern, name[which])
-    return which & with_pattern.take(name) if with_pattern.any() else np.zeros_like(which)
+    used = np.flatnonzero(used_codes(name, which, len(trace.names) + 1))
+    with_pattern = _containing(trace, pattern, used)
+    return which & looked_up(with_pattern, name) if with_pattern.any() else np.zeros_like(which)
 
 
 # More names are not remembered.
@@ -184,10 +195,6 @@ def _containing(trace: Trace, pattern: Pattern[str], codes: Rows) -> Mask:
             state = states[numbers[code]] = 1 if search(names[code]) is None else 2
         contains[code] = state == 2
     return contains
-
-
-def _of_used_names(trace: Trace, pattern: Pattern[str], used: Codes) -> Mask:
-    return _containing(trace, pattern, np.flatnonzero(np.bincount(used)))
 
 
 @once

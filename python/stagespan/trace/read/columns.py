@@ -91,6 +91,8 @@ class Ids:
 
     def column(self, table: ArgumentTable, key: str) -> Numbers:
         """Return the ids in an argument; `MISSING` for events without it."""
+        if (whole := table.column(key, MISSING)) is not None:
+            return whole
         argument = table.argument(key)
         if argument is None:
             return absent(len(table), np.int64(MISSING))

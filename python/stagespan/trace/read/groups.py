@@ -8,11 +8,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan import _core
 from stagespan.trace.read.intervals import Codes, Numbers, Rows
 
 _PART_ROWS = 1 << 16
-# A lookup table is used if it has at most one entry for each row, or this many.
-_SMALL_TABLE_ENTRIES = 1 << 10
 
 
 def parts(count: int) -> Iterator[slice]:
@@ -26,50 +25,33 @@ def by_group(group: Numbers, count: int) -> list[NDArray[np.intp]]:
     return np.split(order, np.searchsorted(group[order], np.arange(1, count + 1)))[:count]
 
 
-class _Distinct:
-    """The different values of a column in ascending order, and the index of each.
+def _integers(column: Numbers | Codes) -> Numbers | Codes:
+    return np.ascontiguousarray(column, None if column.dtype == np.int32 else np.int64)
 
-    `numpy.unique` returns the same, but it hashes or sorts all elements, which takes at least three
-    times as long if millions of elements have few values.
-    """
 
-    def __init__(self, column: Numbers | Codes) -> None:
-        self._table = None
-        low, high = (int(column.min()), int(column.max())) if len(column) else (0, -1)
-        if high - low < max(len(column), _SMALL_TABLE_ENTRIES):
-            self._low = low
-            self._table = np.zeros(high - low + 1, dtype=np.int64)
-            for some in parts(len(column)):
-                counts = np.bincount(self._offset(column[some]))
-                self._table[: len(counts)] += counts
-            offsets = np.flatnonzero(self._table)
-            self._table[offsets] = np.arange(len(offsets))
-            self.values: Numbers = offsets + low
-        else:
-            # A stable sort is fast if long parts are already sorted.
-            ordered = np.sort(column, kind="stable")
-            self.values = ordered[np.append(True, ordered[1:] != ordered[:-1])]
-
-    def index(self, values: Numbers | Codes) -> Numbers:
-        """Return the index of each of some values of the column."""
-        if self._table is None:
-            return np.searchsorted(self.values, values)
-        return self._table[self._offset(values)]
-
-    def _offset(self, values: Numbers | Codes) -> Numbers:
-        result: Numbers = np.subtract(values, self._low, dtype=np.int64)
-        return result
+def _array(numbers: bytearray) -> Numbers:
+    return np.frombuffer(numbers, dtype=np.int64)
 
 
 def values_of(column: Numbers | Codes) -> Numbers:
     """Return the different values of a column, ascending."""
-    return _Distinct(column).values
+    column = _integers(column)
+    values = _core.trace_number(column)
+    return np.unique(column).astype(np.int64) if values is None else _array(values)
 
 
 def numbered(column: Numbers | Codes) -> tuple[Numbers, Numbers]:
     """Return the different values of a column, ascending, and the index of each element's."""
-    distinct_values = _Distinct(column)
-    return distinct_values.values, distinct_values.index(column)
+    column = _integers(column)
+    index = np.empty(len(column), dtype=np.int64)
+    values = _core.trace_number(column, index)
+    if values is not None:
+        return _array(values), index
+    order = np.argsort(column)
+    ordered = column[order]
+    is_first = np.append(True, ordered[1:] != ordered[:-1])
+    index[order] = np.cumsum(is_first) - 1
+    return ordered[is_first].astype(np.int64), index
 
 
 def counts_of(column: Numbers | Codes) -> tuple[Numbers, Numbers]:
@@ -89,16 +71,19 @@ def firsts_of(column: Numbers | Codes) -> tuple[Numbers, Rows]:
 
 def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
     """Return the different pairs of two columns, and the index of each row's pair."""
-    firsts, seconds = _Distinct(first), _Distinct(second)
+    first, second = (np.ascontiguousarray(each, np.int64) for each in (first, second))
     index = np.empty(len(first), dtype=np.int64)
-    for some in parts(len(first)):
-        codes = firsts.index(first[some]) * len(seconds.values)
-        index[some] = codes + seconds.index(second[some])
-    different = _Distinct(index)
-    for some in parts(len(first)):
-        index[some] = different.index(index[some])
-    at_first, at_second = np.divmod(different.values, max(len(seconds.values), 1))
-    return np.stack((firsts.values[at_first], seconds.values[at_second]), axis=1), index
+    few = _core.trace_number_pairs(first, second, index)
+    if few is not None:
+        return _array(few).reshape(-1, 2), index
+    firsts, index = numbered(first)
+    seconds, of_second = numbered(second)
+    index *= len(seconds)
+    index += of_second
+    del of_second
+    different, index = numbered(index)
+    at_first, at_second = np.divmod(different, max(len(seconds), 1))
+    return np.stack((firsts[at_first], seconds[at_second]), axis=1), index
 
 
 def distinct(column: Numbers | Codes, *others: Numbers) -> tuple[NDArray[np.int64], Numbers]:
@@ -106,8 +91,8 @@ def distinct(column: Numbers | Codes, *others: Numbers) -> tuple[NDArray[np.int6
 
     The first array has the shape (different rows, columns).
     """
-    values = _Distinct(column)
-    keys, index = values.values[:, None], values.index(column)
+    values, index = numbered(column)
+    keys = values[:, None]
     for other in others:
         different, index = pairs(index, other)
         keys = np.column_stack((keys[different[:, 0]], different[:, 1]))

@@ -36,6 +36,20 @@ def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
     return union[0, :count].copy(), union[1, :count].copy()
 
 
+def looked_up(table: Mask, codes: Codes) -> Mask:
+    """Return the element of a table for each code, as ``table[codes]``, but in one pass."""
+    result = np.empty(len(codes), dtype=np.bool_)
+    _core.trace_look_up(table, np.ascontiguousarray(codes), result)
+    return result
+
+
+def used_codes(codes: Codes, which: Mask, count: int) -> Mask:
+    """Return which of `count` codes the rows of a mask have."""
+    used = np.zeros(count, dtype=np.bool_)
+    _core.trace_mark(np.ascontiguousarray(codes), np.ascontiguousarray(which), used)
+    return used
+
+
 def joined(first: Intervals, second: Intervals) -> Intervals:
     """Return all intervals of both."""
     return np.concatenate((first[0], second[0])), np.concatenate((first[1], second[1]))
@@ -112,13 +126,27 @@ class Cover:
         longer = end > begin
         if not longer.all():
             begin, end = begin[longer], end[longer]
-        self.begin, self.end = merged(begin, end)
-        self._before = np.concatenate(([0], np.cumsum(self.end - self.begin)))
+        self._set(*merged(begin, end))
 
     def __or__(self, other: Cover) -> Cover:
         if len(other.begin) == 0:
             return self
-        return Cover(*joined((self.begin, self.end), (other.begin, other.end)))
+        if len(self.begin) == 0:
+            return other
+        both = np.empty((2, len(self.begin) + len(other.begin)), dtype=np.int64)
+        count = _core.trace_unite(self.begin, self.end, other.begin, other.end, both)
+        return Cover._of_union(both[0, :count].copy(), both[1, :count].copy())
+
+    @classmethod
+    def _of_union(cls, begin: Numbers, end: Numbers) -> Cover:
+        """Return the cover of disjoint ascending intervals."""
+        cover = cls.__new__(cls)
+        cover._set(begin, end)
+        return cover
+
+    def _set(self, begin: Numbers, end: Numbers) -> None:
+        self.begin, self.end = begin, end
+        self._before = np.concatenate(([0], np.cumsum(end - begin)))
 
     def within(self, begin: Numbers, end: Numbers) -> Numbers:
         """The covered length of each range in ns; 0 for a range that ends before it begins."""

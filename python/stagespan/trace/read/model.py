@@ -12,10 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.read.intervals import Codes, Mask, Numbers, Rows
+from stagespan import _core
+from stagespan.trace.read.intervals import Codes, Mask, Numbers, Rows, looked_up
 
 MISSING = int(np.iinfo(np.int64).min)
 """The value in an integer column if the event does not have the field."""
+_NONE = np.empty(0, dtype=np.int64)
 _DISTURBED = 2.0
 """A profiled iteration that took more than this many times its median time is told of first."""
 
@@ -153,10 +155,23 @@ class ArgumentTable(msgspec.Struct, frozen=True):
         """Return the arguments of the rows of a mask, in the same order."""
         values = {}
         for key, (is_text, column) in self.values.items():
-            left = column[keep[self.shapes.having(key)[self.shape]]]
+            left = column[keep[looked_up(self.shapes.having(key), self.shape)]]
             if len(left):
                 values[key] = (is_text, left)
         return ArgumentTable(self.shapes, self.shape[keep], self.texts, values)
+
+    def column(self, key: str, missing: int) -> Numbers | None:
+        """Return whole numbers in the argument `key`, and `missing` for the rows without it.
+
+        None if no row has it, or if its values are of another type.
+        """
+        number = self.shapes.keys.get(key, -1)
+        is_text, values = self.values.get(number, (True, _NONE))
+        if is_text or values.dtype.kind != "i":
+            return None
+        column = np.empty(len(self), dtype=np.int64)
+        _core.trace_spread(self.shapes.having(number), self.shape, values, missing, column)
+        return column
 
     def argument(self, key: str) -> Argument | None:
         """Return the argument `key`; None if no row has it."""
@@ -164,7 +179,7 @@ class ArgumentTable(msgspec.Struct, frozen=True):
         if number not in self.values:
             return None
         is_text, values = self.values[number]
-        rows = np.flatnonzero(self.shapes.having(number)[self.shape])
+        rows = np.flatnonzero(looked_up(self.shapes.having(number), self.shape))
         if not is_text:
             kind = np.int64 if values.dtype.kind == "i" else np.float64
             numbers: NDArray[Any] = values.astype(kind)
@@ -287,5 +302,4 @@ class Trace:
         """Return a mask of the rows of `events` whose category is one of `names`."""
         chosen = np.zeros(len(self.categories) + 1, dtype=np.bool_)
         chosen[self.category_codes(names)] = True
-        rows: Mask = chosen.take(self.events.category)
-        return rows
+        return looked_up(chosen, self.events.category)

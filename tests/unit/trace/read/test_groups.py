@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from properties import examples
-from stagespan.trace.read.groups import RowGroup, distinct, grouped, pairs
+from stagespan.trace.read.groups import RowGroup, distinct, grouped, numbered, pairs, values_of
 
-# Near and far apart: `pairs` looks up the former in a table, and sorts the latter.
+# Near and far apart: the former are looked up in a table, few of the latter in a hash table.
 _VALUES = st.integers(-3, 3) | st.integers(-(2**40), 2**40) | st.sampled_from([-(2**63), 2**63 - 1])
 
 
@@ -20,6 +20,17 @@ def test_pairs(rows: list[tuple[int, int]], times: int) -> None:
     found, index = pairs(columns[:, 0], columns[:, 1])
     assert [tuple(pair) for pair in found.tolist()] == sorted(set(rows))
     assert np.array_equal(found[index], columns)
+
+
+def test_many_values_that_are_far_apart() -> None:
+    # GIVEN more values than the hash table has
+    column = np.repeat(np.arange(2_000, dtype=np.int64)[::-1] << 40, 2)
+    values, index = numbered(column)
+    assert values.tolist() == sorted(set(column.tolist())) == values_of(column).tolist()
+    assert np.array_equal(values[index], column)
+    found, index = pairs(column, -column)
+    assert found.tolist() == [[value, -value] for value in values.tolist()]
+    assert np.array_equal(found[index], np.stack((column, -column), axis=1))
 
 
 def test_pairs_of_narrow_columns() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from stagespan import _core
 from stagespan.trace.derived.trees import first_around
-from stagespan.trace.read.intervals import Cover, merged, nested
+from stagespan.trace.read.intervals import Cover, looked_up, merged, nested, used_codes
 
 
 def integers(*values: int) -> np.ndarray:
@@ -72,6 +72,34 @@ def test_the_union_of_intervals_in_any_order_is_the_same() -> None:
     for order in (slice(None), np.argsort(begin), [2, 0, 3, 1]):
         union = merged(begin[order], end[order])
         assert [each.tolist() for each in union] == [[1, 9], [7, 9]]
+
+
+def test_the_union_of_two_unions_is_that_of_all_their_intervals() -> None:
+    source = random.Random(9)
+    for _ in range(300):
+        sets = []
+        for _ in range(2):
+            begin = integers(*(source.randint(0, 30) for _ in range(source.randint(0, 8))))
+            sets.append((begin, begin + integers(*(source.randint(0, 6) for _ in begin))))
+        one, other = (Cover(*each) for each in sets)
+        both = Cover(*map(np.concatenate, zip(*sets, strict=True)))
+        united = one | other
+        assert united.begin.tolist() == both.begin.tolist()
+        assert united.end.tolist() == both.end.tolist()
+        places = np.arange(40)
+        assert united.until(places).tolist() == both.until(places).tolist()
+
+
+def test_columns_by_code() -> None:
+    table, codes = np.array([False, True, True]), narrow(1, 0, 2, 1)
+    assert looked_up(table, codes).tolist() == [True, False, True, True]
+    assert used_codes(codes, np.array([True, False, False, True]), 3).tolist() == [
+        *(False, True, False),
+    ]
+    for values in (integers(7, 8, 9), narrow(7, 8, 9)):
+        column = np.empty(4, dtype=np.int64)
+        _core.trace_spread(table, codes, values, -5, column)
+        assert column.tolist() == [7, -5, 8, 9]
 
 
 def test_the_first_chosen_element_around_each_one() -> None:
@@ -142,7 +170,11 @@ def lengths_to(point: int, edges: list[tuple[int, int, int]], factor: int) -> li
     return found
 
 
-ONE, TWO = integers(0), integers(0, 0)
+def narrow(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+ONE, TWO, MASK = integers(0), integers(0, 0), np.array([False, True])
 
 
 @pytest.mark.parametrize(
@@ -157,6 +189,19 @@ ONE, TWO = integers(0), integers(0, 0)
         (lambda: _core.trace_first_around(integers(1), np.array([False]), ONE), ValueError),
         (lambda: _core.trace_merge(TWO, TWO, TWO), ValueError),
         (lambda: _core.trace_merge(TWO, ONE, TWO), ValueError),
+        (lambda: _core.trace_unite(TWO, TWO, ONE, TWO, TWO), ValueError),
+        (lambda: _core.trace_unite(TWO, TWO, ONE, ONE, TWO), ValueError),
+        (lambda: _core.trace_number(TWO, ONE), ValueError),
+        (lambda: _core.trace_number(TWO.astype(np.float64)), TypeError),
+        (lambda: _core.trace_number_pairs(TWO, ONE, TWO), ValueError),
+        (lambda: _core.trace_look_up(MASK, narrow(2), MASK[:1].copy()), IndexError),
+        (lambda: _core.trace_look_up(MASK, narrow(-1), MASK[:1].copy()), IndexError),
+        (lambda: _core.trace_look_up(MASK, narrow(0), MASK.copy()), ValueError),
+        (lambda: _core.trace_mark(narrow(2), MASK[:1], MASK.copy()), IndexError),
+        (lambda: _core.trace_mark(narrow(1), MASK, MASK.copy()), ValueError),
+        (lambda: _core.trace_spread(MASK, narrow(2), ONE, 0, ONE.copy()), IndexError),
+        (lambda: _core.trace_spread(MASK, narrow(1), TWO, 0, ONE.copy()), ValueError),
+        (lambda: _core.trace_spread(MASK, narrow(1, 1), ONE, 0, TWO.copy()), ValueError),
         (lambda: _core.trace_covered_until(TWO, ONE, TWO, ONE, ONE), ValueError),
         (lambda: _core.trace_covered_until(TWO, TWO, ONE, ONE, ONE), ValueError),
         (lambda: _core.trace_covered_until(ONE, ONE, ONE, TWO, ONE), ValueError),
