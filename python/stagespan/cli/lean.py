@@ -8,7 +8,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_THREADS = "OPENBLAS_NUM_THREADS"
+# What numpy reads when it is imported: it starts no threads, because no analysis has much linear
+# algebra, and does not ask for huge pages, because most columns of an analysis are soon freed, and
+# the system clears whole pages.
+_OF_NUMPY = {"OPENBLAS_NUM_THREADS": "1", "NUMPY_MADVISE_HUGEPAGE": "0"}
 # The number of new objects after which the garbage collector looks for cycles, of which the
 # analyses make few.
 _MANY_OBJECTS = 100_000
@@ -16,14 +19,11 @@ _MANY_OBJECTS = 100_000
 
 @contextmanager
 def trace_analyses() -> Iterator[None]:
-    """Import all analyses for a command, which then runs with few collections of garbage.
-
-    No analysis has much linear algebra, so numpy starts no threads for it.
-    """
+    """Import all analyses for a command, which then runs with few collections of garbage."""
     usual = gc.get_threshold()
     gc.set_threshold(_MANY_OBJECTS, *usual[1:])
     try:
-        with _without_threads():
+        with _variables_of_numpy():
             importlib.import_module("stagespan.recording.any_path")
         # Nobody looks at frozen objects again, also not when the interpreter ends.
         gc.freeze()
@@ -33,11 +33,11 @@ def trace_analyses() -> Iterator[None]:
 
 
 @contextmanager
-def _without_threads() -> Iterator[None]:
-    is_set = _THREADS in os.environ
-    os.environ.setdefault(_THREADS, "1")
+def _variables_of_numpy() -> Iterator[None]:
+    added = {name: value for name, value in _OF_NUMPY.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        if not is_set:
-            del os.environ[_THREADS]
+        for name in added:
+            del os.environ[name]
