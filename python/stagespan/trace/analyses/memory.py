@@ -28,8 +28,8 @@ from stagespan.trace.derived.call_site import call_sites
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.launch_sources import stage_calls, values_at
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
-from stagespan.trace.derived.threads import ThreadIndex, named, numbers_of, processes
-from stagespan.trace.derived.trees import Nesting
+from stagespan.trace.derived.threads import named, numbers_of
+from stagespan.trace.derived.trees import forest_of
 from stagespan.trace.evidence import window_of
 from stagespan.trace.read.groups import numbered, pairs, values_of
 from stagespan.trace.read.intervals import Numbers, Rows
@@ -352,10 +352,10 @@ class _Forest:
 
     def __init__(self, trace: Trace, rows: Rows) -> None:
         self._trace = trace
-        self._index = ThreadIndex(trace, rows, process=processes(trace))
-        self._known = len(rows) > 0 and self._index.fits
-        if self._known:
-            self._forest = Nesting.of(trace, self._index.axis, rows, self._index.of[0])
+        nested = forest_of(trace, rows) if len(rows) else None
+        self._known = nested is not None
+        if nested is not None:
+            self._index, self._forest = nested
             other = ~named(trace, _ALLOCATORS, self._forest.rows)
             caller = self._forest.first_around(other)
             self._shown = np.where(caller >= 0, caller, np.arange(len(self._forest)))

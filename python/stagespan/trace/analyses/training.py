@@ -25,7 +25,7 @@ from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.gains import gain_of, gain_shared_by, gain_without, without
 from stagespan.trace.derived.launch_sources import host_operators, launch_sources, values_at
 from stagespan.trace.derived.threads import ThreadIndex, named
-from stagespan.trace.derived.trees import Nesting
+from stagespan.trace.derived.trees import Nesting, forest_of_operators
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.collectives import number_of
@@ -218,9 +218,8 @@ def analyze(trace: Trace) -> Training | Unavailable:
 
 
 def _forest(trace: Trace) -> Nesting | None:
-    rows = np.flatnonzero(trace.rows_of(["cpu_op"]))
-    index = ThreadIndex(trace, rows)
-    return Nesting.of(trace, index.axis, rows, index.of[0]) if index.fits else None
+    nested = forest_of_operators(trace)
+    return None if nested is None else nested[1]
 
 
 def _recomputed(trace: Trace, forest: Nesting | None, backward: Mask) -> Mask:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.pages.figures import Count, CountedTime, Figures, Internal, Ns, one_of
+from stagespan.trace.derived import trees
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.kernel_kinds import (
     ATTENTION,
@@ -149,10 +150,10 @@ def forest_of(trace: Trace) -> Forest | None:
     """Build the forest; None if timestamps span several years."""
     annotations = trace.rows_of(["user_annotation"]) & named(trace, _ROLES[2][1])
     rows = np.flatnonzero(trace.rows_of(["cpu_op"]) | annotations)
-    index = ThreadIndex(trace, rows)
-    if not index.fits:
+    nested = trees.forest_of(trace, rows)
+    if nested is None:
         return None
-    nodes = Nesting.of(trace, index.axis, rows, index.of[0])
+    index, nodes = nested
     parts = compiler_parts(trace)
     table = np.zeros(len(trace.names) + 1, dtype=np.int8)
     for code in values_of(trace.events.name[nodes.rows]).tolist():

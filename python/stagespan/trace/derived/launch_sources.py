@@ -27,7 +27,7 @@ from stagespan.trace.derived.threads import (
     threads,
     threads_of,
 )
-from stagespan.trace.derived.trees import Nesting, Tree
+from stagespan.trace.derived.trees import Nesting, Tree, forest_of, forest_of_operators
 from stagespan.trace.read.groups import numbered, pairs, values_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import MISSING, Trace
@@ -44,6 +44,19 @@ def forward_operators(trace: Trace, index: ThreadIndex, forest: Nesting) -> Rows
     Uses the profiler's flows from forward to backward or, in a trace without them, the sequence
     numbers of autograd.
     """
+    shared = forest_of_operators(trace)
+    is_shared = shared is not None and shared[1] is forest
+    return _forward_of_operators(trace) if is_shared else _forward_of(trace, index, forest)
+
+
+@once
+def _forward_of_operators(trace: Trace) -> Rows:
+    nested = forest_of_operators(trace)
+    assert nested is not None
+    return _forward_of(trace, *nested)
+
+
+def _forward_of(trace: Trace, index: ThreadIndex, forest: Nesting) -> Rows:
     result = np.full(len(forest), -1, dtype=np.intp)
     if len(forest) == 0:
         return result
@@ -163,13 +176,15 @@ def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
     calls = launch_of(trace, rows)
     launched = np.flatnonzero(calls >= 0)
     called, which = numbered(calls[launched])
-    operators = np.flatnonzero(trace.rows_of(["cpu_op"]))
-    index = ThreadIndex(trace, operators, called)
-    if not index.fits:
+    nested = forest_of_operators(trace)
+    if nested is None:
         return None
-    forest = Nesting.of(trace, index.axis, operators, index.of[0])
+    index, forest = nested
     inside = np.full(len(rows), -1, dtype=np.intp)
-    inside[launched] = forest.at(index.axis.place(index.of[1], events.begin_ns[called]))[which]
+    time_ns = events.begin_ns[called]
+    place = index.places(processes(trace)[called], events.tid[called], time_ns)
+    # The axis begins with the first operator.
+    inside[launched] = forest.at(np.where(time_ns >= index.axis.begin_ns, place, -1))[which]
     _by_flows(trace, rows, inside, index, forest)
     _by_external_id(trace, rows, inside, forest)
     work = ~no_operators(trace)[forest.rows]
@@ -394,10 +409,10 @@ def host_operators(trace: Trace) -> HostOperators | None:
     compiled = named(trace, _COMPILED) & trace.rows_of(["cpu_op", "user_annotation"])
     work = trace.rows_of(["cpu_op"]) & ~no_operators(trace)
     rows = np.flatnonzero(work | compiled | compiles)
-    index = ThreadIndex(trace, rows)
-    if not index.fits:
+    nested = forest_of(trace, rows)
+    if nested is None:
         return None
-    forest = Nesting.of(trace, index.axis, rows, index.of[0])
+    index, forest = nested
     counts = forest.first_around(compiles[forest.rows]) < 0
     own_ns = np.zeros(len(trace.events), dtype=np.int64)
     own_ns[forest.rows] = forest.own_ns()

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan import _core
-from stagespan.trace.derived.threads import Axis, threads
+from stagespan.trace.derived.threads import Axis, ThreadIndex, threads
 from stagespan.trace.read.groups import firsts_of, numbered, sums
 from stagespan.trace.read.intervals import Endpoints, Numbers, Rows, nested, outermost_first
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 
 DEEPEST_PATH = 100
 """The most levels of a tree. Deeper nodes count towards the last level."""
@@ -230,6 +231,28 @@ class Nesting:
         return nested(self.begin, self.end, np.zeros(len(self), dtype=np.int64))
 
 
+def forest_of(trace: Trace, rows: Rows) -> tuple[ThreadIndex, Nesting] | None:
+    """Return the threads of some events and their forest; None if timestamps span several years.
+
+    Several analyses ask for all operators, and share one forest.
+    """
+    operators = trace.rows_of(["cpu_op"])
+    if len(rows) == np.count_nonzero(operators) and operators[rows].all():
+        return forest_of_operators(trace)
+    return _of_rows(trace, rows)
+
+
+@once
+def forest_of_operators(trace: Trace) -> tuple[ThreadIndex, Nesting] | None:
+    """Return the same for all operators."""
+    return _of_rows(trace, np.flatnonzero(trace.rows_of(["cpu_op"])))
+
+
+def _of_rows(trace: Trace, rows: Rows) -> tuple[ThreadIndex, Nesting] | None:
+    index = ThreadIndex(trace, rows)
+    return (index, Nesting.of(trace, index.axis, rows, index.of[0])) if index.fits else None
+
+
 class Paths:
     """A tree in which all intervals with the same path of names are one node.
 
@@ -303,6 +326,8 @@ def levels(parent: Rows) -> NDArray[np.int64]:
 
 def first_around(parent: Rows, chosen: NDArray[np.bool_]) -> Rows:
     """Return for each element of a tree the first chosen one from itself up to the root, or -1."""
+    if not chosen.any():
+        return np.full(len(parent), -1, dtype=np.intp)
     around = np.empty(len(parent), dtype=np.intp)
     _core.trace_first_around(np.ascontiguousarray(parent), np.ascontiguousarray(chosen), around)
     return around
