@@ -13,6 +13,7 @@
 #include "trace/distinct.h"
 #include "trace/division.h"
 #include "trace/nesting.h"
+#include "trace/places.h"
 #include "trace/schedule.h"
 
 namespace py = pybind11;
@@ -255,6 +256,24 @@ void spread(const py::buffer& table, const py::buffer& code, const py::buffer& v
         "the number of values is not that of the rows that have one");
 }
 
+std::size_t place_events(const py::buffer& process, const py::buffer& tid, const py::buffer& begin,
+                         const py::buffer& end, const py::buffer& owner, const std::array<std::int64_t, 3>& axis,
+                         const py::buffer& thread, const py::buffer& placed) {
+  const Numbers processes(process, false), tids(tid, false), begins(begin, false), ends(end, false);
+  const Numbers owners(owner, false);
+  Codes threads(thread, true);
+  Numbers filled(placed, true);
+  const std::size_t count = begins.size();
+  for (const std::size_t size : {processes.size(), tids.size(), ends.size(), threads.size()})
+    check(size == count, "the arrays differ in length");
+  check(owners.size() % 2 == 0 && filled.size() == 3 * count, "an array has no two columns, or no three rows");
+  const py::gil_scoped_release released;
+  std::int64_t* const rows = filled.fill();
+  return trace::place_events({processes.data(), tids.data(), begins.data(), ends.data(), count},
+                             {owners.data(), owners.size() / 2, axis[0], axis[1], axis[2]}, threads.fill(),
+                             {rows, rows + count, rows + 2 * count});
+}
+
 }  // namespace
 
 void define_trace_passes(py::module_& module) {
@@ -271,6 +290,7 @@ void define_trace_passes(py::module_& module) {
   module.def("trace_look_up", &look_up);
   module.def("trace_mark", &mark);
   module.def("trace_spread", &spread);
+  module.def("trace_place_events", &place_events);
   module.def("divide_requests", &divide);
 }
 

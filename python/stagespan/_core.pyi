@@ -1374,6 +1374,23 @@ def trace_spread(
     values than such rows.
     """
 
+def trace_place_events(
+    process: NDArray[np.int64],
+    tid: NDArray[np.int64],
+    begin: NDArray[np.int64],
+    end: NDArray[np.int64],
+    owner: NDArray[np.int64],
+    axis: tuple[int, int, int],
+    thread: NDArray[np.int32],
+    placed: NDArray[np.int64],
+) -> int:
+    """Place the events of some threads, which touch a window, on one axis. Returns their number.
+
+    ``owner`` has a row for each thread, process and thread, ascending, and ``axis`` is the begin
+    and the end of the window, and the length of a thread's part of the axis. ``thread`` gets the
+    number of each event's thread, or -1, and the rows of ``placed`` the event, begin and end.
+    """
+
 def divide_requests(
     parts: NDArray[np.int64],
     requests: NDArray[np.int64],

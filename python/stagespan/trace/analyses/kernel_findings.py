@@ -87,7 +87,7 @@ def kernel_findings(kernels: KernelRows) -> list[Finding]:
 
 def _dominant(kernels: KernelRows) -> Finding | None:
     """Return a finding if one kernel takes most of the device's busy time."""
-    first = kernels.by_name()[0]
+    first = kernels.by_name[0]
     events = kernels.trace.events
     # Streams overlap: more than half of the busy time, not only of the sum.
     begin, end = events.begin_ns[kernels.rows], events.end_ns[kernels.rows]

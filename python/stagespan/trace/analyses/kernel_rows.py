@@ -204,6 +204,7 @@ class KernelRows:
         codes: list[int] = values_of(self.name).tolist()
         return codes
 
+    @cached_property
     def by_name(self) -> list[KernelTime]:
         """Time of kernels, or operators, by name."""
         main = ("kind", "operator", "stage")

@@ -158,7 +158,7 @@ def _figures(kernels: KernelRows) -> KernelsFigures:
         without_launch=None if launched is None else _time_of(time, launched.calls < 0),
         of_graphs=None if launched is None else _time_of(time, launched.of_graph),
         by_kind=work.by(KindTime, "kind"),
-        top=kernels.by_name()[:TOP],
+        top=kernels.by_name[:TOP],
         by_stage=work.by(StageTime, "stage")[:TOP],
         by_shape=_by_shape(kernels)[:TOP] or None,
         by_forward_operator=work.by(ForwardTime, "forward", where=kernels.forward >= 0)[:TOP]
@@ -195,7 +195,7 @@ def _by_host_time(kernels: KernelRows) -> list[HostTime] | None:
 
 def _tables(kernels: KernelRows) -> list[Table]:
     """Return tables, the most important first. The notes of long ones say that they are cut."""
-    work, on_device, by_name = kernels.work, kernels.on_device, kernels.by_name()
+    work, on_device, by_name = kernels.work, kernels.on_device, kernels.by_name
     # All percentages of this analysis refer to the same total.
     time: list[Column] = [
         ("time_ns", "time", "ns"),

@@ -23,7 +23,6 @@ from stagespan.trace.derived.threads import (
     Axis,
     among,
     named,
-    numbers_of,
     processes,
     quiet_stretches,
     threads,
@@ -223,14 +222,7 @@ class _HostActivity:
         """`program_calls` are calls that contain other calls, so they are parts of the program."""
         events = trace.events
         self._events, self._axis = events, axis
-        self._thread = _thread_of_events(trace, owners)
-        # Others have no place on the axis, or only one of its edges.
-        self._rows = np.flatnonzero(
-            (self._thread >= 0)
-            & (events.end_ns >= axis.begin_ns)
-            & (events.begin_ns <= axis.end_ns)
-        )
-        self._begin, self._end = self._placed(self._rows)
+        self._thread, (self._rows, self._begin, self._end) = axis.placed_events(trace, owners)
         work = trace.rows_of(["cpu_op"])[self._rows] & ~named(trace, causes.MARKS, self._rows)
         work |= calls[self._rows]
         begin, end = self._begin[work], self._end[work]
@@ -397,17 +389,6 @@ def program_calls(trace: Trace, calls: Mask) -> Mask:
         last = np.searchsorted(begins, events.end_ns[here], side="left")
         are_calls[here] = last - first > 1
     return are_calls
-
-
-def _thread_of_events(trace: Trace, owners: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return the number of every event's thread among `owners`, or -1."""
-    events, process = trace.events, processes(trace)
-    threads = np.full(len(events), -1, dtype=np.int32)
-    if len(owners) <= 16:
-        for number, (pid, tid) in enumerate(owners):
-            threads[(process == pid) & (events.tid == tid)] = number
-        return threads
-    return numbers_of(owners, process, events.tid).astype(np.int32)
 
 
 # --- Gaps by cause ---

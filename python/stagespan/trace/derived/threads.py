@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan import _core
 from stagespan.trace.read.groups import pairs, values_of
 from stagespan.trace.read.intervals import (
     FARTHEST,
@@ -54,6 +55,23 @@ class Axis(msgspec.Struct, frozen=True):
         result -= self.begin_ns
         result += thread * np.int64(self.stride)
         return result
+
+    def placed_events(
+        self, trace: Trace, owners: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return the thread of every event, or -1, and the events that touch the window.
+
+        `owners` are the threads of the axis, as `threads` returns them. The second array has three
+        rows: the event, and the places of its begin and its end.
+        """
+        events = trace.events
+        columns = (processes(trace), events.tid, events.begin_ns, events.end_ns, owners)
+        process, tid, begin, end, owner = (np.ascontiguousarray(each, np.int64) for each in columns)
+        thread = np.empty(len(events), dtype=np.int32)
+        placed = np.empty((3, len(events)), dtype=np.int64)
+        axis = (self.begin_ns, self.end_ns, self.stride)
+        count = _core.trace_place_events(process, tid, begin, end, owner, axis, thread, placed)
+        return thread, placed[:, :count]
 
     def time_ns(self, place: Numbers) -> Numbers:
         """Convert places on the axis to times in ns."""

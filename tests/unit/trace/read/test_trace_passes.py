@@ -102,6 +102,33 @@ def test_columns_by_code() -> None:
         assert column.tolist() == [7, -5, 8, 9]
 
 
+def test_events_of_some_threads_on_one_axis() -> None:
+    source = random.Random(10)
+    for _ in range(300):
+        # GIVEN events of six threads, of which some have a part of the axis from 10 to 20
+        count = source.randint(0, 12)
+        process, tid, begin = (
+            integers(*(source.randint(0, most) for _ in range(count))) for most in (1, 2, 30)
+        )
+        end = begin + integers(*(source.randint(0, 9) for _ in range(count)))
+        threads = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+        owners = sorted(source.sample(threads, source.randint(0, 6)))
+        thread, placed = np.empty(count, dtype=np.int32), np.empty((3, count), dtype=np.int64)
+        found = _core.trace_place_events(
+            *(process, tid, begin, end, np.array(owners, dtype=np.int64).reshape(-1, 2)),
+            *((10, 20, 12), thread, placed),
+        )
+        # THEN those that touch the window are cut at its edges
+        expected = []
+        for at, owner in enumerate(zip(process.tolist(), tid.tolist(), strict=True)):
+            number = owners.index(owner) if owner in owners else -1
+            assert thread[at] == number
+            if number >= 0 and end[at] >= 10 and begin[at] <= 20:
+                first, last = max(begin[at], 10) - 10, min(end[at], 20) - 10
+                expected.append([at, number * 12 + first, number * 12 + last])
+        assert placed[:, :found].T.tolist() == expected
+
+
 def test_the_first_chosen_element_around_each_one() -> None:
     source = random.Random(8)
     for _ in range(300):
@@ -202,6 +229,14 @@ ONE, TWO, MASK = integers(0), integers(0, 0), np.array([False, True])
         (lambda: _core.trace_spread(MASK, narrow(2), ONE, 0, ONE.copy()), IndexError),
         (lambda: _core.trace_spread(MASK, narrow(1), TWO, 0, ONE.copy()), ValueError),
         (lambda: _core.trace_spread(MASK, narrow(1, 1), ONE, 0, TWO.copy()), ValueError),
+        (
+            lambda: _core.trace_place_events(*[TWO] * 5, (0, 1, 3), narrow(0), integers(0)),
+            ValueError,
+        ),
+        (
+            lambda: _core.trace_place_events(*[ONE] * 5, (0, 1, 3), narrow(0), integers(0, 0, 0)),
+            ValueError,
+        ),
         (lambda: _core.trace_covered_until(TWO, ONE, TWO, ONE, ONE), ValueError),
         (lambda: _core.trace_covered_until(TWO, TWO, ONE, ONE, ONE), ValueError),
         (lambda: _core.trace_covered_until(ONE, ONE, ONE, TWO, ONE), ValueError),
