@@ -33,7 +33,7 @@ from stagespan.trace.derived.threads import ThreadIndex
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.derived.windows import base_window, steps_of
 from stagespan.trace.read.groups import numbered, sums
-from stagespan.trace.read.intervals import Rows
+from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -294,20 +294,23 @@ def _segments(edges: Edges) -> list[tuple[int, int, int]]:
 
     An event that begins before the end of the one that it waited for gets the time of both.
     """
+    return list(zip(*(column.tolist() for column in _shown(edges)), strict=True))
+
+
+def _shown(edges: Edges) -> tuple[Rows, Numbers, Numbers]:
     path = edges.path
     begin = edges.times[edges.source[path]]
     # Each ends where the first of those after it begins.
     until = np.minimum.accumulate(np.append(edges.end_ns, begin[::-1]))[-2::-1]
-    shown = np.flatnonzero(begin < until)
-    columns = (path, begin, until)
-    return list(zip(*(column[shown].tolist() for column in columns), strict=True))
+    is_shown = begin < until
+    return path[is_shown], begin[is_shown], until[is_shown]
 
 
 def _by_kind(edges: Edges) -> dict[str, int]:
-    times = dict.fromkeys(_NAMES, 0)
-    for edge, begin, end in _segments(edges):
-        times[_NAMES[edges.kind[edge]]] += end - begin
-    return {kind: time for kind, time in times.items() if time}
+    edge, begin, until = _shown(edges)
+    kind = edges.kind[edge].astype(np.int64)
+    times = sums(kind, until - begin, len(_NAMES))
+    return {kind: time for kind, time in zip(_NAMES, times.tolist(), strict=True) if time}
 
 
 class _Named(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from stagespan.trace.derived.gaps import Gaps
 from stagespan.trace.derived.idle_causes import SYNC_OPERATORS
 from stagespan.trace.derived.threads import TimeIndex, processes, threads
 from stagespan.trace.read.groups import by_group
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, looked_up
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import once
 
@@ -274,6 +274,13 @@ def call_sites(trace: Trace) -> CallSites:
     return CallSites(trace)
 
 
+@once
+def _known_waits(trace: Trace) -> Rows:
+    """Return the rows of all operators that are known to wait."""
+    known = np.array([*(name in SYNC_OPERATORS for name in trace.names), False])
+    return np.flatnonzero(looked_up(known, trace.events.name) & trace.rows_of(["cpu_op"]))
+
+
 def waiting_operators(trace: Trace, rows: Rows) -> Rows:
     """Return the outermost operator around each event that is known to wait (item, to), or -1."""
     events = trace.events
@@ -281,21 +288,21 @@ def waiting_operators(trace: Trace, rows: Rows) -> Rows:
     for code, name in enumerate(trace.names):
         if name in SYNC_OPERATORS:
             rank[code] = SYNC_OPERATORS.index(name)
-    known = rank[events.name] < len(SYNC_OPERATORS)
-    waits = np.flatnonzero(known & trace.rows_of(["cpu_op"]))
+    waits = _known_waits(trace)
     result = np.full(len(rows), -1, dtype=np.intp)
     threads_of, thread = threads(trace, np.concatenate((waits, rows)))
     count = len(threads_of)
-    of_found, of_rows = by_group(thread[: len(waits)], count), by_group(thread[len(waits) :], count)
-    for number in np.intersect1d(thread[: len(waits)], thread[len(waits) :]):
-        here = waits[of_found[number]]
+    of_waits, of_rows = by_group(thread[: len(waits)], count), by_group(thread[len(waits) :], count)
+    for of_wait, asked in zip(of_waits, of_rows, strict=True):
+        if len(of_wait) == 0 or len(asked) == 0:
+            continue
+        here = waits[of_wait]
         begin, end = events.begin_ns[here], events.end_ns[here]
         # If several begin and end together, the caller comes first.
         order = np.lexsort((rank[events.name[here]], -end, begin))
         here, end = here[order], end[order]
         reach = np.maximum.accumulate(end)
         outer = here[np.concatenate(([True], end[1:] > reach[:-1]))]
-        asked = of_rows[number]
         at = np.searchsorted(events.begin_ns[outer], events.begin_ns[rows[asked]], "right") - 1
         contains = (at >= 0) & (events.end_ns[outer[at]] >= events.end_ns[rows[asked]])
         result[asked[contains]] = outer[at[contains]]
