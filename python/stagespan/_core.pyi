@@ -43,8 +43,26 @@ COMPLETION_DEVICE_MEMORY: int
 MISSING: object
 """The value of "no result", if a block has none or an exception was raised."""
 
+class _Context:
+    def __enter__(self) -> Span: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+    async def __aenter__(self) -> Span: ...
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
 @final
-class Span:
+class Span(_Context):
     """A timed context: `with`, `async with`, or a decorator.
 
     `span`, `ProfilingContext` and `ProfilingContext4Debug` return it. You can enter it several
@@ -98,22 +116,6 @@ class Span:
         Args:
             value: The output, of any type.
         """
-    def __enter__(self) -> Span: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None: ...
-    async def __aenter__(self) -> Span: ...
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None: ...
     def __call__(self, function: _F, /) -> _F: ...
 
 @final
@@ -232,7 +234,7 @@ class Request:
     def _leave(self, kind: type[BaseException] | None, /) -> None: ...
 
 @final
-class batch:
+class batch(_Context):
     """One execution that serves several requests: ``with batch("forward", requests) as b:``.
 
     It is one span of kind batch, which `stats(kind="batch")` counts once, with a link to each
@@ -244,22 +246,6 @@ class batch:
     @property
     def requests(self) -> tuple[Request, ...]:
         """The requests that it serves."""
-    def __enter__(self) -> Span: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None: ...
-    async def __aenter__(self) -> Span: ...
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None: ...
 
 @overload
 def span(name: str, *, cpu: bool = False) -> Span:
