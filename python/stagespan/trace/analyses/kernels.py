@@ -50,18 +50,11 @@ class Kernels(Result, msgspec.Struct, frozen=True):
         return _tables(self.work.shown)
 
     def head(self) -> list[Block]:
-        """The kinds of a device's work that took the most time."""
-        return [Line(f"Time goes to: {self._kinds()}.")] if self.work.on_device else []
-
-    def line(self) -> str:
-        """The kinds of operators that took the most time; on a device, `head` contains them."""
-        return "" if self.work.on_device else self._kinds()
-
-    def _kinds(self) -> str:
+        """The kinds of work that took the most time."""
         work = self.work.shown
         count = counted(len(work.rows), "device event" if work.on_device else "operator")
-        kinds = "; ".join(work.kinds(_KINDS_IN_LINE))
-        return f"{kinds} of the {in_words(float(work.total_ns), 'ns')} of {count}"
+        whole = f"the {in_words(float(work.total_ns), 'ns')} of {count}"
+        return [Line(f"Time goes to: {'; '.join(work.kinds(_KINDS_IN_LINE))} of {whole}.")]
 
 
 class KindTime(Figures, frozen=True):

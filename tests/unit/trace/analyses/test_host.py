@@ -9,10 +9,12 @@ import pytest
 from commands import checked
 from planted import Program
 
+from stagespan.pages.markdown import markdown
 from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import communication, host, steps
 from stagespan.trace.analyses.host import Host
+from stagespan.trace.analysis import analyze
 
 US = 1_000
 
@@ -221,6 +223,15 @@ def test_tiny_operators_and_loading(tmp_path: Path) -> None:
         "operators": 202,
         "median_operator_ns": 2 * US,
     }
+
+
+def test_the_page_tells_above_the_findings_where_the_time_goes(tmp_path: Path) -> None:
+    program = Program()
+    operator(program, 100)
+    operator(program, 50, "aten::add")
+    page = markdown(analyze(program.trace(tmp_path)))
+    spent = "Time goes to: matrix products 66.7 %; elementwise 33.3 % of the 150 µs of 2 operators."
+    assert spent in page.replace("\n", " ")
 
 
 def test_with_a_device_or_without_operators_it_has_no_result(tmp_path: Path) -> None:
