@@ -86,7 +86,6 @@ def test_what_is_written_is_read(
         (name, {names[0]: count, names[1]: share, names[2]: 1234.5})
         for name, count, share in kernels
     ]
-    # WHEN their file is read
     reading = check(layout(figures, *signs).encode())
     # THEN every figure is the one that was written
     assert reading is not None

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from recorded_process import copy_sparse, start
+from recorded_process import copy_of
 
 import stagespan
-from running import ran, ready
+from running import PROGRAMS, ran
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 
 # CLOCK_MONOTONIC is set back by an hour when the program calls set_clock_back(), as after a process
@@ -94,23 +94,5 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def real_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small recording of a real process."""
-    folder = Path(tempfile.mkdtemp(prefix="stagespan-test-", dir="/dev/shm"))
-    program = """
-        import os
-        import stagespan
-        for _ in range(20):
-            with stagespan.request("r"), stagespan.span("stage") as s:
-                s.add(tokens=3)
-        token = stagespan.begin("token")
-        span = stagespan.span("open")
-        span.__enter__()
-        print(stagespan._core.recording_place()["path"], flush=True)
-        os._exit(0)
-    """
-    process = start(program, STAGESPAN_RECORDING_DIR=str(folder), STAGESPAN_RING_SPANS="64")
-    path = Path(ready(process))
-    process.communicate(timeout=60)
-    kept = tmp_path_factory.mktemp("real") / "real.stagespan"
-    copy_sparse(path, kept)
-    shutil.rmtree(folder)
-    return kept
+    copy = tmp_path_factory.mktemp("real") / "real.stagespan"
+    return copy_of(copy, PROGRAMS / "live.py", "left_open", STAGESPAN_RING_SPANS="64")

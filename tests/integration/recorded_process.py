@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from running import command_of, ending, ran, ready, start_command
+from running import command_of, ended, ending, ran, ready, start_command
 from stagespan import cli, recording
 
 RING = 128
@@ -40,6 +40,22 @@ def started(program: str | Path, *arguments: str, **options: Any) -> subprocess.
     process = start(program, *arguments, **options)
     ready(process)
     return process
+
+
+def left_by(program: str | Path, *arguments: str, **options: Any) -> Path:
+    """Run a program that prints the path of its recording and ends; return the path."""
+    process = start(program, *arguments, **options)
+    path = Path(ready(process))
+    ended(process)
+    return path
+
+
+def copy_of(copy: Path, program: str | Path, *arguments: str, **options: Any) -> Path:
+    """Copy the recording that a program leaves in a folder of its own; see `left_by`."""
+    with tempfile.TemporaryDirectory(prefix="stagespan-test-", dir="/dev/shm") as folder:
+        options["STAGESPAN_RECORDING_DIR"] = folder
+        copy_sparse(left_by(program, *arguments, **options), copy)
+    return copy
 
 
 def skip_unless_works(*command: str) -> None:

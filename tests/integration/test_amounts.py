@@ -208,7 +208,6 @@ def test_further_keys_are_counted_together(folder: Path) -> None:
         assert of(found, run_work, stage="s", unit="key0") == 1
         # THEN what the exporter does not name is a part of the others, too
         assert of(found, run_work, stage="s", unit="(other)") == 6_000 - 100
-    end(process)
 
 
 def test_amounts_survive_a_kill_and_a_restart_of_the_exporter(folder: Path, tmp_path: Path) -> None:

@@ -412,21 +412,26 @@ def test_websockets_and_other_calls() -> None:
     assert current_request() is None
 
 
-def test_ids_and_stages_do_not_forge_lines_of_a_log() -> None:
+@contextlib.contextmanager
+def log_of_requests(layout: str) -> Iterator[tuple[logging.Logger, io.StringIO]]:
+    """A log whose lines have this layout, and where it is written to."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.addFilter(RequestFilter())
-    handler.setFormatter(logging.Formatter("%(request)s|%(stage)s|%(message)s"))
-    log = logging.getLogger("test.forged")
+    handler.setFormatter(logging.Formatter(layout))
+    log = logging.getLogger("test.requests")
     log.addHandler(handler)
-    try:
+    yield log, stream
+    log.removeHandler(handler)
+
+
+def test_ids_and_stages_do_not_forge_lines_of_a_log() -> None:
+    with log_of_requests("%(request)s|%(stage)s|%(message)s") as (log, stream):
         for end in ("\n", "\r", "\x85", "\u2028", "\x1b[2J", "\x00"):
             with stagespan.request(f"a{end}forged"):
                 carrier = stagespan.inject()
             with stagespan.extract(carrier), span(f"s{end}forged"):
                 log.warning("told")
-    finally:
-        log.removeHandler(handler)
     assert stream.getvalue().splitlines() == [
         f"a{shown}forged|s{shown}forged|told"
         for shown in ("\\n", "\\r", "\\x85", "\\u2028", "\\x1b[2J", "\\x00")
@@ -434,19 +439,11 @@ def test_ids_and_stages_do_not_forge_lines_of_a_log() -> None:
 
 
 def test_log_records_have_the_request_and_the_stage() -> None:
-    stream = io.StringIO()
-    handler = logging.StreamHandler(stream)
-    handler.addFilter(RequestFilter())
-    handler.setFormatter(logging.Formatter("%(request)s %(stage)s %(trace_id)s %(message)s"))
-    log = logging.getLogger("test.requests")
-    log.addHandler(handler)
-    try:
+    with log_of_requests("%(request)s %(stage)s %(trace_id)s %(message)s") as (log, stream):
         log.warning("outside")
         with stagespan.request("r", traceparent=HEADER), span("outer"), span("inner"):
             log.warning("inside")
             log.warning("given", extra={"stage": "mine"})
-    finally:
-        log.removeHandler(handler)
     assert stream.getvalue().splitlines() == [
         "- - - outside",
         f"r inner {TRACE} inside",

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_process import started
 
-from running import PROGRAMS, end, ready, tell, until
+from running import PROGRAMS, end, ended, ready, tell, until
 from stagespan import _core, recording
 from stagespan.export.figures import (
     BOUNDS_NS,
@@ -146,8 +146,7 @@ def test_requests_with_answers_are_read_once_or_counted_as_missed(folder: Path) 
         take()
     assert found["root"] + found["return"] == 240 + 64
     assert taker.missed["requests_unread"] == pytest.approx(200 - 64, abs=1)
-    process.communicate("\n", timeout=30)
-    assert process.returncode == 0
+    ended(process, 0, input="\n")
 
 
 def test_a_request_that_goes_on_after_its_answer_is_counted(folder: Path) -> None:

@@ -66,8 +66,7 @@ def about(value: object) -> object:
 
 def test_kept_requests_say_what_the_recordings_said(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "jsonl"
-    process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
-    ready(process)
+    process = started(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
     keep_all(tmp_path, "jsonl")
     from_recordings = requests_in("--job", "svc")
     end(process)
@@ -92,8 +91,7 @@ def test_requests_of_several_machines_are_joined_from_all_their_folders(
 ) -> None:
     fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
     target = tmp_path / "jsonl"
-    process = start(TWO_PROCESSES, "return", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
-    ready(process)
+    process = started(TWO_PROCESSES, "return", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
     keep_all(tmp_path, "jsonl")
     end(process)
     whole = requests_in(str(target))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from recorded_process import start, started
 
-from running import PROGRAMS, end
+from running import PROGRAMS, end, ended
 
 EXPORTED = PROGRAMS / "exported.py"
 
@@ -154,8 +154,7 @@ def test_starting_twice_sends_once(folder: Path, tmp_path: Path) -> None:
         process = start(
             EXPORTED, "starting_twice", received.url, OTEL_EXPORTER_OTLP_ENDPOINT=received.url
         )
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+        _, errors = ended(process, 0, timeout_s=120)
         assert ids(received) == {"r": 1, "again": 1}
         assert errors.count("with other options: those of the first call hold") == 1
 
@@ -164,7 +163,6 @@ def test_starting_twice_sends_once(folder: Path, tmp_path: Path) -> None:
 def test_a_disabled_sdk_sends_nothing_and_says_so(folder: Path, value: str) -> None:
     with collector.http() as received:
         process = start(EXPORTED, "disabled_sdk", received.url, OTEL_SDK_DISABLED=value)
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+        _, errors = ended(process, 0, timeout_s=120)
         assert errors.count("OTEL_SDK_DISABLED is true, so stagespan sends nothing") == 1
         assert received.paths == []

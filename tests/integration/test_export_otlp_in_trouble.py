@@ -17,7 +17,7 @@ import pytest
 from exporting import REQUESTS, exporter, large_request, of, otlp_exporter, scraped
 from recorded_process import started
 
-from running import PROGRAMS, end, until
+from running import PROGRAMS, end, ended, until
 from stagespan.errors import StagespanError
 from stagespan.export.requests import AWAITED_OTLP
 
@@ -105,8 +105,7 @@ def test_an_exporter_that_hangs_ends_after_a_signal_with_its_state_written(tmp_p
     # GIVEN an exporter whose work never comes to its end
     process = started(EXPORTED, "stuck", str(tmp_path / "state"))
     process.terminate()
-    process.communicate(timeout=30)
-    assert process.returncode == 0
+    ended(process, 0)
     assert (tmp_path / "state").read_text() == "saved"
 
 
@@ -114,8 +113,7 @@ def test_the_end_waits_for_a_state_that_takes_long(tmp_path: Path) -> None:
     # GIVEN an exporter whose state takes longer than the time that is left to its work
     process = started(EXPORTED, "slow_to_save", str(tmp_path / "state"))
     process.terminate()
-    process.communicate(timeout=30)
-    assert process.returncode == 0
+    ended(process, 0)
     assert (tmp_path / "state").read_text() == "saved"
 
 

@@ -111,7 +111,6 @@ def test_a_slow_request_has_at_most_64_kb(tmp_path: Path) -> None:
     part.segment["id"] = "slow"
     part.slowness = Slowness(Limit(2.0, 0.99, 100, 10, 1000))
     keeper = Keeper(tmp_path, 1 << 20)
-    # WHEN it is kept
     keeper.put([[part]])
     keeper.close()
     # THEN the shortest of its spans are left out, and that is said

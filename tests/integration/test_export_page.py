@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from exporting import exporting, get
-from recorded_process import command_here, start, started
+from recorded_process import command_here, started
 
-from running import PROGRAMS, end, ready, until
+from running import PROGRAMS, end, until
 from stagespan.export.node import Node
 from stagespan.export.page import Live
 
@@ -78,8 +78,7 @@ def test_requests_are_shown_by_their_ids_with_their_parts(address: str) -> None:
 
 
 def test_hand_offs_open_requests_and_losses_are_shown(folder: Path) -> None:
-    process = start(EXPORTED, "crossing")
-    ready(process)
+    started(EXPORTED, "crossing")
     with contextlib.closing(Node()) as node:
         node.losses.append(lambda: {"keep": 3})
         shown = json.loads(Live(node).data())
@@ -95,8 +94,7 @@ def test_hand_offs_open_requests_and_losses_are_shown(folder: Path) -> None:
 
 
 def test_a_stage_that_runs_in_batches_has_one_row(folder: Path) -> None:
-    process = start(EXPORTED, "batches_and_spans")
-    ready(process)
+    started(EXPORTED, "batches_and_spans")
     with contextlib.closing(Node()) as node:
         shown = json.loads(Live(node).data())
     # THEN its row has all of them, and the time that the figures cover
@@ -180,7 +178,6 @@ def test_the_page_of_a_process_is_updated_in_a_browser(address: str, tmp_path: P
         for width, scheme in ((1280, "light"), (400, "dark")):
             browser.size(width, 900)
             browser.media(scheme=scheme)
-            # WHEN it is opened
             browser.call("Page.navigate", url=address + href)
             until(lambda: browser.evaluate("document.documentElement?.dataset.ready") == "yes", 60)
             # THEN it is the page of a recording, which goes on with the process

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorded_process import command, command_here, start
+from recorded_process import command, command_here, left_by, started
 
 from page_data import data_of, rows_of
-from running import PROGRAMS, end, ran, ready
+from running import PROGRAMS, end, ran
 from stagespan import recording
 from stagespan.recording import dump
 
@@ -103,9 +103,7 @@ def test_a_recording_as_one_page(real_file: Path, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_the_page_of_a_long_chain_of_stages(folder: Path, tmp_path: Path) -> None:
     # GIVEN a process whose stages were nested deeper than Python's limit for recursion
-    process = start(LIVE, "long_chain")
-    path = Path(ready(process))
-    process.communicate(timeout=60)
+    path = left_by(LIVE, "long_chain")
     done = command_here("show", str(path), "--stages")
     assert done.returncode == 0, done.stderr
     assert [int(number) for number in re.findall(r"stage (\d+) ", done.stdout)] == [*range(1500)]
@@ -116,8 +114,7 @@ def test_the_page_of_a_long_chain_of_stages(folder: Path, tmp_path: Path) -> Non
 
 def test_the_page_of_a_process_in_its_first_stage(folder: Path, tmp_path: Path) -> None:
     # GIVEN a process whose outermost stage has not ended yet
-    process = start(LIVE, "first_stage")
-    ready(process)
+    process = started(LIVE, "first_stage")
     done = command_here("show", str(process.pid), "--stages")
     end(process)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,6 @@ from stagespan import (
     ProfilingContext4Debug,
     _core,
     begin,
-    end,
     span,
 )
 
@@ -74,7 +73,6 @@ def test_tokens_do_not_travel() -> None:
         pickle.dumps(token)
     with pytest.raises(TypeError, match="cannot pickle"):
         copy.copy(token)
-    end(token)
 
 
 @span("decorated here")

@@ -17,7 +17,7 @@ import pytest
 from recorded_process import command, command_here, recordings_in, start, started
 
 import preloaded
-from running import PROGRAMS, end, ran, ready, tell, until
+from running import PROGRAMS, end, ended, ran, ready, tell, until
 from stagespan import recording
 
 LIVE = PROGRAMS / "live.py"
@@ -85,8 +85,7 @@ def test_a_reader_that_is_killed_leaves_nothing(folder: Path) -> None:
 
     until(lambda: counted() == own)  # the ended threads have left
     # THEN it exits as cleanly as without readers
-    writer.communicate("\n", timeout=60)
-    assert writer.returncode == 0
+    ended(writer, 0, input="\n")
     assert list(folder.iterdir()) == []
 
 
@@ -150,8 +149,7 @@ def test_a_folder_that_is_taken_away_from_a_process(way: str, folder: Path, move
         assert row["warnings"] == found.warnings()
         assert f"{process.pid}: The file has been deleted" in shown.stdout
     # THEN the process ends normally, and leaves no files
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
+    _, errors = ended(process, 0)
     assert "Traceback" not in errors
     for place in (folder, moved):
         assert not place.exists() or list(place.iterdir()) == []

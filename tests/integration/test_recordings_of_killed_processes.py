@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from recorded_process import RING, command_here, start, started
 
-from running import PROGRAMS, end, ran
+from running import PROGRAMS, end, ended, ran
 from stagespan import recording
 
 KILLED = PROGRAMS / "killed.py"
@@ -125,8 +125,7 @@ def check_eater(process: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
 def test_a_program_that_finds_no_memory_leaves_its_spans(limit: str, folder: Path) -> None:
     process = start(KILLED, "eater", limit)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGABRT, errors
+    ended(process, -signal.SIGABRT)
     check_eater(process)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from recorded_process import command_here, skip_unless_works, start
 
-from running import PROGRAMS, end, ran, ready
+from running import PROGRAMS, end, ended, ran, ready
 from stagespan import recording
 from stagespan.errors import StagespanError
 
@@ -100,8 +100,7 @@ def test_a_full_tmpfs_loses_no_statistics_in_the_process(tmp_path: Path) -> None
             STAGESPAN_RING_SPANS="4096",
         )
         place = json.loads(ready(process))
-        process.communicate(timeout=60)
-        assert process.returncode == 0
+        ended(process, 0)
         assert place["kind"] == "file"
         assert place["count"] == 60 * 500
         assert place["refused_bytes"] > 0

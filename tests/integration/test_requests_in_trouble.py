@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import struct
 import sys
 import tempfile
@@ -18,17 +17,18 @@ from hypothesis import strategies as st
 from perfetto import check
 from recorded_process import (
     command_here,
+    copy_of,
     copy_sparse,
     extents,
+    left_by,
     recordings_in,
     skip_unless_works,
-    start,
     started,
 )
 
 from properties import examples
 from request_columns import check_columns
-from running import PROGRAMS, end, ran, ready
+from running import PROGRAMS, end, ran
 from stagespan import recording
 from stagespan.errors import StagespanError
 from stagespan.recording import dump, request_figures, summary
@@ -55,15 +55,9 @@ def check_sums(found: list[Timeline]) -> None:
 
 @pytest.fixture(scope="module")
 def file_of_requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="stagespan-test-", dir="/dev/shm"))
     variables = {"STAGESPAN_RING_SPANS": "64", "STAGESPAN_REQUESTS": "64"}
-    process = start(REQUESTING, "many", STAGESPAN_RECORDING_DIR=str(folder), **variables)
-    path = Path(ready(process))
-    process.communicate(timeout=60)
-    kept = tmp_path_factory.mktemp("requests") / "real.stagespan"
-    copy_sparse(path, kept)
-    shutil.rmtree(folder)
-    return kept
+    copy = tmp_path_factory.mktemp("requests") / "real.stagespan"
+    return copy_of(copy, REQUESTING, "many", **variables)
 
 
 _WORDS = st.one_of(
@@ -154,9 +148,7 @@ def test_copies_of_the_recordings_of_two_hosts(folder: Path, tmp_path: Path) -> 
 
 
 def test_one_process_read_twice_counts_once(folder: Path, tmp_path: Path) -> None:
-    process = start(REQUESTING, "many", STAGESPAN_RECORDING="keep")
-    path = ready(process)
-    process.communicate(timeout=60)
+    path = str(left_by(REQUESTING, "many", STAGESPAN_RECORDING="keep"))
     copy_sparse(Path(path), tmp_path / "copy.stagespan")
     once = json.loads(command_here("requests", path, "--json").stdout)
     twice = command_here("requests", path, str(tmp_path / "copy.stagespan"), "--json")
@@ -230,9 +222,7 @@ def test_a_segment_that_was_overwritten_is_named_as_such(folder: Path) -> None:
 
 
 def test_the_command_says_what_was_lost(folder: Path) -> None:
-    process = start(REQUESTING, "crowd", STAGESPAN_RECORDING="keep", STAGESPAN_REQUESTS="64")
-    path = ready(process)
-    process.communicate(timeout=60)
+    path = str(left_by(REQUESTING, "crowd", STAGESPAN_RECORDING="keep", STAGESPAN_REQUESTS="64"))
     page = json.loads(command_here("requests", path, "--json").stdout)
     assert page["lost"]["requests"] == 200 - 64
     assert page["lost"]["links"] == 600 - 256

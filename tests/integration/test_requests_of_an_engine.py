@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 from recorded_process import command_here, recordings_in, serving
 
+from running import ended
 from stagespan import recording
 from stagespan.recording.timelines import Timeline, timelines
 
@@ -74,8 +75,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         # Two of the requests end their worker.
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             endings = dict(pool.map(lambda number: _get(port, number), range(REQUESTS)))
-        process.communicate(timeout=60)
-        assert process.returncode == 0
+        ended(process, 0)
         found = timelines(recording.open(one.path) for one in recordings_in(folder))
         yield Engine(folder, {one.id: one for one in found}, _stamps(stamps), endings)
 

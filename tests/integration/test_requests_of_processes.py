@@ -16,6 +16,7 @@ import pytest
 from perfetto import check
 from recorded_process import command, command_here, recordings_in, serving
 
+from running import ended
 from stagespan import recording
 from stagespan.recording.timelines import Timeline, timelines
 
@@ -43,8 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         paths[20], paths[40] = "/kill/r20", "/exit/r40"  # these two end their worker
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             statuses = dict(pool.map(lambda path: _get(port, path), paths))
-        process.communicate(timeout=60)
-        assert process.returncode == 0
+        ended(process, 0)
         found = timelines(recording.open(one.path) for one in recordings_in(folder))
         yield Served(folder, {one.id: one for one in found}, _stamps(stamps_folder), statuses)
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from running import ended, free_port, ran, ready, start_command
+from running import PROGRAMS, ended, free_port, ran, ready, start_command
 
-PROGRAMS = Path(__file__).parents[1] / "programs"
+SAMPLED = PROGRAMS / "sampled.py"
 
 
 def run(
@@ -141,27 +141,7 @@ def test_the_suggested_command_times_these_functions(tmp_path: Path) -> None:
 
 def test_time_under_the_lock_counts_in_full(tmp_path: Path) -> None:
     # GIVEN a function that holds the interpreter's lock ten times longer than another one runs
-    script = write(
-        tmp_path,
-        "holds.py",
-        """
-        import time
-        text = "a" * 20 + "b"
-        import re
-        def holds():
-            began = time.perf_counter()
-            re.match("(a+)+$", text)
-            return time.perf_counter() - began
-        def runs(seconds):
-            until = time.perf_counter() + seconds
-            while time.perf_counter() < until:
-                pass
-        held = sum(holds() for _ in range(8))
-        runs(held / 2)
-        """,
-    )
-    # WHEN both are sampled
-    run("-o", "samples.json", script, cwd=tmp_path)
+    run("-o", "samples.json", SAMPLED, "lock", cwd=tmp_path)
     # THEN their times have the right proportion, although the first gave one sample a call
     nodes = {
         node["name"]: node
@@ -172,44 +152,7 @@ def test_time_under_the_lock_counts_in_full(tmp_path: Path) -> None:
 
 def test_all_kinds_of_processes_have_a_tree(tmp_path: Path) -> None:
     # GIVEN a program whose work is done by workers, a forked child, and a worker that is killed
-    script = write(
-        tmp_path,
-        "starts.py",
-        """
-        import multiprocessing, os, subprocess, sys, time
-
-        def work(seconds):
-            until = time.perf_counter() + seconds
-            while time.perf_counter() < until:
-                pass
-
-        def forked():
-            if os.fork() == 0:
-                work(0.4)
-                os._exit(0)
-            os.wait()
-
-        os.register_at_fork(after_in_child=lambda: time.sleep(0.1))  # before it is a worker
-
-        def main():
-            with multiprocessing.get_context("spawn").Pool(2) as pool:
-                pool.map(work, [0.4, 0.4])
-            forked()
-            killed = multiprocessing.get_context("fork").Process(
-                target=work, args=(60,), name="encoder-1"
-            )
-            killed.start()
-            time.sleep(2.5)
-            killed.kill()
-            killed.join()
-            subprocess.run([sys.executable, "-c", "import starts; starts.work(0.4)"], check=True)
-
-        if __name__ == "__main__":
-            main()
-        """,
-    )
-    # WHEN it is run
-    done = run("-o", "samples.json", script, cwd=tmp_path)
+    done = run("-o", "samples.json", SAMPLED, "processes", cwd=tmp_path)
     # THEN each kind of process has its own tree, and workers of one kind are shown together
     roles = roles_in(tmp_path / "samples.json")
     assert {"main process", "worker", "forked process", "encoder", "python -c"} <= set(roles), done
@@ -223,104 +166,35 @@ def test_all_kinds_of_processes_have_a_tree(tmp_path: Path) -> None:
 @pytest.mark.parametrize("interval", ["1", "10"])
 def test_the_sampler_takes_at_most_2_percent_of_the_cpu_time(interval: str, tmp_path: Path) -> None:
     # GIVEN a program whose samples are expensive, as it has many threads with deep stacks
-    script = write(
-        tmp_path,
-        "deep.py",
-        """
-        import os, threading, time
-        from pathlib import Path
-        done = False
-        def deep(left):
-            if left:
-                return deep(left - 1)
-            while not done:
-                sum(range(10_000))
-                time.sleep(0.0005)
-        threads = [threading.Thread(target=deep, args=(100,)) for _ in range(20)]
-        [thread.start() for thread in threads]
-        while time.process_time() < 3:
-            sum(range(10_000))
-        done = True
-        [thread.join() for thread in threads]
-        for task in Path("/proc/self/task").iterdir():
-            if (task / "comm").read_text() == "stagespan-sampl\\n":
-                own_s = int((task / "schedstat").read_text().split()[0]) / 1e9
-                print(own_s / time.process_time())
-        """,
-    )
     # WHEN it is sampled THEN this is done less often
-    assert 0 < float(run("--sample-ms", interval, script, cwd=tmp_path).stdout) < 0.02
+    assert (
+        0 < float(run("--sample-ms", interval, SAMPLED, "deep_stacks", cwd=tmp_path).stdout) < 0.02
+    )
 
 
 def test_frames_of_a_sample_are_not_kept(tmp_path: Path) -> None:
     # GIVEN a function that drops a large object while it is running, and looks whether it is gone
-    script = write(
-        tmp_path,
-        "drops.py",
-        """
-        import time, weakref
-        class Large:
-            def forward(self):
-                time.sleep(0.2)
-        def run():
-            large = Large()
-            large.forward()
-            gone = weakref.ref(large)
-            time.sleep(0.2)
-            del large
-            return gone() is None
-        print(run())
-        """,
-    )
     # WHEN it is sampled THEN nothing keeps the object
-    assert run(script, cwd=tmp_path).stdout == "True\n"
+    assert run(SAMPLED, "drops", cwd=tmp_path).stdout == "True\n"
 
 
 def test_stages_of_the_script_come_first(tmp_path: Path) -> None:
     # GIVEN a script with a stage of its own
-    script = write(
-        tmp_path,
-        "own.py",
-        """
-        import time, stagespan
-        def work():
-            time.sleep(0.3)
-        with stagespan.span("step"):
-            work()
-        """,
-    )
+    script = (SAMPLED, "own_stage")
     # WHEN it is run THEN the table of stages stands above that of the samples
-    error = run(script, cwd=tmp_path).stderr
+    error = run(*script, cwd=tmp_path).stderr
     assert error.startswith("Timing report, 1 stage")
     assert " work " in error.partition("Where the time went")[2]
     # AND --no-sample leaves the samples out
-    error = run("--no-sample", script, cwd=tmp_path).stderr
+    error = run("--no-sample", *script, cwd=tmp_path).stderr
     assert error.startswith("Timing report, 1 stage")
     assert "Where the time went" not in error
 
 
-def test_the_json_is_as_described(tmp_path: Path) -> None:
+def test_the_json_is_as_described() -> None:
     # GIVEN a module that calls, imports, waits and collects
-    write(tmp_path, "slow.py", "import time\ntime.sleep(0.1)\n")
-    write(
-        tmp_path,
-        "kinds.py",
-        """
-        import gc, hashlib, slow, time
-        def waits():
-            time.sleep(0.2)
-        def computes():
-            for _ in range(40):
-                hashlib.sha256(b"x" * 5_000_000)
-        def collects():
-            keep = [[number] for number in range(300_000)]
-            for _ in range(15):
-                gc.collect()
-        waits(), computes(), collects()
-        """,
-    )
     # WHEN it is run with -m and --json
-    done = run("--sample-ms", "5", "--json", "-m", "kinds", cwd=tmp_path)
+    done = run("--sample-ms", "5", "--json", "-m", "sampled", "all_kinds", cwd=PROGRAMS)
     # THEN standard output is JSON with every kind, and shares are parts of the role's time
     found = json.loads(done.stdout)
     assert (found["schema_version"], found["interval_ms"]) == (1, 5.0)
@@ -328,7 +202,7 @@ def test_the_json_is_as_described(tmp_path: Path) -> None:
     (role,) = found["roles"]
     nodes = everything(role["tree"])
     kinds = {node["name"]: node["kind"] for node in nodes}
-    assert kinds["imports"] == kinds["import slow"] == "import"
+    assert kinds["imports"] == kinds["import slow_module"] == "import"
     assert kinds["computes"] == "call"
     assert kinds["garbage collection"] == "gc"
     assert {"wait", "native"} <= set(kinds.values())
@@ -339,95 +213,12 @@ def test_the_json_is_as_described(tmp_path: Path) -> None:
     assert waits["cpu_ms"] < 0.2 * waits["wall_ms"]
 
 
-TROUBLE = {
-    "forks": """
-        import os, warnings
-        if (pid := os.fork()) == 0:
-            print("child", flush=True)
-            os._exit(3)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        warnings.warn("a warning of the program")
-        """,
-    "execs": """
-        import os, sys
-        print("before", flush=True)
-        os.execv(sys.executable, [sys.executable, "-c", "print('after'); raise SystemExit(4)"])
-        """,
-    "crashes": """
-        import faulthandler, os, signal
-        print("before", flush=True)
-        os.kill(os.getpid(), signal.SIGSEGV)
-        """,
-    "aborts": "import os; print('before', flush=True); os.abort()",
-    "raises": "import warnings; warnings.warn('first'); print(1 / 0)",
-    "exits": "import sys; print('output', flush=True); sys.exit('a reason')",
-    "leaves no descriptors": """
-        import resource, time
-        resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
-        time.sleep(0.1)
-        print("output")
-        """,
-    "leaves at once": "import os; print('output', flush=True); os._exit(5)",
-    "has 100 threads": """
-        import threading, time
-        def work(number):
-            for _ in range(20):
-                sum(range(2_000))
-                time.sleep(0.005)
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(100)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        print(threading.active_count())
-        """,
-    "reads stdin": "import sys; print(sys.stdin.read().upper(), input.__name__)",
-    "holds the lock": """
-        import re, time
-        print(re.match("(a+)+$", "a" * 24 + "b"))
-        """,
-    "starts threads at exit": """
-        import atexit, threading
-        atexit.register(lambda: print("at exit", threading.active_count()))
-        """,
-    "warns of what it leaves open": "open('/dev/null')",
-    "profiles itself": """
-        import cProfile, sys
-        profile = cProfile.Profile()
-        profile.enable()
-        sum(range(100))
-        profile.disable()
-        print(sys.getprofile())
-        """,
-    "is traced": """
-        import sys
-        sys.settrace(lambda *event: None)
-        print(sum(map(len, ["text"] * 100)), sys.gettrace() is not None)
-        """,
-    "uses uvloop": """
-        import asyncio, threading
-        import uvloop
-        async def work():
-            await asyncio.sleep(0.1)
-            return [thread.name for thread in threading.enumerate()]
-        print(uvloop.run(work()))
-        """,
-    "uses gevent": """
-        from gevent import monkey
-        monkey.patch_all()
-        import gevent, threading
-        print(gevent.spawn(lambda: threading.active_count()).get())
-        """,
-    "has debuggers' limits": """
-        import sys
-        sys.setrecursionlimit(300)
-        def deeper(left):
-            return 0 if left == 0 else 1 + deeper(left - 1)
-        print(deeper(200))
-        try:
-            deeper(1000)
-        except RecursionError as error:
-            print(error)
-        """,
-}
+TROUBLE = (
+    *("forks", "execs", "crashes", "aborts", "raises", "exits", "leaves_no_descriptors"),
+    *("leaves_at_once", "has_100_threads", "reads_stdin", "holds_the_lock"),
+    *("starts_threads_at_exit", "warns_of_what_it_leaves_open", "profiles_itself", "is_traced"),
+    *("uses_uvloop", "uses_gevent", "has_the_limits_of_debuggers"),
+)
 
 
 @pytest.mark.parametrize("kind", TROUBLE)
@@ -435,11 +226,10 @@ def test_output_warnings_and_status_are_those_of_the_plain_run(kind: str, tmp_pa
     for library in ("uvloop", "gevent"):
         if library in kind:
             pytest.importorskip(library)
-    script = write(tmp_path, "script.py", TROUBLE[kind])
     # GIVEN what a script does by itself, with all warnings
     plain, sampled = (
         ran(
-            [sys.executable, "-W", "always", *command, str(script)],
+            [sys.executable, "-W", "always", *command, PROGRAMS / "troubled.py", kind],
             cwd=tmp_path,
             input="from stdin",
         )
@@ -485,7 +275,6 @@ def test_programs_that_are_no_script(form: str, tmp_path: Path) -> None:
         shutil.make_archive(str(folder), "zip", folder)
     plain = run(*called, "an argument", cwd=tmp_path, command=())
     assert plain.returncode == 0, plain.stderr
-    # WHEN it is sampled
     done = run(*called, "an argument", cwd=tmp_path)
     # THEN it does the same, and the functions of its modules have the time
     assert (done.returncode, done.stdout) == (0, plain.stdout), done.stderr
@@ -494,19 +283,7 @@ def test_programs_that_are_no_script(form: str, tmp_path: Path) -> None:
 
 def test_an_interrupt_shows_what_was_sampled(tmp_path: Path) -> None:
     # GIVEN a program that runs until it is interrupted
-    script = write(
-        tmp_path,
-        "endless.py",
-        """
-        import time
-        def wait():
-            print("ready", flush=True)
-            while True:
-                time.sleep(0.01)
-        wait()
-        """,
-    )
-    process = start_command([sys.executable, "-m", "stagespan", "run", str(script)])
+    process = start_command([sys.executable, "-m", "stagespan", "run", SAMPLED, "wait"])
     assert ready(process) == "ready"
     # WHEN it is interrupted after a moment
     time.sleep(0.5)
@@ -519,25 +296,8 @@ def test_an_interrupt_shows_what_was_sampled(tmp_path: Path) -> None:
 
 def test_parent_and_child_are_sampled_after_a_fork(tmp_path: Path) -> None:
     # GIVEN a program that forks, and asks for the sampler's thread
-    script = write(
-        tmp_path,
-        "forks.py",
-        """
-        import os, time
-        def samplers():
-            time.sleep(0.05)
-            tasks = os.listdir("/proc/self/task")
-            names = [open(f"/proc/self/task/{task}/comm").read() for task in tasks]
-            return names.count("stagespan-sampl\\n")
-        for _ in range(5):
-            assert samplers() == 1
-            if (pid := os.fork()) == 0:
-                os._exit(samplers())
-            assert os.waitpid(pid, 0)[1] >> 8 == 1
-        """,
-    )
     # WHEN it is sampled THEN parent and child have one each time
-    done = run(script, cwd=tmp_path)
+    done = run(SAMPLED, "forks", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -554,24 +314,17 @@ def test_a_fork_finds_no_other_thread(tmp_path: Path) -> None:
         os.register_at_fork(before=count)
         """,
     )
-    script = write(
-        tmp_path,
-        "forks.py",
-        """
-        import os, signal, time
-        for _ in range(3):
-            time.sleep(0.05)
-            if (pid := os.fork()) == 0:
-                time.sleep(60)
-            os.kill(pid, signal.SIGTERM)
-            assert os.waitpid(pid, 0)[1] == signal.SIGTERM
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
-        """,
-    )
-    # WHEN the program is sampled
     done = ran(
-        [sys.executable, "-W", "error::DeprecationWarning", "-m", "stagespan", "run", script],
+        [
+            sys.executable,
+            "-W",
+            "error::DeprecationWarning",
+            "-m",
+            "stagespan",
+            "run",
+            SAMPLED,
+            "ends_its_children",
+        ],
         cwd=tmp_path,
         PYTHONPATH=str(tmp_path),
     )
@@ -585,23 +338,8 @@ def test_a_fork_finds_no_other_thread(tmp_path: Path) -> None:
 def test_greenlets_are_sampled_in_the_loop_of_gevent(tmp_path: Path) -> None:
     pytest.importorskip("gevent")
     # GIVEN a program whose functions are replaced by those of gevent
-    script = write(
-        tmp_path,
-        "greenlets.py",
-        """
-        from gevent import monkey
-        monkey.patch_all()
-        import gevent, time
-        def handle(number):
-            until = time.perf_counter() + 0.05
-            while time.perf_counter() < until:
-                pass
-            time.sleep(0.01)
-        gevent.joinall([gevent.spawn(handle, number) for number in range(20)])
-        """,
-    )
     # WHEN it is sampled THEN the function of the greenlets has the time
-    done = run("-o", "samples.json", script, cwd=tmp_path)
+    done = run("-o", "samples.json", SAMPLED, "greenlets", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     nodes = everything(roles_in(tmp_path / "samples.json")["main process"]["tree"])
     assert sum(node["wall_ms"] for node in nodes if node["name"] == "handle") > 500
@@ -620,35 +358,7 @@ def test_an_active_profiler_is_named(tmp_path: Path) -> None:
 def test_a_loader_and_its_workers_have_trees(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     # GIVEN a loop that waits for the workers of a data loader
-    script = write(
-        tmp_path,
-        "loads.py",
-        """
-        import time
-        from torch.utils.data import DataLoader, Dataset
-
-        class Images(Dataset):
-            def __len__(self):
-                return 60
-
-            def __getitem__(self, at):
-                return augment(at)
-
-        def augment(at):
-            until = time.perf_counter() + 0.02
-            while time.perf_counter() < until:
-                pass
-            return at
-
-        def main():
-            for _ in DataLoader(Images(), num_workers=1, batch_size=4):
-                pass
-
-        main()
-        """,
-    )
-    # WHEN it is sampled
-    done = run("-o", "samples.json", script, cwd=tmp_path)
+    done = run("-o", "samples.json", SAMPLED, "loads", cwd=tmp_path)
     # THEN the function that is slow stands in the tree of the workers
     roles = roles_in(tmp_path / "samples.json")
     assert next(iter(roles)) == "main process", done.stderr
@@ -665,22 +375,7 @@ def test_the_wait_of_a_compiled_event_loop_is_no_time_of_the_function_that_runs_
 ) -> None:
     pytest.importorskip("uvloop")
     # GIVEN a program whose loop, which has no frames, mostly waits for the next event
-    script = write(
-        tmp_path,
-        "loops.py",
-        """
-        import asyncio, uvloop
-
-        async def poll():
-            for _ in range(20):
-                await asyncio.sleep(0.05)
-
-        loop = uvloop.new_event_loop()
-        loop.run_until_complete(poll())
-        """,
-    )
-    # WHEN it is sampled
-    done = run(script, cwd=tmp_path)
+    done = run(SAMPLED, "event_loop", cwd=tmp_path)
     # THEN this is no time of the script
     assert "Waiting, not in the table: event loop" in done.stderr
 
@@ -688,31 +383,11 @@ def test_the_wait_of_a_compiled_event_loop_is_no_time_of_the_function_that_runs_
 def test_a_service_shows_its_endpoint_and_not_its_loop(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     pytest.importorskip("fastapi")
-    # GIVEN a service whose endpoint runs in a pool of threads
-    write(
-        tmp_path,
-        "app.py",
-        """
-        import os, signal, time
-        from fastapi import FastAPI
-
-        app = FastAPI()
-
-        def decode():
-            until = time.thread_time() + 0.4
-            while time.thread_time() < until:
-                pass
-
-        @app.get("/")
-        def generate():
-            decode()
-            return os.getpid()
-        """,
-    )
     port = free_port()
-    arguments = ["-m", "stagespan", "run", "-o", "samples.json", "-m", "uvicorn", "app:app"]
+    samples = tmp_path / "samples.json"
+    arguments = ["-m", "stagespan", "run", "-o", samples, "-m", "uvicorn", "decoding_app:app"]
     process = start_command(
-        [sys.executable, *arguments, "--port", str(port), "--log-level", "error"], cwd=tmp_path
+        [sys.executable, *arguments, "--port", str(port), "--log-level", "error"], cwd=PROGRAMS
     )
     # WHEN it answers a few requests, waits, and is stopped
     for _ in range(600):
@@ -735,8 +410,8 @@ def test_a_service_shows_its_endpoint_and_not_its_loop(tmp_path: Path) -> None:
     assert sum(node["cpu_ms"] for node in decode) > 1000
     assert found["wall_ms"] > sum(node["wall_ms"] for node in found["roles"][0]["tree"])
     # AND the endpoint is not suggested, because the application holds the function itself
-    assert "app:decode" in found["suggested_stages"]
-    assert "app:generate" not in found["suggested_stages"]
+    assert "decoding_app:decode" in found["suggested_stages"]
+    assert "decoding_app:generate" not in found["suggested_stages"]
 
 
 def test_sampling_and_stages_are_not_mixed(tmp_path: Path) -> None:
@@ -749,19 +424,8 @@ def test_sampling_and_stages_are_not_mixed(tmp_path: Path) -> None:
 
 def test_samples_in_all_forms(tmp_path: Path) -> None:
     # GIVEN a program with an option --json of its own
-    script = write(
-        tmp_path,
-        "loop.py",
-        """
-        import sys, time
-        until = time.time() + 0.5
-        while time.time() < until:
-            sorted(range(100_000))
-        assert sys.argv[1:] == ["--json", "-"]
-        """,
-    )
     # WHEN its samples are asked for in each form THEN all have them
-    of_program = [script, "--json", "-"]
+    of_program = [SAMPLED, "sorts", "--json", "-"]
     figures = json.loads(run("--json", *of_program, cwd=tmp_path).stdout)
     assert figures["samples"] > 0
     assert run("--markdown", *of_program, cwd=tmp_path).stdout.startswith("# Samples")
@@ -788,68 +452,11 @@ def test_a_file_that_cannot_be_written_does_not_change_the_status(tmp_path: Path
     assert re.fullmatch(rf"stagespan: {path} cannot be written \(.*\n", done.stderr)
 
 
-# A sample waits up to 5 ms for the interpreter's lock, and is then often taken where the thread
-# releases it by itself: behind the function. Functions that are much longer lose little by it.
-STEADY = """
-import asyncio, time
-
-def burn(seconds):
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        pass
-
-class Model:
-    def __call__(self):
-        burn(0.32)
-
-def load():
-    time.sleep(0.2)
-
-def rows():
-    for _ in range(2):
-        burn(0.12)
-        yield
-
-ROUTES = {}
-
-def route(function):
-    ROUTES[function.__name__] = function
-    return function
-
-@route
-def held():
-    burn(0.16)
-
-async def fetch():
-    burn(0.12)
-    await asyncio.sleep(0)
-
-def step(model):
-    model()
-    load()
-    list(rows())
-    ROUTES["held"]()
-    asyncio.run(fetch())
-
-def main():
-    model = Model()
-    began = time.perf_counter()
-    while time.perf_counter() < began + 18:
-        step(model)
-
-functions = {name: globals()[name] for name in ("load", "rows", "held", "fetch", "step")}
-codes = {name: function.__code__ for name, function in functions.items()}
-main()
-assert all(functions[name].__code__ is code for name, code in codes.items())
-"""
-
-
 def test_auto_times_what_takes_the_time(tmp_path: Path) -> None:
     # GIVEN a program that goes on doing the same
-    script = write(tmp_path, "steady.py", STEADY)
     # WHEN its functions are timed as soon as samples have shown them
     options = ("--auto", "--sample-ms", "4", "-o", "samples.json", "--output", "out")
-    done = run(*options, script, cwd=tmp_path)
+    done = run(*options, PROGRAMS / "steady.py", cwd=tmp_path)
     # THEN the stages' totals agree with the shares of the samples
     assert done.returncode == 0, done.stderr
     stages = json.loads((tmp_path / "out" / "timing.json").read_text())["stages"]
@@ -866,67 +473,10 @@ def test_auto_times_what_takes_the_time(tmp_path: Path) -> None:
     assert (is_left in done.stderr) == ("held" not in stages) == (sys.version_info[:2] == (3, 11))
 
 
-CHANGES = """
-import time, weakref
-
-def burn(seconds):
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        pass
-
-class Rows:
-    @property
-    def total(self):
-        burn(0.1)
-        return 1
-
-class Made:
-    def __init__(self):
-        burn(0.1)
-
-def changing():
-    burn(0.1)
-    return 0
-
-def redefined(number):
-    def changing():
-        burn(0.1)
-        return number
-    changing.__qualname__ = "changing"
-    return changing
-
-def dropped():
-    def inner():
-        burn(0.1)
-    inner.__qualname__ = "inner"
-    globals()["inner"] = inner
-    inner()
-    del globals()["inner"]
-    return weakref.ref(inner)
-
-def main():
-    global changing
-    until = time.perf_counter() + 4
-    number = 0
-    while time.perf_counter() < until:
-        assert changing() == number
-        number += 1
-        changing = redefined(number)
-        assert Rows().total == 1
-        assert type(Made()) is Made
-        assert dropped()() is None
-        sorted(range(100_000), key=str)
-
-main()
-print("done")
-"""
-
-
 def test_auto_does_not_disturb_functions_that_come_and_go(tmp_path: Path) -> None:
     # GIVEN functions that are redefined or collected, a property, a constructor and one in C
-    script = write(tmp_path, "changes.py", CHANGES)
     # WHEN --auto, which begins after 2 s, times some of them THEN the program does what it did
-    done = run("--auto", script, cwd=tmp_path)
+    done = run("--auto", PROGRAMS / "changing.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     assert "Traceback" not in done.stderr
     # AND says what became of them
@@ -938,37 +488,8 @@ def test_auto_does_not_disturb_functions_that_come_and_go(tmp_path: Path) -> Non
 def test_auto_leaves_alone_what_torch_has_compiled(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     # GIVEN a loop over a compiled function, which takes most of the time
-    script = write(
-        tmp_path,
-        "compiled.py",
-        """
-        import time
-        begin = time.perf_counter()
-        import torch, torch._dynamo.utils
-
-        def scale(x):
-            return x * 2
-
-        @torch.compile(backend="eager")
-        def compiled(x):
-            return scale(x)
-
-        def wait():
-            time.sleep(0.05)
-
-        x = torch.ones(1000)
-        compiled(x)
-        # The loop takes more time than the imports, on a busy machine too.
-        until = time.perf_counter() + max(6, 2 * (time.perf_counter() - begin))
-        while time.perf_counter() < until:
-            for _ in range(200):
-                compiled(x)
-            wait()
-        print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-        """,
-    )
     # WHEN it runs with --auto THEN nothing is compiled again, and the reason is named
-    done = run("--auto", script, cwd=tmp_path)
+    done = run("--auto", PROGRAMS / "compiled_loop.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     if sys.version_info[:2] == (3, 11):
         assert "sampled only: __main__:wait, because torch.compile has seen it" in done.stderr

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_process import command_here, start
+from recorded_process import command_here, start, started
 
 import stagespan
-from running import PROGRAMS, ran, ready, tell
+from running import PROGRAMS, ended, ran, tell
 from stagespan import _core
 from stagespan.recording.asking import Asker
 from stagespan.signature import watch
@@ -227,8 +227,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "served.py").write_text(MODULE)
     place = folder / "requests"
     process = start(REQUESTING, "keeping_slow_ones", str(place))
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+    ended(process, 0, timeout_s=300)
     return place
 
 
@@ -311,8 +310,7 @@ def test_bench_wants_requests_for_the_options_of_requests(tmp_path: Path) -> Non
 
 
 def test_another_program_asks_for_signatures(folder: Path) -> None:
-    process = start(REQUESTING, "asked_for_a_signature", STAGESPAN_LISTEN="true")
-    ready(process)
+    process = started(REQUESTING, "asked_for_a_signature", STAGESPAN_LISTEN="true")
     (path,) = folder.glob("*.stagespan")
     # GIVEN a process that was asked to watch WHEN a function is called in a request
     with Asker(str(path)) as asker:

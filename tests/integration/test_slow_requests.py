@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from recorded_process import command_here, start
 
-from running import PROGRAMS
+from running import PROGRAMS, ended
 from stagespan import _core
 from stagespan.errors import SettingsError, StagespanError
 from stagespan.export import keeping
@@ -90,8 +90,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the figures of what a service has kept of its slow requests."""
     kept = tmp_path_factory.mktemp("kept")
     process = start(REQUESTING, "planted_causes", str(kept), *PLANTED, STAGESPAN_SYSTEM="true")
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+    ended(process, 0, timeout_s=300)
     figures: dict[str, Any] = json.loads(
         command_here("requests", str(kept), "--json", "--slowest", "1000").stdout
     )
@@ -124,8 +123,7 @@ def test_without_counts_of_the_kernel_it_is_not_known_why_a_thread_did_not_run(
     process = start(
         REQUESTING, "planted_causes", str(tmp_path), "waited", STAGESPAN_CPU_TIME="true"
     )
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+    ended(process, 0, timeout_s=300)
     page = json.loads(command_here("requests", str(tmp_path), "--json", "--slowest", "1000").stdout)
     (request,) = (one for one in page["requests"] if one["request_id"] == "waited")
     (cause,) = (one for one in request["slow"]["causes"] if one["code"] == "off_cpu")

@@ -67,8 +67,7 @@ def stopped(process: subprocess.Popen[str], *numbers: int, status: int) -> recor
     for number in numbers:
         process.send_signal(number)
         time.sleep(0.2 if len(numbers) > 1 else 0)
-    process.communicate(timeout=60)
-    assert process.returncode == status
+    ended(process, status)
     return recording.open(process.pid)
 
 

@@ -147,7 +147,6 @@ def test_wrong_arguments() -> None:
     token = begin("attributes")
     with pytest.raises(AttributeError):
         token.name = "other"  # type: ignore[misc]
-    end(token)
 
 
 # --- what was timed elsewhere ---------------------------------------------------------------------

@@ -137,7 +137,6 @@ def test_a_missing_file_is_named(
     if package.endswith(".zip"):
         on_path = tmp_path / package
         shutil.make_archive(str(on_path.with_suffix("")), "zip", tmp_path, "stagespan")
-    # WHEN it is imported
     warning = warning_of_import(on_path)
     # THEN one line says what is missing where, and what to do
     reason, _, said = warning.partition("): ")

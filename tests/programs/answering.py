@@ -1,7 +1,4 @@
-"""Programs that are asked through their recordings.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs that are asked through their recordings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Programs that add amounts to spans.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs that add amounts to spans."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Programs whose recordings are truncated by another program, for which they stand in.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs whose recordings are truncated by another program, for which they stand in."""
 
 from __future__ import annotations
 

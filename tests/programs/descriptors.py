@@ -1,7 +1,4 @@
-"""Programs that are looked at by others without free file descriptors.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs that are looked at by others without free file descriptors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Programs that use stagespan as TeleFuser does.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs that use stagespan as TeleFuser does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Programs that end in an unusual state, or under unusual options of the interpreter.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs that end in an unusual state, or under unusual options of the interpreter."""
 
 from __future__ import annotations
 

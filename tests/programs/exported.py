@@ -1,7 +1,4 @@
-"""Programs whose recordings are exported.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs whose recordings are exported."""
 
 from __future__ import annotations
 

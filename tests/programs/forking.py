@@ -1,7 +1,6 @@
 """Programs that fork while other threads write log lines or import.
 
-Arguments: the name of a function, and its own arguments. A program that takes too long is ended,
-with the stacks of all threads.
+A program that takes too long is ended, with the stacks of all threads.
 """
 
 from __future__ import annotations

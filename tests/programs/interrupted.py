@@ -1,7 +1,6 @@
 """Programs in which a handler of a signal, or a finalizer, runs in the middle of stagespan's code.
 
-Arguments: the name of a function, and its own arguments. A program that hangs is ended, with the
-stacks of all threads.
+A program that hangs is ended, with the stacks of all threads.
 """
 
 from __future__ import annotations

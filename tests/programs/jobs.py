@@ -1,7 +1,4 @@
-"""Programs that are processes of jobs.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs that are processes of jobs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Programs that are killed, or get no memory.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs that are killed, or get no memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Programs that do not get all the memory that they ask for.
 
-Arguments: the name of a function, and its own arguments. They import stagespan themselves, because
-it asks for its memory then.
+They import stagespan themselves, because it asks for its memory then.
 """
 
 from __future__ import annotations

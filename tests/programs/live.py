@@ -1,7 +1,4 @@
-"""Programs whose recordings are read while they run.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs whose recordings are read while they run."""
 
 from __future__ import annotations
 
@@ -29,6 +26,17 @@ def inside() -> None:
         for name in sys.argv[1:]:
             stack.enter_context(stagespan.span(name))
         hold(os.getpid())
+
+
+def left_open() -> None:
+    for _ in range(20):
+        with stagespan.request("r"), stagespan.span("stage") as span:
+            span.add(tokens=3)
+    token = stagespan.begin("token")
+    span = stagespan.span("open")
+    span.__enter__()
+    print(stagespan._core.recording_place()["path"], flush=True)
+    os._exit(0)
 
 
 def native_call() -> None:

@@ -1,7 +1,4 @@
-"""Programs in debug mode, which write reports when they end.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs in debug mode, which write reports when they end."""
 
 from __future__ import annotations
 

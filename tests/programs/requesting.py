@@ -1,7 +1,4 @@
-"""Programs that make requests, and hand them on.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs that make requests, and hand them on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Programs whose spans stay open until a line about them was logged to stderr.txt.
-
-Arguments: the name of a function.
-"""
+"""Programs whose spans stay open until a line about them was logged to stderr.txt."""
 
 from __future__ import annotations
 

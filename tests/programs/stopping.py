@@ -1,7 +1,4 @@
-"""Programs that are stopped as production stops them.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs that are stopped as production stops them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Programs whose greenlets take turns. They import stagespan after gevent has replaced functions.
+"""Programs whose greenlets take turns.
 
-Arguments: the name of a function, and its own arguments.
+They import stagespan after gevent has replaced functions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Programs that are ended by SIGTERM. They print "ready" before.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs that are ended by SIGTERM. They print "ready" before."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Programs whose spans are compared with what they did.
-
-Arguments: the name of a function, and its own arguments.
-"""
+"""Programs whose spans are compared with what they did."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,7 @@ def run(libraries: standin.Libraries) -> Callable[..., subprocess.CompletedProce
     """
 
     def run(
-        program: str,
+        program: str | Sequence[str | Path],
         *,
         name: str = "npu",
         with_ascend: bool = True,
@@ -44,6 +44,7 @@ def run(libraries: standin.Libraries) -> Callable[..., subprocess.CompletedProce
         environment = standin.environment(libraries, name=name, with_ascend=with_ascend)
         environment |= variables
         python = [sys.executable] if first else preloaded.python()
-        return ran([*python, "-c", textwrap.dedent(program)], env=environment)
+        what = ["-c", textwrap.dedent(program)] if isinstance(program, str) else program
+        return ran([*python, *what], env=environment)
 
     return run

@@ -8,6 +8,10 @@ from collections.abc import Callable
 import pytest
 from recording import printed
 
+from running import PROGRAMS
+
+ON_DEVICES = PROGRAMS / "on_devices.py"
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 pytestmark = pytest.mark.slow
@@ -15,67 +19,19 @@ pytestmark = pytest.mark.slow
 
 def test_it_starts_when_the_application_initialises_its_device(run: Run) -> None:
     # GIVEN stagespan before torch, and only spans
-    done = run(
-        """
-        import json, stagespan
-        import torch
-        from standin import Standin
-        device = Standin.of_environment()
-        import types, sys
-        sys.modules["torch_npu"] = types.ModuleType("torch_npu")
-        from stagespan.device import times as wiring
-        wiring._torch_is_there()  # as at the end of torch_npu's import
-        with stagespan.span("before"):
-            pass
-        print(json.dumps([wiring.is_attached(), device.is_initialized, device.counts()["records"]]))
-        device.set_up()
-        with stagespan.span("after"):
-            device.kernel(1)
-        stagespan.flush(20)
-        stats = stagespan.stats()
-        print(json.dumps([wiring.is_attached(), stats["before"].device_elapsed_ns is None,
-                          stats["after"].device_elapsed_ns.count]))
-        """,
-        first=True,
-        CUDA_DEVICE_MAX_CONNECTIONS="1",
-    )
+    done = run((ON_DEVICES, "starts_with_the_device"), first=True, CUDA_DEVICE_MAX_CONNECTIONS="1")
     # THEN the device is not touched before, and the second span is timed
     assert printed(done) == [[False, False, 0], [True, True, 1]]
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in done.stderr
 
 
 def test_a_later_import_of_torch_is_detected(run: Run) -> None:
-    done = run(
-        """
-        import json, sys, stagespan
-        from stagespan.device import times as wiring
-        print(json.dumps(["torch" in sys.modules, sorted(wiring._asked)]))
-        import torch
-        print(json.dumps([torch.cuda.is_initialized(), {"cuda", "xpu"} <= wiring._asked]))
-        print(json.dumps(any(type(f).__name__ == "ImportFinder" and f._name == "torch"
-                             for f in sys.meta_path)))
-        """,
-        first=True,
-    )
+    done = run((ON_DEVICES, "imports_torch_later"), first=True)
     assert printed(done) == [[False, []], [False, True], False]
 
 
 def test_zero_turns_it_off(run: Run) -> None:
-    done = run(
-        """
-        import json, stagespan
-        from standin import Standin
-        from stagespan.device import times as wiring
-        device = Standin.of_environment()
-        device.set_up()
-        wiring.watch()
-        with stagespan.span("stage"):
-            device.kernel(1)
-        print(json.dumps([stagespan.flush(5), wiring.is_attached(), device.counts()["records"],
-                          stagespan.stats()["stage"].device_elapsed_ns]))
-        """,
-        STAGESPAN_DEVICE_EVERY="0",
-    )
+    done = run((ON_DEVICES, "turned_off"), STAGESPAN_DEVICE_EVERY="0")
     assert printed(done) == [[True, False, 0, None]]
 
 
@@ -106,73 +62,21 @@ def test_the_sampling_is_set_by_the_variable_or_before_the_device_exists(
 
 
 def test_a_torch_without_events_gives_one_warning(run: Run) -> None:
-    done = run("""
-        import json, logging, stagespan
-        logging.basicConfig(format="%(message)s")
-        from standin import Standin
-        from stagespan.device import times as wiring
-        import torch
-        device = Standin.of_environment()
-        del torch.Event
-        device.set_up()
-        for _ in range(3):
-            wiring.watch()
-        with stagespan.span("stage"):
-            device.kernel(1)
-        print(json.dumps([wiring.is_attached(), stagespan.stats()["stage"].count]))
-    """)
+    done = run((ON_DEVICES, "without_events"))
     assert printed(done) == [[False, 1]]
     assert done.stderr.count("device time is not complete") == 1
     assert "torch.Event" in done.stderr
 
 
 def test_a_forked_child_has_host_time(run: Run) -> None:
-    done = run("""
-        import json, os, stagespan
-        from standin import Standin
-        from stagespan import _core
-        from stagespan.device import times as wiring
-        device = Standin.of_environment()
-        device.set_up()
-        wiring.watch()
-        device.hold()
-        with stagespan.span("parent"):
-            device.kernel(5)
-        child = os.fork()
-        if child == 0:
-            before = device.counts()["records"]
-            with stagespan.span("child"):
-                pass
-            with stagespan.ProfilingContext("child"):
-                pass
-            stats = stagespan.stats()["child"]
-            wiring.watch()
-            print(json.dumps([stagespan.flush(5), stats.count, stats.device_elapsed_ns,
-                              device.counts()["records"] - before, _core.device_info()["attached"],
-                              "parent" in stagespan.stats()]), flush=True)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        device.hold(False)
-        stagespan.flush(20)
-        print(json.dumps(stagespan.stats()["parent"].device_elapsed_ns.count))
-    """)
+    done = run((ON_DEVICES, "forks"))
     # THEN the child measures only host time and does not touch the device, and the parent continues
     assert printed(done) == [[True, 2, None, 0, False, False], 1]
     assert "Traceback" not in done.stderr
 
 
 def test_the_end_waits_a_little_for_the_device(run: Run) -> None:
-    done = run("""
-        import logging, stagespan
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
-        from standin import Standin
-        from stagespan.device import times as wiring
-        device = Standin.of_environment()
-        device.set_up()
-        wiring.watch()
-        with stagespan.ProfilingContext("last"):
-            device.kernel(200)
-    """)
+    done = run((ON_DEVICES, "ends_after_work"))
     # THEN its line contains the whole time
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("[Profile] last")]
@@ -180,20 +84,7 @@ def test_the_end_waits_a_little_for_the_device(run: Run) -> None:
 
 
 def test_a_device_that_hangs_does_not_keep_a_process_from_ending(run: Run) -> None:
-    done = run("""
-        import logging, stagespan
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
-        from standin import Standin
-        from stagespan.device import times as wiring
-        device = Standin.of_environment()
-        device.set_up()
-        wiring.watch()
-        device.hold()
-        with stagespan.ProfilingContext("stuck"):
-            device.kernel(1)
-        stuck = stagespan.spans()[-1]
-        print(int(stuck["end_ns"] - stuck["begin_ns"]))
-    """)
+    done = run((ON_DEVICES, "ends_on_a_hanging_device"))
     # THEN host time is measured nevertheless
     (host_ns,) = printed(done)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("[Profile] stuck")]

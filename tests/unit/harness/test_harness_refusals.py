@@ -36,26 +36,20 @@ def test_no_stage_name_leads_outside_the_folder(tmp_path: Path, name: str) -> No
     assert runpy.run_path(str(results.script_path))["STAGE"] == name
 
 
-def test_a_stage_that_exits_does_not_end_the_harness(tmp_path: Path) -> None:
-    # GIVEN a stage that exits the program, as after a wrong option
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(SystemExit(3), "SystemExit: 3"), (KeyError("weights"), "KeyError: 'weights'")],
+)
+def test_a_stage_that_exits_or_raises_does_not_end_the_harness(
+    error: BaseException, words: str, tmp_path: Path
+) -> None:
     def stage(x: Any) -> None:
-        sys.exit(3)
+        raise error
 
-    with pytest.raises(HarnessError) as caught:
-        harness(stage, signature_of("s", x=1), tmp_path).profile()
-    assert isinstance(caught.value.__cause__, SystemExit)
-    assert "SystemExit: 3" in str(caught.value)
-
-
-def test_a_stage_that_raises_is_reported_with_its_exception(tmp_path: Path) -> None:
-    def stage(x: Any) -> None:
-        raise KeyError("weights")
-
-    with pytest.raises(HarnessError) as caught:
+    with pytest.raises(HarnessError, match=words) as caught:
         harness(stage, signature_of("s", x=1), tmp_path).profile()
 
-    assert "KeyError: 'weights'" in str(caught.value)
-    assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.__cause__ is error
     assert list(tmp_path.iterdir()) == []
 
 

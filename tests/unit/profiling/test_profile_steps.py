@@ -263,7 +263,6 @@ def test_the_profiler_starts_without_the_compiler_which_is_found_as_ever(tmp_pat
     code = """
 import sys, torch, stagespan
 before = torch.__getattr__
-# WHEN a window is recorded
 with stagespan.profile_steps(wait=0, warmup=0, active=1) as steps:
     torch.ones(2) + 1
     steps.step()

@@ -148,7 +148,6 @@ def test_the_script_can_be_elsewhere(breakdown: Path, tmp_path: Path) -> None:
     # GIVEN a folder without the stage's script
     script = tmp_path / "mine.py"
     breakdown.with_name("profile_denoise.py").rename(script)
-    # WHEN it is passed
     status, out, _ = run(breakdown, "--factory", "m:f", "--dry-run", "--script", script)
     # THEN ncu measures it
     assert status == 0

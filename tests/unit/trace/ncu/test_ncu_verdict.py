@@ -57,7 +57,6 @@ def check(reading: Reading) -> None:
 )  # fmt: skip
 def test_both_layouts_in_every_notation(layout: Layout, decimal: str, parted_by: str) -> None:
     # GIVEN the same kernels in one layout and one country's number format
-    # WHEN the file is read
     reading = parse(layout(KERNELS, decimal, parted_by), "ncu.csv")
     # THEN the figures are the same
     check(reading)
@@ -78,7 +77,6 @@ def test_a_programs_output_around_the_table(layout: Layout) -> None:
     lines.insert(2, '==PROF== Profiling "copy" - 0: 0%....50%....100% - 40 passes\n')
     lines.insert(5, "Running 1 warmup iteration(s)...\n")
     text = "==PROF== Connected to process 1\nloading, please wait\n" + "".join(lines) + "done\n"
-    # WHEN it is read
     reading = parse(text, "ncu.csv")
     # THEN the program's lines are counted, and nothing else differs
     check(reading)
@@ -118,7 +116,6 @@ def test_a_file_without_kernels_is_one_sentence(text: str) -> None:
 def test_a_sample_of_a_real_device(traces: Path) -> None:
     # GIVEN nine launches of eight products of 1024 x 1024 matrices
     reading = read_ncu(traces / "ncu" / "sgemm_series_cc86.csv")
-    # WHEN it is read
     # THEN the hand-written ones did exactly 1024^3 fused operations
     assert [k.metrics[FFMA] for k in reading.kernels] == [1024**3] * 7 + [1_094_713_344] * 2
     assert reading.kernels[0].metrics["gpu__time_duration.sum"] == pytest.approx(10_776_576e-9)
@@ -213,7 +210,6 @@ def a_report() -> NcuReport:
 
 def test_the_report_has_the_times_of_the_stage() -> None:
     # GIVEN a breakdown
-    # WHEN the report is created
     found = a_report()
     rows = found.to_dict()["kernels"]
     # THEN a kernel that the breakdown lists has its time
