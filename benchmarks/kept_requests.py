@@ -34,8 +34,9 @@ import numpy as np
 
 from stagespan import _core
 from stagespan.export import kept
-from stagespan.export.requests import Part, Resource
+from stagespan.export.parts import Part, Parts, Resource
 from stagespan.pages.tables import Column, plain_table
+from stagespan.recording.segments import as_rows
 from stagespan.recording.spans import ReadSpans
 
 _SLOWEST = 10
@@ -75,6 +76,12 @@ def part(of: Resource, number: int, trace: str, drawn: random.Random, parent: st
         "first_chunk_ns": None,
         "last_chunk_ns": None,
         "trace_flags": 1,
+        "pipeline": of.pipeline,
+        "is_http": False,
+        "fields": {},
+        **dict.fromkeys(
+            ("route", "exception", "exception_message", "request_ns", "work_ns", "link")
+        ),
     }
     rows = np.zeros(len(stages), _core.spans().dtype)
     for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns", "cpu_ns"):
@@ -82,7 +89,10 @@ def part(of: Resource, number: int, trace: str, drawn: random.Random, parent: st
     rows["id"] = number * 8 + np.arange(len(stages))
     rows["stage"], rows["begin_ns"] = range(len(stages)), times_ns[:-1]
     rows["end_ns"], rows["request"], rows["thread"] = times_ns[1:], number, 1
-    return Part(of, segment, ReadSpans(rows, list(stages), {}, {}, 0), clock=1)
+    names = list(stages)
+    segments, details = as_rows([segment], names)
+    read = ReadSpans(rows, names, {}, {}, 0)
+    return Part(Parts(of, segments, read, segments[:0], details, clock=1), 0)
 
 
 def write(folder: Path, requests: int) -> None:

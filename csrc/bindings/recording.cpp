@@ -7,6 +7,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
+#include <deque>
 #include <limits>
 #include <map>
 #include <memory>
@@ -16,8 +17,11 @@
 #include <unordered_set>
 #include <utility>
 
+#include "column.h"
 #include "object.h"
 #include "reading.h"
+#include "rows.h"
+#include "segments.h"
 #include "stagespan/commands.h"
 #include "stagespan/cut_off.h"
 #include "stagespan/histogram.h"
@@ -26,7 +30,9 @@
 #include "stagespan/reader.h"
 #include "stagespan/recorder.h"
 #include "stagespan/recording_reader.h"
+#include "stagespan/segment_row.h"
 #include "stagespan/snapshot.h"
+#include "stagespan/span_row.h"
 #include "stagespan/text.h"
 #include "termination.h"
 #include "waiting.h"
@@ -37,6 +43,11 @@ namespace py = pybind11;
 namespace stagespan::python {
 
 namespace {
+
+py::object owned(PyObject* object) {
+  if (object == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(object);
+}
 
 template <std::size_t size>
 py::object field_text(const char (&field)[size]) {
@@ -250,10 +261,8 @@ std::shared_ptr<Snapshot> snapshot_of(const Recording& recording) {
 }
 
 py::object spans_of(const Recording& recording) {
-  PyObject* const rows =
-      span_rows(read_spans(recording.copy.arena), read_device_spans(recording.copy.arena), recording.copy.fit);
-  if (rows == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(rows);
+  return owned(
+      span_rows(read_spans(recording.copy.arena), read_device_spans(recording.copy.arena), recording.copy.fit));
 }
 
 py::list open_of(const Recording& recording) {
@@ -298,13 +307,6 @@ py::object id_text(std::uint64_t id) {
   return py::str(text);
 }
 
-// What identifies an entry: the number of a segment, or a negative number of a hop that has come back to one, because
-// its entry has the number of that segment.
-std::int64_t key_of(const SegmentCopy& copy) {
-  if (copy.origin != kOriginReturn || copy.parent_hop == 0) return static_cast<std::int64_t>(copy.number);
-  return -static_cast<std::int64_t>(copy.parent_hop >> 1) - 1;
-}
-
 py::list segment_keys(const Recording& recording, bool only_open) {
   const NoCollection by_allocations;
   py::list result;
@@ -335,12 +337,8 @@ py::list latest_requests(const Recording& recording, std::int64_t since_ns) {
   return result;
 }
 
-// {name: int, float or text}
-py::dict fields_of(const Recording& recording, std::uint64_t number) {
+py::dict fields_in(const Recording& recording, const RequestFields& fields) {
   py::dict result;
-  const auto found = recording.copy.fields.find(number);
-  if (found == recording.copy.fields.end()) return result;
-  const RequestFields& fields = found->second;
   for (std::uint32_t i = 0; i < kMostFields; ++i) {
     if (fields.kinds[i] == kFieldMissing) continue;
     const py::object name = field_text(recording.header().field_names[i]);
@@ -352,6 +350,16 @@ py::dict fields_of(const Recording& recording, std::uint64_t number) {
       result[name] =
           text_of(text_in(reinterpret_cast<const char*>(fields.texts.data()) + i * kFieldTextBytes, kFieldTextBytes));
   }
+  return result;
+}
+
+// {number of the request: {name: int, float or text}}
+py::dict fields_of(const Recording& recording, const std::vector<std::uint64_t>& numbers) {
+  const NoCollection by_allocations;
+  py::dict result;
+  for (const std::uint64_t number : numbers)
+    if (const auto found = recording.copy.fields.find(number); found != recording.copy.fields.end())
+      result[py::int_(number)] = fields_in(recording, found->second);
   return result;
 }
 
@@ -386,79 +394,183 @@ class AlikeDicts {
   std::size_t next_ = 0;
 };
 
-py::dict segment_of(const Recording& recording, const SegmentCopy& copy, AlikeDicts& segment) {
-  const ClockFit& fit = recording.copy.fit;
-  const auto time = [&](std::uint64_t ticks) {
-    return ticks != 0 ? py::object(py::int_(fit.unix_ns(ticks))) : py::object(py::none());
-  };
-  segment.begin();
-  segment.set("number", copy.number);
-  segment.set("id", text_of(text_in(copy.id)));
-  segment.set("trace_id", trace_text({copy.trace_high, copy.trace_low}));
-  segment.set("begin_ns", time(copy.begin_ticks));
-  segment.set("end_ns", time(copy.end_ticks));
-  segment.set("first_chunk_ns", time(copy.first_chunk_ticks));
-  segment.set("last_chunk_ns", time(copy.last_chunk_ticks));
-  segment.set("request_ns", time(copy.request_ticks));
-  segment.set("linked", copy.linked);
-  segment.set("chunks", copy.chunks);
-  segment.set("chunk_amount", copy.chunk_amount);
-  segment.set("hops_sent", copy.hops_sent);
-  segment.set("status", static_cast<int>(copy.status));
-  segment.set("origin", static_cast<int>(copy.origin));
-  segment.set("attempt", copy.attempt);
-  segment.set("segment", id_text(copy.segment));
-  segment.set("parent_hop", id_text(copy.parent_hop));
-  segment.set("parent_segment", id_text(copy.parent_segment));
-  segment.set("received_ns", time(copy.received_ticks));
-  segment.set("sent_ns", time(copy.sent_ticks));
-  segment.set("work_ns", time(copy.work_ticks));
-  const bool is_known = copy.sent_clock != 0;
-  segment.set("sent_monotonic_ns", is_known ? py::object(py::int_(copy.sent_monotonic_ns)) : py::object(py::none()));
-  segment.set("sent_unix_ns", is_known ? py::object(py::int_(copy.sent_unix_ns)) : py::object(py::none()));
-  segment.set("sent_clock", copy.sent_clock);
-  segment.set("queue", copy.received_ticks != 0 ? recording.name_of(copy.queue_stage) : py::object(py::none()));
-  segment.set("pipeline", recording.name_of(copy.pipeline));
-  segment.set("is_http", (copy.traits & kTraitHttp) != 0);
-  const bool has_route = (copy.traits & kTraitRoute) != 0;
-  segment.set("route", has_route ? recording.name_of(copy.pipeline) : py::object(py::none()));
-  segment.set("fields", fields_of(recording, copy.number));
-  segment.set("trace_flags", copy.trace_flags);
-  const std::string_view branch = text_in(copy.branch);
-  segment.set("branch", branch.empty() ? py::object(py::none()) : text_of(branch));
-  return segment.end();
+// Makes a dict of the fields that visit() hands over. It borrows everything.
+class DictSink {
+ public:
+  DictSink(const py::list& names, const py::dict& fields, const py::dict& failures)
+      : names_(names), fields_(fields), failures_(failures) {}
+
+  py::dict made(const SegmentRow& row) {
+    dicts_.begin();
+    visit(row, *this);
+    return dicts_.end();
+  }
+
+  void number(const char* field, std::uint64_t value) { dicts_.set(field, value); }
+  void time(const char* field, std::int64_t ns) {
+    dicts_.set(field, ns != kUnknownNs ? py::object(py::int_(ns)) : py::object(py::none()));
+  }
+  void text(const char* field, std::string_view value) { dicts_.set(field, text_of(value)); }
+  void text_or_none(const char* field, std::string_view value) {
+    dicts_.set(field, value.empty() ? py::object(py::none()) : text_of(value));
+  }
+  void word(const char* field, const char* value) { dicts_.set(field, value); }
+  void flag(const char* field, bool value) { dicts_.set(field, value); }
+  void trace(const char* field, std::uint64_t high, std::uint64_t low) { dicts_.set(field, trace_text({high, low})); }
+  void id(const char* field, std::uint64_t value) { dicts_.set(field, id_text(value)); }
+  void name(const char* field, std::uint32_t number) {
+    if (number == kNoName)
+      dicts_.set(field, py::none());
+    else
+      dicts_.set(field, number < names_.size() ? py::object(names_[number]) : text_of("(unknown)"));
+  }
+  void link(const char* field, const SegmentRow& row) {
+    const TraceId trace{row.link_trace_high, row.link_trace_low};
+    const bool is_one = row.link_segment != 0 && (trace.high | trace.low) != 0;
+    dicts_.set(field, is_one ? py::object(py::make_tuple(trace_text(trace), id_text(row.link_segment)))
+                             : py::object(py::none()));
+  }
+  void details(const SegmentRow& row) {
+    const py::int_ number(row.number);
+    dicts_.set("fields", fields_.contains(number) ? py::object(py::dict(fields_[number]).attr("copy")()) : py::dict());
+    const bool has_failed = row.status == kStatusError && failures_.contains(number);
+    const py::object failure = has_failed ? py::object(failures_[number]) : py::make_tuple(py::none(), py::none());
+    dicts_.set("exception", failure[py::int_(0)]);
+    dicts_.set("exception_message", failure[py::int_(1)]);
+  }
+
+ private:
+  const py::list& names_;
+  const py::dict& fields_;
+  const py::dict& failures_;
+  AlikeDicts dicts_;
+};
+
+py::list segment_dicts(const py::buffer& rows, const py::list& names, const py::dict& fields,
+                       const py::dict& failures) {
+  const NoCollection by_allocations;
+  const Column<SegmentRow> read(rows);
+  DictSink sink(names, fields, failures);
+  py::list result;
+  for (const SegmentRow& row : read.all()) result.append(sink.made(row));
+  return result;
 }
 
-// [(key, Unix time of the end or 0, trace)] of all entries. A hop that has come back ends when it is received.
-py::list segment_ends(const Recording& recording) {
+// {span id: (type, message or None)}, or the same by the number of a request
+py::dict failures_of(const Recording& recording, bool of_requests) {
   const NoCollection by_allocations;
-  const ClockFit& fit = recording.copy.fit;
-  py::list result;
-  for (const SegmentCopy& copy : recording.copy.segments) {
-    const std::uint64_t ticks = copy.origin == kOriginReturn ? copy.received_ticks : copy.end_ticks;
-    const py::object trace = trace_text({copy.trace_high, copy.trace_low});
-    result.append(py::make_tuple(key_of(copy), ticks != 0 ? fit.unix_ns(ticks) : 0, trace));
+  py::dict result;
+  for (const FailureFields& failure : read_failures(recording.copy.arena)) {
+    if ((failure.span == 0) != of_requests) continue;
+    const std::string_view message = text_in(failure.message);
+    result[py::int_(of_requests ? failure.request : failure.span)] =
+        py::make_tuple(recording.name_of(failure.type), message.empty() ? py::object(py::none()) : text_of(message));
   }
   return result;
 }
 
-// [(key, segment)] of all entries, or of those with these keys.
-py::list segments_of(const Recording& recording, const std::optional<std::unordered_set<std::int64_t>>& keys) {
-  const NoCollection by_allocations;
-  py::list result;
-  AlikeDicts dicts;
-  for (const SegmentCopy& copy : recording.copy.segments)
-    if (const std::int64_t key = key_of(copy); !keys || keys->contains(key))
-      result.append(py::make_tuple(key, segment_of(recording, copy, dicts)));
+using Keys = std::optional<std::vector<std::int64_t>>;
+
+std::vector<SegmentRow> rows_of(const Recording& recording, const Keys& keys, bool has_ended) {
+  return segment_rows(recording.copy, keys ? &*keys : nullptr, has_ended);
+}
+
+// What ends when, of all entries.
+py::object segment_ends_of(const Recording& recording) {
+  std::vector<SegmentEnd> rows;
+  rows.reserve(recording.copy.segments.size());
+  for (const SegmentCopy& copy : recording.copy.segments) {
+    const std::uint64_t ticks = copy.origin == kOriginReturn ? copy.received_ticks : copy.end_ticks;
+    rows.push_back({key_of(copy), ticks != 0 ? recording.copy.fit.unix_ns(ticks) : 0, copy.trace_high, copy.trace_low});
+  }
+  return owned(segment_end_type().array_of(rows));
+}
+
+py::object segments_of(const Recording& recording, const Keys& keys, bool has_ended) {
+  return owned(segment_row_type().array_of(rows_of(recording, keys, has_ended)));
+}
+
+template <std::size_t count>
+py::tuple words(const char* const (&names)[count]) {
+  py::tuple result(count);
+  for (std::size_t i = 0; i < count; ++i) result[i] = names[i];
   return result;
 }
 
-py::list links_of(const Recording& recording) {
+// Numbers, in a table with open addressing. Looking up is linear, also for the numbers of a forged file, which cannot
+// know the factor.
+class Numbers {
+ public:
+  explicit Numbers(std::span<const std::uint64_t> numbers)
+      : bits_(std::bit_width(2 * numbers.size() | 1)), table_(std::size_t{1} << bits_) {
+    for (const std::uint64_t number : numbers) {
+      has_zero_ = has_zero_ || number == 0;
+      table_[place_of(number)] = number;
+    }
+  }
+  bool contains(std::uint64_t number) const { return number == 0 ? has_zero_ : table_[place_of(number)] == number; }
+
+ private:
+  std::size_t place_of(std::uint64_t number) const {
+    static const std::uint64_t factor = random_number() | 1;
+    std::size_t place = number * factor >> (64 - bits_);
+    while (table_[place] != 0 && table_[place] != number) place = (place + 1) & (table_.size() - 1);
+    return place;
+  }
+
+  int bits_;
+  std::vector<std::uint64_t> table_;
+  bool has_zero_ = false;  // which stands for an empty place
+};
+
+// A byte for each number of 8 bytes: 1 if it is among others.
+py::bytes are_in(const py::buffer& numbers, const py::buffer& among) {
+  const Column<std::uint64_t> read(numbers), others(among);
+  const Numbers known(others.all());
+  std::string result;
+  for (const std::uint64_t number : read.all()) result += static_cast<char>(known.contains(number));
+  return py::bytes(result);
+}
+
+// The executions and waits in queues of requests, or of those with these numbers, ordered by number.
+py::object spans_of_requests(const std::vector<py::buffer>& arrays, const std::optional<py::buffer>& requests) {
+  std::optional<Numbers> wanted;
+  if (requests) wanted.emplace(Column<std::uint64_t>(*requests).all());
+  std::deque<Column<SpanRow>> columns;
+  std::vector<const SpanRow*> chosen;
+  for (const py::buffer& array : arrays)
+    for (const SpanRow& row : columns.emplace_back(array).all()) {
+      const int kind = row.flags >> kKindShift;
+      if (row.request != 0 && (kind == kExecution || kind == kQueue) && (!wanted || wanted->contains(row.request)))
+        chosen.push_back(&row);
+    }
+  const auto is_before = [](const SpanRow* a, const SpanRow* b) { return a->request < b->request; };
+  if (!std::is_sorted(chosen.begin(), chosen.end(), is_before))
+    std::stable_sort(chosen.begin(), chosen.end(), is_before);
+  const py::object bytes =
+      owned(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(chosen.size() * sizeof(SpanRow))));
+  auto* row = reinterpret_cast<SpanRow*>(PyByteArray_AS_STRING(bytes.ptr()));
+  for (const SpanRow* const one : chosen) *row++ = *one;
+  return owned(span_row_type().array(bytes.ptr(), chosen.size()));
+}
+
+// The same as dicts, for commands that do without numpy.
+py::list dicts_of(const Recording& recording, const Keys& keys, bool has_ended) {
   const NoCollection by_allocations;
+  const std::vector<SegmentRow> rows = rows_of(recording, keys, has_ended);
+  std::vector<std::uint64_t> numbers;
+  if (!recording.copy.fields.empty())
+    for (const SegmentRow& row : rows) numbers.push_back(row.number);
+  const py::list names = stage_names(recording);
+  const py::dict fields = fields_of(recording, numbers), failures = failures_of(recording, true);
+  DictSink sink(names, fields, failures);
   py::list result;
-  for (const LinkFields& link : read_links(recording.copy.arena))
-    result.append(py::make_tuple(link.span, link.request, link.size));
+  for (const SegmentRow& row : rows) result.append(sink.made(row));
   return result;
+}
+
+py::object links_of(const Recording& recording) {
+  return owned(link_row_type().array_of(read_links(recording.copy.arena)));
 }
 
 // [(id of the hop, number of the segment that has sent it, queue, time, count of messages to the queue)]
@@ -488,16 +600,6 @@ py::dict gauges_of(const Recording& recording) {
   for (std::uint32_t i = 0; i < count; ++i)
     if (const double value = header.gauges[i].value.load(std::memory_order_relaxed); std::isfinite(value))
       result[field_text(header.gauges[i].name)] = value;
-  return result;
-}
-
-// [(span id, request number, type, message)]
-py::list failures_of(const Recording& recording) {
-  const NoCollection by_allocations;
-  py::list result;
-  for (const FailureFields& failure : read_failures(recording.copy.arena))
-    result.append(py::make_tuple(failure.span, failure.request, recording.name_of(failure.type),
-                                 text_of(text_in(failure.message))));
   return result;
 }
 
@@ -621,17 +723,20 @@ void define_recording(py::module_& module) {
       .def("spans", spans_of)
       .def("open_spans", open_of)
       .def("segment_keys", segment_keys, py::arg("only_open") = false)
-      .def("segment_ends", segment_ends)
       .def("latest_requests", latest_requests, py::arg("since_ns"))
-      .def("segments", segments_of, py::arg("keys") = py::none())
+      .def("segments", segments_of, py::arg("keys") = py::none(), py::arg("has_ended") = false)
+      .def("segment_ends", segment_ends_of)
+      .def("segment_dicts", dicts_of, py::arg("keys") = py::none(), py::arg("has_ended") = false)
+      .def("fields", fields_of, py::arg("numbers"))
       .def("links", links_of)
       .def("sent", sent_of)
       .def("received", received_of)
-      .def("failures", failures_of)
+      .def("failures", failures_of, py::arg("of_requests") = false)
       .def("gauges", gauges_of)
       .def("amounts", amounts_of, py::arg("spans") = py::none())
       .def("threads", threads_of)
       .def("lost", lost_of);
+  module.def("recording_heads", recording_heads, py::arg("fd"));
   module.def(
       "recording_marks",
       [](int fd) {
@@ -643,6 +748,17 @@ void define_recording(py::module_& module) {
         return py::bytes(marks);
       },
       py::arg("fd"));
+  module.attr("UNKNOWN_NS") = kUnknownNs;
+  module.attr("NO_NAME") = kNoName;
+  module.attr("TRAIT_HTTP") = static_cast<int>(kTraitHttp);
+  module.attr("TRAIT_ROUTE") = static_cast<int>(kTraitRoute);
+  module.def("segment_type",
+             [] { return owned(segment_row_type().array_of(std::vector<SegmentRow>{})).attr("dtype"); });
+  module.attr("STATUSES") = words(kStatusNames);
+  module.attr("ORIGINS") = words(kOriginNames);
+  module.def("are_in", are_in, py::arg("numbers"), py::arg("among"));
+  module.def("spans_of_requests", spans_of_requests, py::arg("arrays"), py::arg("requests") = py::none());
+  module.def("segment_dicts", segment_dicts, py::arg("rows"), py::arg("names"), py::arg("fields"), py::arg("failures"));
   module.def("command_write", command_write, py::arg("fd"), py::arg("number"), py::arg("text"));
   module.def("command_ask_threads", command_ask_threads, py::arg("fd"), py::arg("recording"));
   module.def("command_cancel", command_cancel, py::arg("fd"), py::arg("number"));

@@ -2,9 +2,7 @@
 #include "waiting.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <limits>
-#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
@@ -12,6 +10,7 @@
 #include "device/layer.h"
 #include "docstrings.h"
 #include "object.h"
+#include "rows.h"
 #include "stagespan/reader.h"
 #include "stagespan/recorder.h"
 #include "stagespan/span_row.h"
@@ -22,42 +21,6 @@ namespace {
 
 // A daemon thread may be ended when it takes the lock again or imports numpy. No code that is compiled with exceptions,
 // such as pybind11, may be on the stack then.
-
-/// The name of a type of numbers in numpy.
-template <class T>
-constexpr char kFormat[] = {std::is_floating_point_v<T> ? 'f' : (std::is_signed_v<T> ? 'i' : 'u'), '0' + sizeof(T), 0};
-
-constexpr struct {
-  const char* name;
-  const char* format;
-  std::size_t offset;
-} kFields[] = {
-#define STAGESPAN_ROW_FIELD(type, name, initial) {#name, kFormat<type>, offsetof(SpanRow, name)},
-    STAGESPAN_SPAN_ROW_FIELDS(STAGESPAN_ROW_FIELD)
-#undef STAGESPAN_ROW_FIELD
-};
-
-// numpy.dtype({"names": [...], "formats": [...], "offsets": [...], "itemsize": ...})
-PyObject* make_row_type(PyObject* numpy) {
-  const Ref names(PyList_New(0)), formats(PyList_New(0)), offsets(PyList_New(0));
-  if (!names || !formats || !offsets) return nullptr;
-  for (const auto& field : kFields) {
-    const Ref name(PyUnicode_FromString(field.name)), format(PyUnicode_FromString(field.format));
-    const Ref offset(PyLong_FromSize_t(field.offset));
-    if (!name || !format || !offset || PyList_Append(names.get(), name.get()) != 0 ||
-        PyList_Append(formats.get(), format.get()) != 0 || PyList_Append(offsets.get(), offset.get()) != 0)
-      return nullptr;
-  }
-  const Ref parts(Py_BuildValue("{s:O,s:O,s:O,s:n}", "names", names.get(), "formats", formats.get(), "offsets",
-                                offsets.get(), "itemsize", static_cast<Py_ssize_t>(sizeof(SpanRow))));
-  return parts ? PyObject_CallMethod(numpy, "dtype", "O", parts.get()) : nullptr;
-}
-
-// numpy is imported here and not with the module: most processes never need it. A fork waits for that import.
-Ref import_numpy() {
-  const Ref imports(PyImport_ImportModule("stagespan.process.imports"));
-  return imports ? Ref(PyObject_CallMethod(imports.get(), "load", "s", "numpy")) : Ref();
-}
 
 double known(std::int64_t ns) noexcept {
   return ns == kUnknownNs ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(ns);
@@ -107,19 +70,7 @@ PyObject* rows_by(const std::vector<SpanCopy>& copies, const DeviceCopies& devic
               known(device.tail_ns),
               cpu_ns_in(copy.cpu_ns, end - begin)};
   }
-  const Ref numpy = import_numpy();
-  static PyObject* row_type = nullptr;
-  if (numpy && row_type == nullptr) {
-    PyObject* const made = make_row_type(numpy.get());
-    // Another thread may have created it in the meantime.
-    if (row_type == nullptr)
-      row_type = made;
-    else
-      Py_XDECREF(made);
-  }
-  if (!numpy || row_type == nullptr) return nullptr;
-  return PyObject_CallMethod(numpy.get(), "ndarray", "nOO", static_cast<Py_ssize_t>(copies.size()), row_type,
-                             rows.get());
+  return span_row_type().array(rows.get(), copies.size());
 }
 
 PyObject* rows_of(const std::vector<SpanCopy>& copies, const DeviceCopies& devices) {

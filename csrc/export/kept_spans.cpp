@@ -16,6 +16,24 @@ void append_number(std::string& out, Number number) {
 
 }  // namespace
 
+void append_integer(std::string& out, std::int64_t number) { append_number(out, number); }
+
+void append_integer(std::string& out, std::uint64_t number) { append_number(out, number); }
+
+void append_float(std::string& out, double number) {
+  const std::size_t begin = out.size();
+  if (!std::isfinite(number)) {
+    out += "null";
+    return;
+  }
+  append_number(out, number);
+  if (out.find_first_of(".e", begin) == std::string::npos) out += ".0";
+}
+
+void append_digits(std::string& out, std::uint64_t id) {
+  for (int shift = 60; shift >= 0; shift -= 4) out += "0123456789abcdef"[id >> shift & 15];
+}
+
 void append_text(std::string& out, std::string_view text) {
   constexpr char kDigits[] = "0123456789abcdef";
   out += '"';

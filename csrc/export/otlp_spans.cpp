@@ -139,7 +139,7 @@ void SpanWriter::link(std::string_view trace_id, std::uint64_t id) {
   put_bytes(links_, kLinks, link);
 }
 
-bool SpanWriter::finish(const SpanHead& head) {
+void SpanWriter::finish(const SpanHead& head) {
   const bool is_span = head.trace_id.size() == kTraceIdBytes && head.begin_ns >= 0 && head.end_ns >= 0;
   if (is_span) {
     span_.clear();
@@ -164,10 +164,11 @@ bool SpanWriter::finish(const SpanHead& head) {
       parts_.emplace_back();
     put_bytes(parts_.back().bytes, kSpans, span_);
     ++parts_.back().count;
+  } else {
+    leave_out();
   }
   attributes_.clear();
   links_.clear();
-  return is_span;
 }
 
 void write_rows(SpanWriter& writer, std::span<const SpanRow> rows, std::string_view trace_id, std::uint64_t segment,
@@ -180,7 +181,10 @@ void write_rows(SpanWriter& writer, std::span<const SpanRow> rows, std::string_v
     SpanHead head;
     std::string_view kind;
     const std::uint32_t number = row.flags >> kKindShift;
-    if (!texts.stage(row.stage, head.name) || !texts.kind(number, kind)) continue;
+    if (!texts.stage(row.stage, head.name) || !texts.kind(number, kind)) {
+      writer.leave_out();
+      continue;
+    }
     head.trace_id = trace_id;
     head.id = id_in(segment, row.id);
     const bool is_inside = std::binary_search(ids.begin(), ids.end(), row.parent);
@@ -193,9 +197,9 @@ void write_rows(SpanWriter& writer, std::span<const SpanRow> rows, std::string_v
       writer.attribute("stagespan.span.id", static_cast<std::int64_t>(row.id));
     writer.attribute("thread.id", static_cast<std::int64_t>(row.thread));
     if (number == static_cast<std::uint32_t>(kQueue) && !route.empty()) writer.attribute("http.route", route);
-    if (!texts.add_work(row, writer)) return;
+    texts.add_work(row, writer);
     std::string_view type, message;
-    if (!texts.failure(row, type, message)) return;
+    texts.failure(row, type, message);
     if (!type.empty()) writer.attribute("error.type", type);
     if (row.suspended_ns != 0) writer.attribute("stagespan.suspended_s", static_cast<double>(row.suspended_ns) / 1e9);
     if (!std::isnan(row.device_elapsed_ns)) writer.attribute("stagespan.device_elapsed_s", row.device_elapsed_ns / 1e9);
@@ -206,6 +210,127 @@ void write_rows(SpanWriter& writer, std::span<const SpanRow> rows, std::string_v
     }
     writer.finish(head);
   }
+}
+
+// --- segments and hops ------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr unsigned kInternal = 1, kServer = 2, kProducer = 4, kConsumer = 5;
+__extension__ using Wide = __int128;  // differences of any two times
+
+double seconds(Wide ns) noexcept { return static_cast<double>(ns) / 1e9; }
+
+bool is_time(std::int64_t ns) noexcept { return ns != kUnknownNs; }
+
+/// How long a message waited because the thread that received it worked for others, until the end of its last such work
+/// before it received the message.
+Wide behind_others_ns(const SegmentRow& row, Wide since_sent_ns) noexcept {
+  if (!is_time(row.received_ns) || !is_time(row.work_ns)) return 0;
+  const Wide since_work_ns = Wide{row.received_ns} - row.work_ns;
+  return since_work_ns >= 0 && since_work_ns < since_sent_ns ? since_sent_ns - since_work_ns : Wide{0};
+}
+
+unsigned kind_of(const PartHead& part) noexcept {
+  const SegmentRow& row = part.row;
+  if ((row.traits & kTraitHttp) != 0 && !follows(row)) return kServer;
+  if (row.parent_hop == 0 || follows(row)) return kInternal;
+  return row.parent_segment != 0 ? kConsumer : kServer;
+}
+
+}  // namespace
+
+std::array<char, 16> trace_bytes(std::uint64_t high, std::uint64_t low) noexcept {
+  std::array<char, 16> bytes;
+  for (std::size_t i = 0; i < 8; ++i) {
+    bytes[i] = static_cast<char>(high >> 8 * (7 - i));
+    bytes[8 + i] = static_cast<char>(low >> 8 * (7 - i));
+  }
+  return bytes;
+}
+
+bool follows(const SegmentRow& row) noexcept {
+  return (row.origin == kOriginRoot || row.origin == kOriginNested) && row.parent_segment != 0;
+}
+
+std::string_view name_of(const SegmentRow& row, const PartTexts& texts) noexcept {
+  if ((row.traits & kTraitRoute) != 0 && !texts.pipeline.empty()) return texts.pipeline;
+  return texts.queue.empty() ? texts.pipeline : texts.queue;
+}
+
+void write_hop(SpanWriter& writer, const SegmentRow& row, std::string_view trace_id, std::string_view queue) {
+  const std::int64_t received_ns = is_time(row.received_ns) ? row.received_ns : 0;
+  const bool is_same_clock = is_time(row.sent_ns);
+  const std::int64_t sent_ns = is_same_clock && row.sent_ns != 0 ? row.sent_ns : row.sent_unix_ns;
+  writer.attribute("stagespan.kind", "handoff");
+  if (is_time(sent_ns)) {
+    const Wide since_sent_ns = Wide{received_ns} - sent_ns;
+    const Wide behind_ns = behind_others_ns(row, since_sent_ns);
+    writer.attribute("stagespan.handoff_s", seconds(since_sent_ns - behind_ns));
+    writer.attribute("stagespan.behind_others_s", seconds(behind_ns));
+  }
+  Value same_clock;
+  same_clock.set(is_same_clock);
+  writer.attribute("stagespan.same_clock", same_clock);
+  std::string name = "handoff ";
+  name += queue;
+  name.resize(name.find_last_not_of(" \t\n\r\v\f") + 1);
+  SpanHead head;
+  head.trace_id = trace_id;
+  head.id = row.parent_hop;
+  head.parent = row.parent_segment;
+  head.has_parent = head.has_remote_parent = true;
+  head.name = name;
+  head.kind = kProducer;
+  head.begin_ns = is_time(sent_ns) ? std::min(sent_ns, received_ns) : received_ns;
+  head.end_ns = received_ns;
+  writer.finish(head);
+}
+
+void write_segment(SpanWriter& writer, const PartHead& part, std::string_view trace_id, const PartTexts& texts) {
+  const SegmentRow& row = part.row;
+  const std::string_view status = kStatusNames[std::min<std::size_t>(row.status, std::size(kStatusNames) - 1)];
+  Value complete;
+  complete.set(part.is_complete);
+  writer.attribute("stagespan.request.id", texts.id);
+  writer.attribute("stagespan.status", status);
+  writer.attribute("stagespan.origin", kOriginNames[std::min<std::size_t>(row.origin, std::size(kOriginNames) - 1)]);
+  writer.attribute("stagespan.complete", complete);
+  if ((row.traits & kTraitRoute) != 0) writer.attribute("http.route", texts.pipeline);
+  if (!texts.exception.empty()) writer.attribute("error.type", texts.exception);
+  if (row.attempt > 1) writer.attribute("stagespan.attempt", std::int64_t{row.attempt});
+  if (!texts.branch.empty()) writer.attribute("stagespan.branch", texts.branch);
+  if (texts.has_queue) writer.attribute("stagespan.queue", texts.queue);
+  if (row.chunks != 0) {
+    constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    if (row.chunks <= kMost) writer.attribute("stagespan.chunks", static_cast<std::int64_t>(row.chunks));
+    if (row.chunk_amount <= kMost)
+      writer.attribute("stagespan.chunk_amount", static_cast<std::int64_t>(row.chunk_amount));
+    const auto add_first = [&](std::string_view key, std::int64_t since_ns) {
+      if (is_time(row.first_chunk_ns) && is_time(since_ns))
+        writer.attribute(key, seconds(Wide{row.first_chunk_ns} - since_ns));
+    };
+    add_first("stagespan.part_time_to_first_chunk_s", row.begin_ns);
+    add_first("stagespan.time_to_first_chunk_s", row.request_ns);
+  }
+  if (row.link_segment != 0 && (row.link_trace_high | row.link_trace_low) != 0) {
+    const std::array<char, 16> trace = trace_bytes(row.link_trace_high, row.link_trace_low);
+    writer.link({trace.data(), trace.size()}, row.link_segment);
+  }
+  SpanHead head;
+  head.trace_id = trace_id;
+  head.id = row.segment;
+  head.parent = row.parent_hop;
+  head.has_parent = row.parent_hop != 0;
+  head.has_remote_parent = head.has_parent && !follows(row);
+  head.name = name_of(row, texts);
+  head.kind = kind_of(part);
+  head.begin_ns = part.begin_ns;
+  head.end_ns = part.end_ns;
+  const bool has_failed = row.status != kStatusOk && row.status != kStatusUnused;
+  head.status = has_failed ? Status::kError : Status::kOk;
+  if (has_failed) head.status_message = status;
+  writer.finish(head);
 }
 
 std::string resource_spans(std::string_view resource, std::string_view schema_url, std::string_view scope,

@@ -1,6 +1,7 @@
 // otlp_spans.h: spans as the protobuf messages of OTLP (opentelemetry/proto/trace/v1/trace.proto).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -8,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "stagespan/segment_row.h"
 #include "stagespan/span_row.h"
 
 namespace stagespan::otlp {
@@ -65,16 +67,21 @@ class SpanWriter {
   void attribute(std::string_view key, double number);
   void attribute(std::string_view key, const Value& value);
   void link(std::string_view trace_id, std::uint64_t id);
-  /// Ends the span that the attributes and links since the last call belong to. False if it cannot be one, because the
-  /// id of its trace has another length, or a time is before 1970: nothing is written then.
-  bool finish(const SpanHead& head);
+  /// Ends the span that the attributes and links since the last call belong to. It is left out if it cannot be one,
+  /// because the id of its trace has another length, or a time is before 1970.
+  void finish(const SpanHead& head);
   /// What was written.
   const std::vector<SomeSpans>& parts() const noexcept { return parts_; }
+  /// Counts a span that cannot be one.
+  void leave_out() noexcept { ++left_out_; }
+  /// How many spans could not be one.
+  std::size_t left_out() const noexcept { return left_out_; }
 
   static constexpr std::size_t kMostSpans = 512, kMostBytes = 256 << 10;
 
  private:
   std::vector<SomeSpans> parts_;
+  std::size_t left_out_ = 0;
   std::string attributes_, links_, span_;
   Value value_;
 };
@@ -86,10 +93,10 @@ class RowTexts {
   virtual bool stage(std::uint32_t number, std::string_view& name) = 0;
   /// The name of a kind; false if there is no such kind.
   virtual bool kind(std::uint32_t number, std::string_view& name) = 0;
-  /// Adds what a row has done as attributes. False if that fails, which ends the writing.
-  virtual bool add_work(const SpanRow& row, SpanWriter& writer) = 0;
+  /// Adds what a row has done as attributes.
+  virtual void add_work(const SpanRow& row, SpanWriter& writer) = 0;
   /// The type and the message of the exception that a row has ended with, which are empty if unknown.
-  virtual bool failure(const SpanRow& row, std::string_view& type, std::string_view& message) = 0;
+  virtual void failure(const SpanRow& row, std::string_view& type, std::string_view& message) = 0;
 
  protected:
   ~RowTexts() = default;
@@ -105,6 +112,35 @@ constexpr std::uint64_t id_in(std::uint64_t segment, std::uint64_t span) noexcep
 /// be spans are left out.
 void write_rows(SpanWriter& writer, std::span<const SpanRow> rows, std::string_view trace_id, std::uint64_t segment,
                 std::string_view route, RowTexts& texts);
+
+/// What is known of a part of a request besides its rows. Texts are empty if there is none.
+struct PartTexts {
+  std::string_view id, pipeline, queue, branch, exception;
+  bool has_queue = false;
+};
+
+/// A segment with the times of its part, which are known.
+struct PartHead {
+  const SegmentRow& row;
+  std::int64_t begin_ns;
+  std::int64_t end_ns;
+  bool is_complete;  // whether all of its spans and their work are known
+};
+
+/// The bytes of the id of a trace.
+std::array<char, 16> trace_bytes(std::uint64_t high, std::uint64_t low) noexcept;
+
+/// The name of a segment as a span.
+std::string_view name_of(const SegmentRow& row, const PartTexts& texts) noexcept;
+
+/// Whether it is a part after the end of a request, or a request inside of another one.
+bool follows(const SegmentRow& row) noexcept;
+
+/// Writes the hop that brought a segment, or that has come back to one.
+void write_hop(SpanWriter& writer, const SegmentRow& row, std::string_view trace_id, std::string_view queue);
+
+/// Writes a segment, which also gets the attributes that were added before.
+void write_segment(SpanWriter& writer, const PartHead& part, std::string_view trace_id, const PartTexts& texts);
 
 /// A ResourceSpans as a part of an ExportTraceServiceRequest. The attributes of the resource were appended to
 /// `resource` with the field 1.

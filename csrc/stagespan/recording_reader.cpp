@@ -45,6 +45,7 @@ class Copier {
 
   std::string open(const std::string& what);
   std::string marks();
+  std::vector<std::uint64_t> heads();
   std::string copy_all(RecordingParts parts, const std::string& what);
 
  private:
@@ -654,6 +655,18 @@ std::string Copier::marks() {
   return marks;
 }
 
+std::vector<std::uint64_t> Copier::heads() {
+  const auto found = std::make_unique<ArenaHeader>();
+  if (!read_header({}, *found).empty()) return {};
+  std::vector<std::uint64_t> heads(std::min(plain(found->slot_high_water), kMaxThreads));
+  for (std::uint32_t i = 0; i < heads.size(); ++i)
+    if (plain(found->slot_pieces[i]) == kPieceRecorded)
+      read_to(&heads[i],
+              found->regions[kRegionSlots].offset + std::uint64_t{i} * sizeof(ThreadSlot) + offsetof(ThreadSlot, head),
+              sizeof(heads[i]));
+  return heads;
+}
+
 std::string Copier::copy_all(RecordingParts parts, const std::string& what) {
   if (std::string wrong = open(what); !wrong.empty()) return wrong;
   take_header();
@@ -685,6 +698,11 @@ std::string Copier::copy_all(RecordingParts parts, const std::string& what) {
 }
 
 }  // namespace
+
+std::vector<std::uint64_t> recording_heads(int fd) {
+  RecordingCopy unused;
+  return Copier(fd, unused).heads();
+}
 
 std::string recording_marks(int fd) {
   RecordingCopy unused;

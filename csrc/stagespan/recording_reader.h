@@ -56,6 +56,9 @@ enum class RecordingParts { kOpen, kFiguresAndOpen, kAll };
 /// text. May throw std::bad_alloc.
 std::string copy_recording(int fd, const std::string& what, RecordingParts parts, RecordingCopy& copy);
 
+/// How many spans each thread has recorded so far, which is read without the rest of the file. Empty as the next one.
+std::vector<std::uint64_t> recording_heads(int fd);
+
 /// Bytes that are different whenever something has been recorded since they were last read, or something is open that
 /// was not. Empty if the file is not a recording of this layout, or is damaged.
 std::string recording_marks(int fd);

@@ -15,7 +15,6 @@ from collections.abc import (
     Iterable,
     MutableMapping,
     Sequence,
-    Set,
 )
 from types import CellType, FunctionType, TracebackType
 from typing import Any, Literal, Protocol, TypeVar, final, overload
@@ -36,6 +35,12 @@ FLAG_FIRST_OF_SHAPE: int
 FLAG_DEBUG: int
 FLAG_RECORDED: int
 KIND_SHIFT: int
+NO_NAME: int
+ORIGINS: tuple[str, ...]
+STATUSES: tuple[str, ...]
+TRAIT_HTTP: int
+TRAIT_ROUTE: int
+UNKNOWN_NS: int
 """The bits of a record's `flags` from this one on are the kind of its stage."""
 COMPLETION_DEVICE_MEMORY: int
 """In the flags of a completion: the peak is that of an accelerator, not of the process."""
@@ -1068,19 +1073,52 @@ class RecordingCopy:
     def spans(self) -> NDArray[np.void]: ...
     def open_spans(self) -> list[dict[str, Any]]: ...
     def segment_keys(self, only_open: bool = ...) -> list[int]: ...
-    def segment_ends(self) -> list[tuple[int, int, str | None]]: ...
+    def segment_ends(self) -> NDArray[np.void]:
+        """When each entry has ended: its key, the Unix time or 0, and the halves of its trace."""
     def latest_requests(self, since_ns: int) -> list[int]:
         """The keys of requests that began here and have ended since a time: the latest one of each
         pipeline, status and bucket of `export.figures.BOUNDS_NS`."""
-    def segments(self, keys: Set[int] | None = None) -> list[tuple[int, dict[str, Any]]]: ...
-    def links(self) -> list[tuple[int, int, int]]: ...
+    def segments(self, keys: list[int] | None = ..., has_ended: bool = ...) -> NDArray[np.void]:
+        """The entries with these keys as a structured array; if the process has ended, what was
+        open was abandoned."""
+    def segment_dicts(
+        self, keys: list[int] | None = ..., has_ended: bool = ...
+    ) -> list[dict[str, Any]]:
+        """The same as dicts, for commands that do without numpy."""
+    def fields(self, numbers: list[int]) -> dict[int, dict[str, int | float | str]]: ...
+    def links(self) -> NDArray[np.void]: ...
     def sent(self) -> list[tuple[int, int, str, int, int]]: ...
     def received(self) -> set[int]: ...
-    def failures(self) -> list[tuple[int, int, str, str]]: ...
+    def failures(self, of_requests: bool = ...) -> dict[int, tuple[str, str | None]]:
+        """The types and messages of exceptions, by ids of spans or numbers of requests."""
     def gauges(self) -> dict[str, float]: ...
     def amounts(self, spans: set[int] | None = None) -> dict[int, dict[str, int | float]]: ...
     def threads(self) -> list[dict[str, Any]]: ...
     def lost(self) -> dict[str, int]: ...
+
+def are_in(numbers: NDArray[Any], among: NDArray[Any]) -> bytes:
+    """Return a byte for each integer of 64 bits: 1 if it is among others."""
+
+def spans_of_requests(
+    arrays: list[NDArray[np.void]], requests: NDArray[Any] | None = ...
+) -> NDArray[np.void]:
+    """Return the executions and waits in queues of requests, or of those with these numbers, from
+    rows of `spans`, ordered by number."""
+
+def segment_type() -> np.dtype[np.void]:
+    """Return the type of the rows of `RecordingCopy.segments`."""
+
+def segment_dicts(
+    rows: NDArray[np.void],
+    names: list[str],
+    fields: dict[int, dict[str, int | float | str]],
+    failures: dict[int, tuple[str, str | None]],
+) -> list[dict[str, Any]]:
+    """Return rows of `RecordingCopy.segments` as dicts; fields and failures are by number."""
+
+def recording_heads(fd: int) -> list[int]:
+    """Return how many spans each thread has recorded, without reading the rest of an open file.
+    Empty if the file is not a recording that can be read."""
 
 def recording_marks(fd: int) -> bytes:
     """Return bytes that change whenever something is recorded in an open file, or a span opens.
@@ -1392,42 +1430,58 @@ def divide_requests(
     before the first and after the last one.
     """
 
-def encode_spans(
-    rows: NDArray[np.void] | None,
-    segments: list[Any],
-    names: list[str],
-    kinds: tuple[str, ...],
-    trace_id: bytes,
-    segment: int,
-    route: str | None,
-    work: dict[int, dict[str, int | float]],
-    failures: dict[int, tuple[str, str | None]],
-) -> list[tuple[bytes, int]]:
-    """Encode spans as parts of messages of OTLP of the type ScopeSpans, with their numbers.
+class PartColumns:
+    """Parts of requests as columns, which are encoded many at once."""
 
-    ``rows`` are those of `spans`, which become children of the segment or of each other. The other
-    spans are ``segments``, as tuples (name, trace id, id, parent or None, whether the parent is
-    remote, kind, begin and end in Unix ns, attributes, links as pairs of ids, status, its message
-    or None); numbers are those of OTLP. Spans that OTLP cannot express are left out. Raises
-    TypeError or ValueError if something is of another type.
-    """
+    def __init__(
+        self,
+        segments: NDArray[np.void],
+        begins_ns: NDArray[np.int64],
+        ends_ns: NDArray[np.int64],
+        is_whole: NDArray[np.bool_],
+        spans: NDArray[np.void],
+        bounds: NDArray[np.int64],
+        returns: NDArray[np.void],
+        return_bounds: NDArray[np.int64],
+        names: list[str],
+        kinds: tuple[str, ...],
+        fields: dict[int, dict[str, int | float | str]],
+        request_failures: dict[int, tuple[str, str | None]],
+        work: dict[int, dict[str, int | float]],
+        failures: dict[int, tuple[str, str | None]],
+        amounts_since_ns: int,
+    ) -> None:
+        """Take the segments, and the times of their parts. ``bounds`` are where the spans of each
+        part begin, and where the last ones end; ``return_bounds`` where the hops of each part begin
+        and end. Raises TypeError or ValueError if the columns do not belong together."""
+    def otlp(
+        self,
+        parts: Sequence[int],
+        attributes: dict[int, dict[str, Any]],
+        others: dict[int, list[Any]],
+    ) -> tuple[list[tuple[bytes, int, int]], int]:
+        """Encode parts as parts of messages of OTLP of the type ScopeSpans.
 
-def encode_kept_spans(
-    rows: NDArray[np.void],
-    names: list[str],
-    kinds: tuple[str, ...],
-    amounts_since_ns: int,
-    work: dict[int, bytes],
-    failures: dict[int, bytes],
-) -> bytes:
-    """Encode rows of `spans` as a JSON array of arrays, in the order of the fields of a kept span.
-
-    ``work`` has a JSON object for each span that has amounts, and ``failures`` the type and the
-    message of its exception as two values of JSON. Work is null for spans that began at
-    ``amounts_since_ns`` or earlier. Raises ValueError if a span has no valid name or kind.
-    """
+        Each message comes with the number of its spans, and of the parts that are complete with it.
+        The spans become children of their segment or of each other. A part can have more
+        ``attributes``, and ``others``: spans as tuples (name, trace id, id, parent or None, whether
+        the parent is remote, kind, begin and end in Unix ns, attributes, links as pairs of ids,
+        status, its message or None); numbers are those of OTLP. Also returns how many spans OTLP
+        cannot express: they are left out.
+        """
+    def kept(
+        self,
+        parts: Sequence[int],
+        head: bytes,
+        batches: dict[int, bytes],
+        slowness: dict[int, bytes],
+        least_ns: int = ...,
+    ) -> list[bytes]:
+        """Encode parts as objects of JSON that begin with ``head``, up to ``"is_whole":``. The
+        batches and the slowness of each part are values of JSON. Spans that are shorter than
+        ``least_ns`` are left out. Raises ValueError if a text is not valid."""
 
 def encode_resource_spans(
     attributes: dict[str, Any], schema_url: str, scope: str, scope_version: str, spans: list[bytes]
 ) -> bytes:
-    """Encode what `encode_spans` has returned as a part of an ExportTraceServiceRequest."""
+    """Encode what `PartColumns.otlp` has returned as a part of an ExportTraceServiceRequest."""

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,6 +25,7 @@
 #include "stagespan/recorder.h"
 #include "stagespan/recording_reader.h"
 #include "stagespan/scoped_timer.h"
+#include "stagespan/segment_row.h"
 #include "stagespan/snapshot.h"
 #include "stagespan/text.h"
 
@@ -165,8 +167,10 @@ void read_everything(int fd) {
     require(is_stage(stage), "figures of an unknown stage");
     for (const double q : {0.0, 0.5, 0.99, 1.0}) (void)figures.host.quantile_ticks(q);
   }
-  for (const SegmentCopy& segment : copy.segments)
-    require(text_in(segment.id).size() <= kRequestIdBytes, "a long request id");
+  for (const SegmentRow& row : segment_rows(copy, nullptr, true)) {
+    require(text_in(row.id).size() <= kRequestIdBytes, "a long request id");
+    require(row.status < std::size(kStatusNames) && row.origin < std::size(kOriginNames), "a forged status or origin");
+  }
   for (const auto& [span, amounts] : read_amounts(copy.arena))
     for (const auto& [key, amount] : amounts)
       require(key < copy.arena.header().work_key_count.load() && std::isfinite(amount.fraction), "a forged amount");

@@ -14,14 +14,17 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from running import ended, ready, start_command, until
-from stagespan.export.requests import AWAITED_KEEP, Part, Resource
+from stagespan import _core
+from stagespan.export.parts import AWAITED_KEEP, Batch, Part, Parts, Resource
 from stagespan.recording.reading import Segment
+from stagespan.recording.segments import as_rows
+from stagespan.recording.spans import ReadSpans
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 WORKERS = PROGRAMS / "known_durations.py"
@@ -29,12 +32,16 @@ TWO_PROCESSES = PROGRAMS / "handed_to_a_worker.py"
 REQUESTS = PROGRAMS / "many_requests.py"
 
 
-def large_request(number: int) -> list[Part]:
-    """Return a request of one process that takes about 10 KB in a compressed file."""
+RESOURCE = Resource("svc", "default", "", 1, "host", "program", "identity")
+NO_SPANS = ReadSpans(_core.spans()[:0], [], {}, {}, 0)
+
+
+def segment_of(number: int) -> Segment:
+    """Return the segment of a request of one process."""
     begin_ns = time.time_ns()
-    segment: Segment = {
+    return {
         "number": number,
-        "id": os.urandom(8_800).hex(),
+        "id": f"r{number}",
         "trace_id": f"{number:032x}",
         "begin_ns": begin_ns,
         "end_ns": begin_ns + 1000,
@@ -67,8 +74,35 @@ def large_request(number: int) -> list[Part]:
         "work_ns": None,
         "trace_flags": 1,
     }
-    resource = Resource("svc", "default", "", 1, "host", "program", "identity")
-    return [Part(resource, segment, awaited={AWAITED_KEEP})]
+
+
+def part_of(
+    segment: Segment,
+    read: ReadSpans = NO_SPANS,
+    *,
+    resource: Resource = RESOURCE,
+    returns: Sequence[Segment] = (),
+    batches: list[Batch] | None = None,
+    is_whole: bool = True,
+    awaited: int = AWAITED_KEEP,
+) -> Part:
+    """Return a part of a request."""
+    names = list(read.names)
+    rows, details = as_rows([segment, *returns], names)
+    spans = read.rows.copy()
+    spans["request"] = segment["number"]
+    parts = Parts(
+        *(resource, rows[:1], read._replace(rows=spans, names=names), rows[1:], details),
+        batches={0: batches} if batches else None,
+        complete_ns=0 if is_whole else 1 << 62,
+    )
+    parts.await_only([0], awaited)
+    return Part(parts, 0)
+
+
+def large_request(number: int) -> list[Part]:
+    """Return a request of one process that takes about 10 KB in a compressed file."""
+    return [part_of({**segment_of(number), "fields": {"large": os.urandom(8_800).hex()}})]
 
 
 def documented(language: str) -> str:

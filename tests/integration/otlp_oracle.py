@@ -17,7 +17,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from stagespan.device.environment import version
 from stagespan.export.otlp_spans import Call, encoded, span_id_in, with_own
-from stagespan.export.requests import Batch, Part, Resource
+from stagespan.export.parts import Batch, Part, Resource
 from stagespan.recording.segments import behind_others_ns
 from stagespan.recording.spans import Span
 
@@ -34,7 +34,7 @@ def messages_of(parts: list[Part]) -> tuple[Any, Any]:
     for part in parts:
         for batch in part.batches:
             batch.is_exported = False
-    sent = Call([message for part in parts for message in encoded(part).messages])
+    sent = Call([message for part in parts for message in encoded(part.of, [part.at]).messages])
     decoded = trace_service_pb2.ExportTraceServiceRequest.FromString(
         sent.SerializePartialToString()
     )
@@ -84,14 +84,21 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
     for hop in hops:
         yield _hop(hop, trace_id, resource)
     parent = segment["parent_hop"]
-    attributes: dict[str, Any] = {
+    # In the order of `PartColumns.otlp`, because the official encoder keeps that of the dict.
+    attributes: dict[str, Any] = dict(more)
+    if part.batches:
+        attributes["stagespan.batch.ids"] = [
+            f"{_batch_context(hop, part).span_id:016x}" for hop in part.batches
+        ]
+        attributes["stagespan.batch.sizes"] = [hop.size for hop in part.batches]
+    attributes |= {f"stagespan.field.{name}": one for name, one in segment["fields"].items()}
+    attributes |= {
         "stagespan.request.id": segment["id"],
         "stagespan.status": segment["status"],
         "stagespan.origin": segment["origin"],
-        "stagespan.complete": part.is_whole and all(hop.work is not None for hop in part.spans),
-        **more,
+        "stagespan.complete": bool(part.of.is_whole[part.at])
+        and all(hop.work is not None for hop in part.spans),
     }
-    attributes |= {f"stagespan.field.{name}": one for name, one in segment["fields"].items()}
     if segment["route"] is not None:
         attributes["http.route"] = segment["route"]
     if segment["exception"] is not None:
@@ -111,11 +118,6 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
         if first_ns is not None and segment["request_ns"] is not None:
             since_ns = first_ns - segment["request_ns"]
             attributes["stagespan.time_to_first_chunk_s"] = since_ns / 1e9
-    if part.batches:
-        attributes["stagespan.batch.ids"] = [
-            f"{_batch_context(hop, part).span_id:016x}" for hop in part.batches
-        ]
-        attributes["stagespan.batch.sizes"] = [hop.size for hop in part.batches]
     linked = segment["link"]
     if segment["is_http"] and not follows:
         kind = SpanKind.SERVER

@@ -29,7 +29,7 @@ from running import PROGRAMS, end, free_port, ran, ready, until
 from stagespan import recording
 from stagespan.cli import examine
 from stagespan.export import dashboard, kept
-from stagespan.export.requests import AWAITED_KEEP
+from stagespan.export.parts import AWAITED_KEEP
 
 EXPORTED = PROGRAMS / "exported.py"
 
@@ -251,8 +251,7 @@ def test_requests_are_lost_and_awaited_no_more_if_a_file_cannot_be_made(
 ) -> None:
     keeper = kept.Keeper(tmp_path, 1 << 20)
     requests = [large_request(number) for number in (1, 2)]
-    for parts in requests:
-        parts[0].awaited = {AWAITED_KEEP}
+    assert all(parts[0].awaited == AWAITED_KEEP for parts in requests)
     keeper.put(requests)
     compress = gzip.compress
     monkeypatch.setattr(gzip, "compress", lambda *_: bytes(1 << 62))

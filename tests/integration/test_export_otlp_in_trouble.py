@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import REQUESTS, exporter, large_request, of, otlp_exporter, scraped
+from exporting import REQUESTS, exporter, of, otlp_exporter, part_of, scraped, segment_of
 from recorded_process import started
 
 from running import PROGRAMS, end, ended, until
 from stagespan.errors import StagespanError
-from stagespan.export.requests import AWAITED_OTLP
+from stagespan.export.parts import AWAITED_OTLP
 
 EXPORTED = PROGRAMS / "exported.py"
 
@@ -325,11 +325,10 @@ def test_a_request_that_cannot_be_sent_is_lost_alone(
     monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", collector.PROTOCOLS[protocol])
-    requests = [large_request(number) for number in range(1, 20)]
-    requests[4][0].segment["begin_ns"] = -1
-    requests[9][0].segment["trace_id"] = "no number"
-    for parts in requests:
-        parts[0].awaited = {AWAITED_OTLP}
+    segments = [segment_of(number) for number in range(1, 20)]
+    segments[4]["begin_ns"] = -1
+    requests = [[part_of(segment, awaited=AWAITED_OTLP)] for segment in segments]
+    requests[9][0].of.read = requests[9][0].of.read._replace(names=None)  # type: ignore[arg-type]
     with collector.RECEIVERS[protocol]() as received:
         sender = otlp.Otlp(received.url)
         sender.put_requests(requests)

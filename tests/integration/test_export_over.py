@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from exporting import exporter, large_request
+from exporting import exporter, part_of, segment_of
 from recorded_process import command_here, started
 
 from running import PROGRAMS, end, until
 from stagespan import _core
 from stagespan.export.kept import Keeper
-from stagespan.export.requests import Batch, Part
+from stagespan.export.parts import Batch, Part
 from stagespan.export.traces import Over, Pending, Rules
 from stagespan.recording.slowness import Limit, Slowness
 from stagespan.recording.spans import ReadSpans, Span
@@ -27,10 +26,9 @@ RULES = Rules(one_in=0, failed=False, over=Over(2.0, 0.99))
 
 def request(number: int, length_ns: int, pipeline: str = "default") -> Part:
     """Return a request that took so long."""
-    (part,) = large_request(number)
-    begin_ns = part.segment["begin_ns"] or 0
-    end_ns = begin_ns + length_ns
-    return replace(part, segment={**part.segment, "end_ns": end_ns, "pipeline": pipeline})
+    segment = segment_of(number)
+    begin_ns = segment["begin_ns"] or 0
+    return part_of({**segment, "end_ns": begin_ns + length_ns, "pipeline": pipeline})
 
 
 def chosen(requests: list[Part], rules: Rules = RULES) -> list[int]:
@@ -39,7 +37,7 @@ def chosen(requests: list[Part], rules: Rules = RULES) -> list[int]:
     found: list[int] = []
     for one in requests:
         pending.add([one])
-        complete = pending.complete(set(), one.end_ns)
+        complete = pending.complete((), one.end_ns)
         found += [part.segment["number"] for parts in complete for part in parts]
     return found
 
@@ -100,15 +98,13 @@ def test_an_exporter_keeps_what_was_too_slow(folder: Path, tmp_path: Path) -> No
 
 def test_a_slow_request_has_at_most_64_kb(tmp_path: Path) -> None:
     # GIVEN a slow request with more spans than that
-    (part,) = large_request(1)
     rows = np.zeros(5000, _core.spans().dtype)
     rows["id"] = np.arange(1, 5001)
     rows["begin_ns"] = 10**18
     rows["end_ns"] = rows["begin_ns"] + rows["id"].astype(np.int64)
     for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns", "cpu_ns"):
         rows[name] = np.nan
-    part.read_spans = ReadSpans(rows, ["stage"], {}, {}, 0)
-    part.segment["id"] = "slow"
+    part = part_of({**segment_of(1), "id": "slow"}, ReadSpans(rows, ["stage"], {}, {}, 0))
     part.slowness = Slowness(Limit(2.0, 0.99, 100, 10, 1000))
     keeper = Keeper(tmp_path, 1 << 20)
     keeper.put([[part]])
@@ -126,12 +122,11 @@ def test_a_slow_request_has_at_most_64_kb(tmp_path: Path) -> None:
 
 def test_a_slow_request_of_many_batches_has_at_most_64_kb(tmp_path: Path) -> None:
     # GIVEN a slow request that an engine served in 3,000 steps
-    (part,) = large_request(1)
-    part.read_spans = None
-    part.batches = [
+    batches = [
         Batch(Span(n, 0, "step", "batch", 10**18, 10**18 + n, 1, False, 0, 0, None), [], [], 8)
         for n in range(1, 3001)
     ]
+    part = part_of(segment_of(1), batches=batches)
     part.slowness = Slowness(Limit(2.0, 0.99, 100, 10, 1000))
     keeper = Keeper(tmp_path, 1 << 20)
     keeper.put([[part]])

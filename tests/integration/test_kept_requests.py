@@ -14,14 +14,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
-from exporting import exporter, large_request, of, scraped
+from exporting import exporter, large_request, of, part_of, scraped, segment_of
 from recorded_process import command_here, started
 
 from running import PROGRAMS, end, until
-from stagespan import recording
+from stagespan import _core, recording
 from stagespan.export import kept
 from stagespan.recording.source import RequestSource
+from stagespan.recording.spans import ReadSpans
 
 EXPORTED = PROGRAMS / "exported.py"
 
@@ -92,10 +94,13 @@ def test_any_amount_of_work_is_kept(folder: Path, tmp_path: Path, form: str) -> 
 
 
 IMPOSSIBLE = {
-    "a text that is not valid": ("jsonl", {"id": "a\ud800b"}),
-    "a text that is not valid, in Parquet": ("parquet", {"id": "a\ud800b"}),
-    "a time beyond its column": ("parquet", {"begin_ns": 1 << 70}),
-    "a number in place of a text": ("parquet", {"parent_segment": 7}),
+    "a name that is not valid": ("jsonl", {}, "\ud800"),
+    "a name that is not valid, in Parquet": ("parquet", {}, "\ud800"),
+    "a duration beyond its column": (
+        "parquet",
+        {"begin_ns": -(1 << 62), "end_ns": 1 << 62},
+        "work",
+    ),
 }
 
 
@@ -103,13 +108,15 @@ IMPOSSIBLE = {
 def test_a_request_that_cannot_be_written_is_lost_alone(
     tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    form, change_of = IMPOSSIBLE[what]
+    form, change_of, name = IMPOSSIBLE[what]
     if form == "parquet":
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
         pytest.importorskip("duckdb", reason="DuckDB is not installed")
     requests = [large_request(n) for n in range(9)]
+    read = ReadSpans(np.zeros(1, _core.spans().dtype), [name], {}, {}, 0)
     for n in (2, 7):
-        requests[n][0].segment.update(change_of)  # type: ignore[typeddict-item]
+        segment: Any = {**segment_of(n), **change_of}
+        requests[n] = [part_of(segment, read)]
     keeper = kept.Keeper(tmp_path, 1 << 30, parquet=form == "parquet")
     keeper.put(requests)
     keeper.close()

@@ -9,12 +9,12 @@ import time
 from typing import Any
 
 import pytest
+from exporting import part_of
 from recording import printed, python
 
 import stagespan
 from running import PROGRAMS
 from stagespan import _core, recording
-from stagespan.export.requests import Part, Resource
 from stagespan.recording.timelines import Timeline, timelines
 
 REQUESTING = PROGRAMS / "requesting.py"
@@ -207,8 +207,7 @@ def test_nested_requests_and_links_are_exported() -> None:
         pass
     copy = recording.open(os.getpid())
     outer, inner = copy.segments()[-2:]
-    resource = Resource("svc", "default", "", 1, "host", "program", "identity")
-    sent, _ = oracle.messages_of([Part(resource, inner)])
+    sent, _ = oracle.messages_of([part_of(inner)])
     (span,) = oracle.spans_in(sent)
     assert span.parent_span_id.hex() == outer["segment"]
     assert not span.flags & oracle.IS_REMOTE

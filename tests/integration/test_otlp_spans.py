@@ -10,16 +10,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from exporting import large_request
+from exporting import NO_SPANS, part_of, segment_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 import stagespan
 from stagespan import _core
-from stagespan.export.requests import Batch, Part, Resource, Taker
+from stagespan.export.parts import Batch, Part, Resource
+from stagespan.export.requests import Taker
 from stagespan.export.totals import resource_of
 from stagespan.live.span_kinds import KINDS
 from stagespan.recording.finding import open_recording
+from stagespan.recording.segments import as_dicts, as_rows
 from stagespan.recording.spans import ReadSpans, Span
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
@@ -65,10 +67,10 @@ def read_spans(draw: st.DrawFn) -> ReadSpans:
 @st.composite
 def segments(draw: st.DrawFn, origins: list[str]) -> Any:
     """A segment of a recording, or a hop that has come back."""
-    segment: dict[str, Any] = dict(large_request(1)[0].segment)
+    segment: dict[str, Any] = dict(segment_of(1))
     maybe_ns = st.none() | times_ns
     segment |= {
-        "id": draw(texts),
+        "id": draw(texts.map(_short)),
         "trace_id": draw(trace_ids),
         "segment": draw(hex_ids),
         "parent_hop": draw(st.none() | hex_ids),
@@ -91,6 +93,11 @@ def segments(draw: st.DrawFn, origins: list[str]) -> Any:
     return segment
 
 
+def _short(text: str) -> str:
+    """Return a text as a recording has it: cut, and without what follows a zero."""
+    return text.partition("\0")[0].encode()[:64].decode(errors="ignore")
+
+
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
     """A batch with spans in it, and links to requests."""
@@ -107,13 +114,18 @@ def parts(draw: st.DrawFn) -> Part:
         *(draw(texts), draw(texts), draw(st.sampled_from(["", "3"])), draw(st.integers(1, 2**31))),
         *(draw(texts), draw(texts), draw(words)),
     )
-    return Part(
-        resource,
-        draw(segments(["root", "remote", "repeated", "nested"])),
-        draw(st.none() | read_spans()),
-        draw(st.lists(segments(["return"]), max_size=2)),
-        draw(st.lists(batches(), max_size=2)),
-        draw(st.booleans()),
+    segment = draw(segments(["root", "remote", "repeated", "nested"]))
+    returns = [
+        {**one, "segment": segment["segment"], "number": segment["number"]}
+        for one in draw(st.lists(segments(["return"]), max_size=2))
+    ]
+    return part_of(
+        segment,
+        draw(st.just(NO_SPANS) | read_spans()),
+        resource=resource,
+        returns=returns,
+        batches=draw(st.lists(batches(), max_size=2)),
+        is_whole=draw(st.booleans()),
     )
 
 
@@ -136,37 +148,38 @@ def test_what_a_process_has_recorded_is_sent_as_the_official_encoder_would() -> 
     copy = open_recording(os.getpid())
     taker = Taker()
     found = taker.parts(copy, resource_of(copy), taker.ended(copy, at_end=True))
-    assert found
-    sent, official = oracle.messages_of(found)
+    assert found is not None
+    sent, official = oracle.messages_of(list(found))
     assert oracle.spans_in(sent) == oracle.spans_in(official)
 
 
 def test_what_otlp_cannot_express_is_left_out_and_counted() -> None:
-    # GIVEN a row with a time before 1970, one of a stage without a name, and texts that are none
-    part = large_request(1)[0]
-    part.segment["fields"] = {"bad": "\ud800", "huge": 2**63, "good": 2**63 - 1}
+    # GIVEN a row with a time before 1970, one of a stage without a name, and fields that are none
+    segment = segment_of(1)
+    segment["fields"] = {"bad": "\ud800", "huge": 2**63, "good": 2**63 - 1}
     rows = np.zeros(3, _core.spans().dtype)
     rows["id"], rows["begin_ns"], rows["end_ns"] = [1, 2, 3], [5, -1, 5], [6, 6, 6]
     rows["stage"] = [0, 0, 9]
-    part.read_spans = ReadSpans(rows, ["decode"], {}, {}, 0)
+    part = part_of(segment, ReadSpans(rows, ["decode"], {}, {}, 0))
     # WHEN it is encoded THEN the others are there
-    encoded = otlp_spans.encoded(part)
+    encoded = otlp_spans.encoded(part.of, [0])
     assert encoded.left_out == 2
     assert sum(message.spans for message in encoded.messages) == 2
-    (segment,) = [span for span in oracle.spans_in(_decoded(encoded)) if span.name == "default"]
-    attributes = {one.key: one.value for one in segment.attributes}
+    (of_segment,) = [span for span in oracle.spans_in(_decoded(encoded)) if span.name == "default"]
+    attributes = {one.key: one.value for one in of_segment.attributes}
     assert attributes["stagespan.field.good"].int_value == 2**63 - 1
     assert not {"stagespan.field.bad", "stagespan.field.huge"} & attributes.keys()
 
 
 def test_many_spans_of_a_part_are_several_messages() -> None:
-    part = large_request(1)[0]
     rows = np.zeros(2000, _core.spans().dtype)
     rows["id"], rows["begin_ns"], rows["end_ns"] = np.arange(1, 2001), 5, 6
     rows["parent"][1:] = 1
-    part.read_spans = ReadSpans(rows, ["decode"], {}, {}, 0)
-    encoded = otlp_spans.encoded(part)
+    part = part_of(segment_of(1), ReadSpans(rows, ["decode"], {}, {}, 0))
+    encoded = otlp_spans.encoded(part.of, [0])
     assert [message.spans for message in encoded.messages] == [512, 512, 512, 465]
+    # THEN the part is complete with the last one
+    assert encoded.ends == [0, 0, 0, 1]
     spans = oracle.spans_in(_decoded(encoded))
     # THEN each span knows its parent, also one of an earlier message
     parents = {span.parent_span_id for span in spans if span.name == "decode"}
@@ -180,43 +193,92 @@ def _decoded(encoded: Any) -> Any:
     return oracle.trace_service_pb2.ExportTraceServiceRequest.FromString(message)
 
 
-@given(read_spans())
-def test_kept_spans_are_those_that_their_objects_encode_to(read: ReadSpans) -> None:
-    encode = msgspec.json.encode
-    work = {id_: encode(of) for id_, of in read.work.items()}
-    failures = {id_: encode(of)[1:-1] for id_, of in read.errors.items()}
-    more = KINDS, read.amounts_since_ns, work, failures
-    found = json.loads(_core.encode_kept_spans(read.rows, read.names, *more))
+@given(parts())
+def test_kept_parts_are_what_their_objects_encode_to(part: Part) -> None:
+    (found,) = map(msgspec.json.decode, part.of.columns.kept([0], b'{"is_whole":', {}, {}))
+    assert found.pop("is_whole") == bool(part.of.is_whole[0])
+    assert (found.pop("batches"), found.pop("slowness")) == ([], None)
     kept = Span._fields.index("cpu_ns") + 1
-    assert found == json.loads(encode([span[:kept] for span in read.spans()]))
+    expected = {
+        "segment": part.segment,
+        "returns": part.returns,
+        "spans": [span[:kept] for span in part.spans],
+    }
+    assert found == msgspec.json.decode(msgspec.json.encode(expected))
+    # THEN a whole number stays a float if it is one
+    fields = part.segment["fields"]
+    assert list(map(type, found["segment"]["fields"].values())) == list(map(type, fields.values()))
+
+
+@given(segments(["root", "remote", "return", "repeated", "nested"]))
+def test_rows_of_segments_are_what_their_dicts_say(segment: Any) -> None:
+    names: list[str] = []
+    rows, details = as_rows([segment], names)
+    (found,) = as_dicts(rows, names, details)
+    # An exception is that of a request with an error, and a route is its pipeline.
+    if segment["status"] != "error":
+        segment |= {"exception": None, "exception_message": None}
+    assert found == {**segment, "pipeline": segment["route"] or segment["pipeline"]}
 
 
 def test_names_of_kept_spans_are_escaped_and_wrong_ones_refused() -> None:
     rows = np.zeros(1, _core.spans().dtype)
     name = 'a "b"\\\n\x01\x7f\u2028é'
-    ((_, _, found, *_),) = json.loads(_core.encode_kept_spans(rows, [name], KINDS, 0, {}, {}))
+
+    def kept(names: Any) -> bytes:
+        part = part_of(segment_of(1), ReadSpans(rows, [name], {}, {}, 0))
+        part.of.read = part.of.read._replace(names=names)
+        return part.of.columns.kept([0], b'{"is_whole":', {}, {})[0]
+
+    ((_, _, found, *_),) = json.loads(kept([name]))["spans"]
     assert found == name
     for names in ([], ["\ud800"], [b"a"]):
         with pytest.raises(ValueError, match="no name"):
-            _core.encode_kept_spans(rows, names, KINDS, 0, {}, {})  # type: ignore[arg-type]
+            kept(names)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"rows": np.zeros(3)},
-        {"rows": np.zeros(6, _core.spans().dtype)[::2]},
-        {"segments": [("name",)]},
-        {"segments": [None]},
+        {"spans": np.zeros(3)},
+        {"spans": np.zeros(6, _core.spans().dtype)[::2]},
+        {"segments": np.zeros(1, _core.spans().dtype)},
+        {"segments": np.zeros(2, _core.segment_type())},
         {"names": None},
-        {"segment": -1},
-        {"trace_id": "00"},
+        {"bounds": np.array([0, 2], "i8")},
+        {"bounds": np.array([0], "i8")},
+        {"return_bounds": np.array([0, -1], "i8")},
+        {"is_whole": np.zeros(0, bool)},
     ],
 )
-def test_other_values_are_refused(arguments: dict[str, Any]) -> None:
-    rows = np.zeros(1, _core.spans().dtype)
-    usual = {"segments": [], "names": ["x"], "kinds": KINDS, "trace_id": bytes(16), "segment": 1}
-    usual |= {"rows": rows, "route": None, "work": {}, "failures": {}}
-    assert _core.encode_spans(**usual)[0][1] == 1
+def test_other_columns_are_refused(arguments: dict[str, Any]) -> None:
+    usual: dict[str, Any] = {
+        "segments": np.zeros(1, _core.segment_type()),
+        "begins_ns": np.zeros(1, "i8"),
+        "ends_ns": np.zeros(1, "i8"),
+        "is_whole": np.ones(1, bool),
+        "spans": np.zeros(1, _core.spans().dtype),
+        "bounds": np.array([0, 1], "i8"),
+        "returns": np.zeros(0, _core.segment_type()),
+        "return_bounds": np.zeros(2, "i8"),
+        "names": ["x"],
+        "kinds": KINDS,
+        "fields": {},
+        "request_failures": {},
+        "work": {},
+        "failures": {},
+        "amounts_since_ns": 0,
+    }
+    ((_, spans, parts),), left_out = _core.PartColumns(**usual).otlp([0], {}, {})
+    assert (spans, parts, left_out) == (2, 1, 0)
     with pytest.raises((TypeError, ValueError)):
-        _core.encode_spans(**{**usual, **arguments})
+        _core.PartColumns(**{**usual, **arguments})
+
+
+@pytest.mark.parametrize("others", [{0: [("name",)]}, {0: [None]}, {0: None}])
+def test_other_spans_are_refused(others: Any) -> None:
+    columns = part_of(segment_of(1)).of.columns
+    with pytest.raises((TypeError, ValueError)):
+        columns.otlp([0], {}, others)
+    with pytest.raises(IndexError):
+        columns.otlp([1], {}, {})

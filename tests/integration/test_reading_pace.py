@@ -53,9 +53,9 @@ missed = next(iter(own._processes.values())).taker.missed
 print(json.dumps({
     "requests": len(parts),
     "numbers": len({part.segment["number"] for part in parts}),
-    "spans": sum(part.number_of_spans for part in parts),
+    "spans": sum(len(part.rows) for part in parts),
     "ids": len({span.id for part in parts for span in part.spans}),
-    "whole": sum(part.is_whole for part in parts),
+    "whole": sum(bool(part.of.is_whole[part.at]) for part in parts),
     "missed": dict(missed),
     "pauses": pauses,
 }))

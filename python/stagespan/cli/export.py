@@ -25,6 +25,8 @@ _LOGGER = logging.getLogger("stagespan")
 _FROM_ENVIRONMENT = "environment"
 """The value of --otlp without a URL."""
 _LEAST_PAUSE_S = 0.5
+_LOOK_S = 0.05
+"""Between two looks at how much processes record, whose pace may have changed."""
 _LONGEST_PAUSE_S = 1.0
 """While requests are sent or kept. A recording has room for those of a second or two only."""
 
@@ -181,7 +183,7 @@ def command(
     ending = Ending()
     from stagespan.export import descriptors
     from stagespan.export.node import Node
-    from stagespan.export.requests import AWAITED_KEEP, AWAITED_OTLP
+    from stagespan.export.parts import AWAITED_KEEP, AWAITED_OTLP
     from stagespan.export.traces import Rules
 
     with contextlib.ExitStack() as closing:
@@ -253,7 +255,7 @@ def command(
 
         pause_s = _LEAST_PAUSE_S
         longest_s = _LONGEST_PAUSE_S if awaited else math.inf
-        while not ending.wait(pause_s):
+        while not _is_over_after(pause_s, ending, node if awaited else None):
             began_s = time.process_time()
             step()
             # Reading figures takes at most a twentieth of a core.
@@ -269,6 +271,18 @@ def command(
             keeper.close(ending.left_s())
         node.close()
         ending.end()
+
+
+def _is_over_after(pause_s: float, ending: Ending, node: Node | None) -> bool:
+    """Wait, but no longer than until a process records so fast that ``node`` has to read it.
+
+    Returns whether a signal has come.
+    """
+    until_s = time.monotonic() + pause_s
+    while not ending.wait(max(min(_LOOK_S, until_s - time.monotonic()), 0)):
+        if time.monotonic() >= until_s or (node is not None and node.is_filling()):
+            return False
+    return True
 
 
 def _hand_over(

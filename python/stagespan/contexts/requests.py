@@ -24,12 +24,6 @@ R = TypeVar("R")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-STATUSES: tuple[str, ...] = (
-    *("open", "ok", "error", "cancelled", "discarded", "abandoned", "unused"),
-)
-"""By the number that the recording uses."""
-
-
 class RequestFigures(NamedTuple):
     """The spans of a finished request in the rings: (stage, count, total_ns, errors, top_level).
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from stagespan.export.families import HISTOGRAMS
 from stagespan.export.figures import Counts, Histogram
-from stagespan.export.requests import Part
+from stagespan.export.parts import Part
 from stagespan.export.totals import Group
 
 _OPERATION = "gen_ai.operation.name"
@@ -40,21 +40,25 @@ def attributes_of(parts: Sequence[Part], operation: str) -> dict[str, str | int 
     attributes: dict[str, str | int | float | bool] = {
         **_common(Group(resource.service, resource.pipeline, resource.rank), operation)
     }
-    streamed = [part for part in parts if part.segment["chunks"]]
+    segments = [part.segment for part in parts]
+    of_root = segments[parts.index(root)]
+    streamed = [segment for segment in segments if segment["chunks"]]
     attributes["gen_ai.request.stream"] = bool(streamed)
     if streamed:
         # A worker and the front may both count the chunks that they hand on.
-        first = root if root in streamed else max(streamed, key=lambda part: part.segment["chunks"])
-        attributes["gen_ai.usage.output_tokens"] = first.segment["chunk_amount"]
+        most = of_root if of_root["chunks"] else max(streamed, key=lambda one: one["chunks"])
+        attributes["gen_ai.usage.output_tokens"] = most["chunk_amount"]
         firsts_ns = [
-            part.segment["first_chunk_ns"] for part in streamed if part.clock == root.clock
+            segment["first_chunk_ns"]
+            for part, segment in zip(parts, segments, strict=True)
+            if segment["chunks"] and part.of.clock == root.of.clock
         ]
         known_ns = [first_ns for first_ns in firsts_ns if first_ns is not None]
         if known_ns:
             first_chunk_ns = min(known_ns) - root.begin_ns
             attributes["gen_ai.response.time_to_first_chunk"] = first_chunk_ns / 1e9
-    if root.segment["status"] not in ("ok", "unused"):
-        attributes["error.type"] = root.segment["exception"] or root.segment["status"]
+    if of_root["status"] not in ("ok", "unused"):
+        attributes["error.type"] = of_root["exception"] or of_root["status"]
     return attributes
 
 

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -23,7 +23,7 @@ from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.export import kept_parquet
 from stagespan.export.otlp_sending import LONGEST_END_S, Sender
-from stagespan.export.requests import AWAITED_KEEP, Part, Resource
+from stagespan.export.parts import AWAITED_KEEP, Part, Parts, Resource, by_reading
 from stagespan.export.stores import (
     LINES_SUFFIX,
     PREFIX,
@@ -39,7 +39,7 @@ from stagespan.process.messages import message_of
 from stagespan.recording.reading import Segment, began_here
 from stagespan.recording.slowness import Slowness
 from stagespan.recording.source import RequestSource, Surroundings
-from stagespan.recording.spans import BATCH, ReadSpans, Span, kinds_of
+from stagespan.recording.spans import BATCH, Span, kinds_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,6 +57,7 @@ _MOST_LINE_BYTES = 256 << 20
 _MOST_SLOW_BYTES = 64 << 10
 """Of a request that was kept because it was slow: the shortest of its spans are left out."""
 _MOST_UPLOAD_BYTES = 64 << 20
+_ENCODED_AT_ONCE = 256
 
 
 class _KeptPart(msgspec.Struct):
@@ -79,81 +80,73 @@ class _KeptRequest(msgspec.Struct):
     parts: list[_KeptPart]
 
 
-def _kept(part: Part, least_ns: int = 0) -> _KeptPart:
-    """Return what is kept of a part; of its spans and batches only those of at least that length.
+def _encoded_parts(of: Parts, indices: list[int], least_ns: int = 0) -> list[bytes]:
+    """Return parts as `_KeptPart` has them, with spans and batches of at least that length.
 
     The number of the others is noted as missing.
     """
-    read, slowness = part.read_spans, part.slowness
-    batches = [
-        one
-        for one in part.batches
-        if not least_ns or one.span.end_ns - one.span.begin_ns >= least_ns
-    ]
-    left_out = len(part.batches) - len(batches)
-    if read is not None and least_ns:
-        stay = _lengths_ns(read) >= least_ns
-        read, left_out = read._replace(rows=read.rows[stay]), left_out + int((~stay).sum())
-    if left_out:
-        slowness = slowness or Slowness()
-        missing = [*slowness.missing, f"the shortest {left_out:,} spans, which are not kept"]
-        slowness = msgspec.structs.replace(slowness, missing=missing)
-    return _KeptPart(
-        part.resource,
-        part.clock,
-        part.unix_offset_ns,
-        part.is_whole,
-        part.segment,
-        part.returns,
-        cast("list[Span]", _encoded_spans(read)),  # only to be encoded
-        [(_kept_span(batch.span), batch.size) for batch in batches],
-        slowness,
-    )
-
-
-def _encoded_spans(read: ReadSpans | None) -> msgspec.Raw:
-    """Return spans as `_KeptPart` has them, from their columns."""
-    if read is None:
-        return msgspec.Raw(b"[]")
     encode = msgspec.json.encode
-    work = {id_: encode(amounts) for id_, amounts in read.work.items()}
-    errors = {id_: encode(error)[1:-1] for id_, error in read.errors.items()}
-    return msgspec.Raw(
-        _core.encode_kept_spans(read.rows, read.names, KINDS, read.amounts_since_ns, work, errors)
+    head = b'{"resource":%b,"clock":%d,"unix_offset_ns":%d,"is_whole":' % (
+        encode(of.resource),
+        of.clock,
+        of.unix_offset_ns,
     )
+    batches = {
+        at: encode(
+            [
+                (one.span[:_KEPT_FIELDS], one.size)
+                for one in of.batches[at]
+                if one.span.end_ns - one.span.begin_ns >= least_ns
+            ]
+        )
+        for at in of.batches.keys() & indices
+    }
+    noted = {
+        at: encode(_with_missing(of.slowness.get(at), _shorter(Part(of, at), least_ns)))
+        for at in (indices if least_ns else of.slowness.keys() & indices)
+    }
+    return of.columns.kept(indices, head, batches, noted, least_ns)
 
 
-def _lengths_ns(read: ReadSpans) -> NDArray[np.int64]:
-    lengths: NDArray[np.int64] = read.rows["end_ns"] - read.rows["begin_ns"]
-    return lengths
+def _lengths_ns(part: Part) -> NDArray[np.int64]:
+    """Return the lengths of the spans and batches of a part."""
+    of_batches = [batch.span.end_ns - batch.span.begin_ns for batch in part.batches]
+    numpy, rows = imports.load("numpy"), part.rows
+    of_spans = rows["end_ns"] - rows["begin_ns"]
+    lengths_ns: NDArray[np.int64] = numpy.append(of_spans, numpy.array(of_batches, "i8"))
+    return lengths_ns
 
 
-def _encoded(parts: list[Part]) -> bytes:
-    """Return the line of a request. A slow one loses its shortest spans if it is too large."""
-    trace_id = parts[0].segment["trace_id"] or ""
-    line = msgspec.json.encode(_KeptRequest(_SCHEMA_VERSION, trace_id, list(map(_kept, parts))))
+def _shorter(part: Part, least_ns: int) -> int:
+    return int((_lengths_ns(part) < least_ns).sum()) if least_ns else 0
+
+
+def _with_missing(slowness: Slowness | None, left_out: int) -> Slowness | None:
+    if not left_out:
+        return slowness
+    slowness = slowness or Slowness()
+    missing = [*slowness.missing, f"the shortest {left_out:,} spans, which are not kept"]
+    return msgspec.structs.replace(slowness, missing=missing)
+
+
+def _line(parts: Iterable[bytes], trace_id: str) -> bytes:
+    """Return the line of a request, as `_KeptRequest` has it."""
+    head = b'{"schema_version":%d,"trace_id":"%b","parts":[' % (_SCHEMA_VERSION, trace_id.encode())
+    return head + b",".join(parts) + b"]}"
+
+
+def _shortened(parts: list[Part], line: bytes) -> bytes:
+    """Return the line of a request without its shortest spans, if it is slow and too large."""
     if len(line) <= _MOST_SLOW_BYTES or all(part.slowness is None for part in parts):
         return line
-    lengths_ns = sorted(
-        ns
-        for part in parts
-        for ns in (
-            *(() if part.read_spans is None else _lengths_ns(part.read_spans).tolist()),
-            *(batch.span.end_ns - batch.span.begin_ns for batch in part.batches),
-        )
-    )
+    lengths_ns = sorted(ns for part in parts for ns in _lengths_ns(part).tolist())
     while len(line) > _MOST_SLOW_BYTES and lengths_ns:
         stay = int(0.95 * len(lengths_ns) * _MOST_SLOW_BYTES / len(line))
         least_ns = lengths_ns[-stay - 1] + 1
         lengths_ns = [length_ns for length_ns in lengths_ns if length_ns >= least_ns]
-        kept = [_kept(part, least_ns) for part in parts]
-        line = msgspec.json.encode(_KeptRequest(_SCHEMA_VERSION, trace_id, kept))
+        kept = (_encoded_parts(part.of, [part.at], least_ns)[0] for part in parts)
+        line = _line(kept, parts[0].trace_id or "")
     return line
-
-
-def _kept_span(span: Span) -> Span:
-    """Return a span without the last fields, which are those of open spans and of batches."""
-    return cast("Span", span[:_KEPT_FIELDS])
 
 
 class _PendingRequest(NamedTuple):
@@ -211,20 +204,39 @@ class Keeper:
 
         When ``is_over`` returns True, the others are left to the next exporter.
         """
-        for parts in requests:
+        chosen = list(requests)
+        for first in range(0, len(chosen), _ENCODED_AT_ONCE):
             if is_over():
                 break
-            try:
-                self._requests.append(_PendingRequest(parts, _encoded(parts)))
-            except ValueError as error:  # such as a text that is not valid
-                self._tell_of(error)
-                with self._changing:
-                    self._lost += 1
-                _forget(parts)
+            self._requests += self._encoded(chosen[first : first + _ENCODED_AT_ONCE])
         is_old = time.monotonic() - self._begun_at > _FILE_INTERVAL_S
         is_large = sum(len(one.line) for one in self._requests) > _FILE_BYTES
         if self._requests and (is_old or is_large):
             self.write()
+
+    def _encoded(self, requests: list[list[Part]]) -> list[_PendingRequest]:
+        """Return requests with their lines; those that cannot be encoded count as lost."""
+        encoded: dict[tuple[int, int], bytes] = {}
+        try:
+            for of, indices in by_reading([part for parts in requests for part in parts]):
+                keys = zip(itertools.repeat(id(of)), indices)
+                encoded.update(zip(keys, _encoded_parts(of, indices), strict=True))
+            lines = [
+                _line([encoded[id(part.of), part.at] for part in parts], parts[0].trace_id or "")
+                for parts in requests
+            ]
+            return [
+                _PendingRequest(parts, _shortened(parts, line))
+                for parts, line in zip(requests, lines, strict=True)
+            ]
+        except ValueError as error:  # such as a text that is not valid
+            if len(requests) > 1:
+                return [one for parts in requests for one in self._encoded([parts])]
+            self._tell_of(error)
+            with self._changing:
+                self._lost += 1
+            _forget(requests[0])
+            return []
 
     def write(self) -> None:
         """Write what was put to a new file."""
@@ -275,7 +287,9 @@ class Keeper:
             return requests, gzip.compress(b"\n".join(one.line for one in requests) + b"\n", 3)
         try:
             whole = (
-                (part, msgspec.json.encode(_kept(part))) for one in requests for part in one.parts
+                (part, _encoded_parts(part.of, [part.at])[0])
+                for one in requests
+                for part in one.parts
             )
             return requests, kept_parquet.packed(whole)
         except Exception as error:  # pyarrow has many, for values that do not fit in a column
@@ -302,8 +316,7 @@ class Keeper:
             self._lost += len(file.requests) - file.written
             if file in self._uploading:
                 self._uploading.remove(file)
-        for request in file.requests:
-            _forget(request.parts)
+        _forget([part for request in file.requests for part in request.parts])
 
     def _make_room(self, size_bytes: int) -> None:
         own = self._store.files(self._own)
@@ -329,8 +342,8 @@ class Keeper:
 
 
 def _forget(parts: list[Part]) -> None:
-    for part in parts:
-        part.awaited.discard(AWAITED_KEEP)
+    for of, indices in by_reading(parts):
+        of.done(indices, AWAITED_KEEP)
 
 
 # --- reading --------------------------------------------------------------------------------------

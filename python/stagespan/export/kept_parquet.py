@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan import _core
 from stagespan.errors import StagespanError
-from stagespan.export.requests import Part
+from stagespan.export.parts import Part
 from stagespan.live.span_kinds import KINDS
 from stagespan.process.imports import load
 from stagespan.recording.reading import began_here
@@ -47,20 +47,21 @@ def packed(parts: Iterable[tuple[Part, bytes]]) -> bytes:
     arrow, parquet = _arrow()
     rows, read = [], []
     for part, whole in parts:
-        read.append(part.read_spans)
+        read.append(part.of.read._replace(rows=part.rows))
+        segment = part.segment
         row = {
-            "trace_id": part.segment["trace_id"],
-            "segment": part.segment["segment"],
-            "parent_segment": part.segment["parent_segment"],
-            "request_id": part.segment["id"],
-            "status": part.segment["status"],
+            "trace_id": segment["trace_id"],
+            "segment": segment["segment"],
+            "parent_segment": segment["parent_segment"],
+            "request_id": segment["id"],
+            "status": segment["status"],
             "service": part.resource.service,
             "pipeline": part.resource.pipeline,
             "rank": part.resource.rank,
             "host": part.resource.host,
             "process": part.resource.identity,
-            "began_here": began_here(part.segment),
-            "has_end": part.segment["end_ns"] is not None,
+            "began_here": began_here(segment),
+            "has_end": segment["end_ns"] is not None,
             "begin_ns": part.begin_ns,
             "duration_ns": part.end_ns - part.begin_ns,
             "batches": [
@@ -92,11 +93,11 @@ def packed(parts: Iterable[tuple[Part, bytes]]) -> bytes:
     return target.getvalue()
 
 
-def _stages(arrow: Any, read: Sequence[ReadSpans | None]) -> Any:
+def _stages(arrow: Any, read: Sequence[ReadSpans]) -> Any:
     """Return a column with a list of the spans of each part."""
     numpy = load("numpy")
-    counts = [0 if one is None else len(one.rows) for one in read]
-    some = [one for one in read if one is not None and len(one.rows)]
+    counts = [len(one.rows) for one in read]
+    some = [one for one in read if len(one.rows)]
     rows = joined(one.rows for one in some) if some else _core.spans()[:0]
     lists = {id(one.names): one.names for one in some}
     firsts = itertools.accumulate(map(len, lists.values()), initial=0)

@@ -69,7 +69,7 @@ class Node(Exported):
         self,
         state_path: str | os.PathLike[str] | None = None,
         rules: Rules | None = None,
-        awaited: Iterable[str] = (),
+        awaited: Iterable[int] = (),
         is_over: Callable[[], bool] = lambda: False,
         *,
         is_exporter: bool = True,
@@ -450,7 +450,7 @@ class Node(Exported):
                 one.resets,
                 one.figures,
                 one.given,
-                sorted(one.taker.taken),
+                sorted(one.taker.taken.tolist()),
                 sorted(one.taker.unsent),
             )
             for one in self._processes.values()

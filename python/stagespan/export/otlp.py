@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -37,13 +38,12 @@ from stagespan.export.otlp_sending import (
 )
 from stagespan.export.otlp_spans import (
     SPANS_OF_A_CALL,
-    Encoded,
     encoded,
     number_of_spans,
     with_own,
 )
 from stagespan.export.own import Own
-from stagespan.export.requests import AWAITED_OTLP, Part
+from stagespan.export.parts import AWAITED_OTLP, Part, Parts, by_reading
 from stagespan.export.totals import Exported, Gauges, Group, Series
 from stagespan.export.traces import Rules
 from stagespan.process import forks, termination
@@ -65,6 +65,8 @@ _SCOPE = InstrumentationScope("stagespan", version())
 
 _LABELS = {"cause": "cause", "unit": "unit", "service": "service.name"}
 """The names of labels in OTLP, if they do not follow from those in Prometheus."""
+_ENCODED_AT_ONCE = 256
+"""Parts of requests, before it is looked whether the exporter has to end."""
 _CUMULATIVE = points.AggregationTemporality.CUMULATIVE
 
 
@@ -281,20 +283,38 @@ class Otlp:
         self, chosen: Iterable[list[Part]], is_over: Callable[[], bool] = lambda: False
     ) -> None:
         """Send requests, until ``is_over`` returns True; the next exporter sends the others."""
-        for parts in chosen:
-            if is_over():
+        requests = list(chosen)
+        more: defaultdict[Parts, dict[int, dict[str, Any]]] = defaultdict(dict)
+        if self._operation is not None:
+            for parts in requests:
+                of_root = genai.attributes_of(parts, self._operation)
+                for part in parts:
+                    if part.is_root:
+                        more[part.of][part.at] = of_root
+        for of, indices in by_reading([part for parts in requests for part in parts]):
+            for first in range(0, len(indices), _ENCODED_AT_ONCE):
+                if is_over():
+                    return
+                some = indices[first : first + _ENCODED_AT_ONCE]
+                self._put(of, some, more[of])
+
+    def _put(self, of: Parts, indices: list[int], more: dict[int, dict[str, Any]]) -> None:
+        try:
+            messages, ends, left_out = encoded(of, indices, more)
+        except Exception as error:  # whatever a process has recorded, the others are sent
+            if len(indices) > 1:
+                for at in indices:
+                    self._put(of, [at], more)
                 return
-            operation = self._operation
-            try:
-                of_root = {} if operation is None else genai.attributes_of(parts, operation)
-                made = [encoded(part, of_root if part.is_root else {}) for part in parts]
-            except Exception as error:  # whatever a process has recorded, the others are sent
-                self._of_traces.tell(f"A request cannot be sent, and counts as lost: {error!r}.")
-                self._lost_spans += sum(1 + part.number_of_spans for part in parts)
-                made = [Encoded([], 0) for _ in parts]
-            for part, spans in zip(parts, made, strict=True):
-                self._lost_spans += spans.left_out
-                self._traces.put(spans.messages, partial(part.awaited.discard, AWAITED_OTLP))
+            self._of_traces.tell(f"A request cannot be sent, and counts as lost: {error!r}.")
+            messages, ends, left_out = [], [], 1 + len(of.rows(indices[0]))
+        self._lost_spans += left_out
+        first = 0
+        for message, end in zip(messages, ends, strict=True):
+            done = partial(of.done, indices[first:end], AWAITED_OTLP)
+            self._traces.put([message], done)
+            first = end
+        of.done(indices[first:], AWAITED_OTLP)  # those of which nothing can be sent
 
     def lost(self) -> dict[str, int]:
         """Return what was not delivered, by cause: spans, and times that figures were sent."""

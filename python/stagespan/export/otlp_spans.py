@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 from stagespan import _core
 from stagespan.device.environment import version
 from stagespan.errors import StagespanError
-from stagespan.export.requests import Batch, Part, Resource
-from stagespan.live.span_kinds import KINDS
-from stagespan.recording.segments import behind_others_ns
+from stagespan.export.parts import Batch, Parts, Resource
 from stagespan.recording.spans import Span
 
 try:
@@ -31,8 +29,8 @@ SPANS_OF_A_CALL = 2048
 256 KiB."""
 
 # The numbers of OTLP.
-_INTERNAL, _SERVER, _PRODUCER, _CONSUMER = 1, 2, 4, 5
-_UNSET, _OK, _ERROR = 0, 1, 2
+_INTERNAL = 1
+_UNSET, _ERROR = 0, 2
 
 
 class EncodedSpans(NamedTuple):
@@ -44,9 +42,11 @@ class EncodedSpans(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The spans of a part of a request."""
+    """The spans of parts of requests."""
 
     messages: list[EncodedSpans]
+    ends: list[int]
+    """By message: how many of the parts are in it and those before it completely."""
     left_out: int
     """How many spans cannot be expressed in OTLP."""
 
@@ -132,102 +132,38 @@ def span_id_in(segment: int, span: int) -> int:
     return (segment ^ span) & _HALF or 1
 
 
-def encoded(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Encoded:
-    """Return the segment, the hops that came to it, and its spans.
+def encoded(
+    parts: Parts, indices: Sequence[int], more: Mapping[int, dict[str, Any]] = MappingProxyType({})
+) -> Encoded:
+    """Return the segments of some parts, the hops that came to them, and their spans.
 
-    ``more`` are attributes of the segment. Each batch is encoded with the first part that it has
-    served.
+    ``more`` are attributes of segments, by index. Each batch is encoded with the first part that it
+    has served.
     """
-    segment, read = part.segment, part.read_spans
-    trace_id = bytes.fromhex(segment["trace_id"] or "0" * 32)
-    own_id = int(segment["segment"] or "0", 16)
-    others = list(_others(part, trace_id, own_id, more))
-    work, failures, names = ({}, {}, []) if read is None else (read.work, read.errors, read.names)
-    made = _core.encode_spans(
-        None if read is None else read.rows,
-        others,
-        names,
-        KINDS,
-        trace_id,
-        own_id,
-        segment["route"],
-        work,
-        failures,
-    )
-    messages = [EncodedSpans(part.resource, data, number) for data, number in made]
-    total = len(others) + part.number_of_spans
-    return Encoded(messages, total - sum(map(number_of_spans, messages)))
+    attributes = dict(more)
+    others: dict[int, list[_Span]] = {}
+    if parts.batches:
+        for at in indices:
+            if batches := parts.batches.get(at):
+                attributes[at] = {**attributes.get(at, {}), **_of_batches(batches, parts.resource)}
+                others[at] = list(_unexported(batches, parts.resource))
+    made, left_out = parts.columns.otlp(indices, attributes, others)
+    messages = [EncodedSpans(parts.resource, data, number) for data, number, _ in made]
+    return Encoded(messages, [end for *_, end in made], left_out)
 
 
-def _others(part: Part, trace_id: bytes, own_id: int, more: Mapping[str, Any]) -> Iterator[_Span]:
-    """Yield what is no row of a recording: hops, the segment, and batches."""
-    segment = part.segment
-    # A part after the end of a request, or a request inside of another one.
-    follows = segment["origin"] in ("root", "nested") and segment["parent_segment"] is not None
-    received = part.returns if follows else (segment, *part.returns)
-    hops = [hop for hop in received if hop["parent_segment"] is not None]
-    for hop in hops:
-        yield _hop(hop, trace_id)
-    parent = segment["parent_hop"]
-    attributes: dict[str, Any] = {
-        "stagespan.request.id": segment["id"],
-        "stagespan.status": segment["status"],
-        "stagespan.origin": segment["origin"],
-        "stagespan.complete": part.is_whole and part.has_all_work,
-        **more,
+def _of_batches(batches: list[Batch], resource: Resource) -> dict[str, Any]:
+    return {
+        "stagespan.batch.ids": [f"{_batch_ids(one, resource)[1]:016x}" for one in batches],
+        "stagespan.batch.sizes": [one.size for one in batches],
     }
-    for name, value in segment["fields"].items():
-        attributes[f"stagespan.field.{name}"] = value
-    if segment["route"] is not None:
-        attributes["http.route"] = segment["route"]
-    if segment["exception"] is not None:
-        attributes["error.type"] = segment["exception"]
-    if segment["attempt"] > 1:
-        attributes["stagespan.attempt"] = segment["attempt"]
-    if segment["branch"] is not None:
-        attributes["stagespan.branch"] = segment["branch"]
-    if segment["queue"] is not None:
-        attributes["stagespan.queue"] = segment["queue"]
-    if segment["chunks"]:
-        attributes["stagespan.chunks"] = segment["chunks"]
-        attributes["stagespan.chunk_amount"] = segment["chunk_amount"]
-        first_ns, begin_ns = segment["first_chunk_ns"], segment["begin_ns"]
-        if first_ns is not None and begin_ns is not None:
-            attributes["stagespan.part_time_to_first_chunk_s"] = (first_ns - begin_ns) / 1e9
-        if first_ns is not None and segment["request_ns"] is not None:
-            since_ns = first_ns - segment["request_ns"]
-            attributes["stagespan.time_to_first_chunk_s"] = since_ns / 1e9
-    if part.batches:
-        attributes["stagespan.batch.ids"] = [
-            f"{_batch_ids(hop, part)[1]:016x}" for hop in part.batches
-        ]
-        attributes["stagespan.batch.sizes"] = [hop.size for hop in part.batches]
-    linked = segment["link"]
-    if segment["is_http"] and not follows:
-        kind = _SERVER
-    elif parent is None or follows:
-        kind = _INTERNAL
-    else:
-        kind = _CONSUMER if hops and hops[0] is segment else _SERVER
-    failed = segment["status"] not in ("ok", "unused")
-    yield _Span(
-        segment["route"] or segment["queue"] or segment["pipeline"],
-        trace_id,
-        own_id,
-        None if parent is None else int(parent, 16),
-        parent is not None and not follows,
-        kind,
-        part.begin_ns,
-        part.end_ns,
-        attributes,
-        [] if linked is None else [_link(linked)],
-        _ERROR if failed else _OK,
-        segment["status"] if failed else None,
-    )
-    for batch in part.batches:
+
+
+def _unexported(batches: list[Batch], resource: Resource) -> Iterator[_Span]:
+    for batch in batches:
         if not batch.is_exported:
             batch.is_exported = True
-            yield from _batch(batch, part)
+            yield from _batch(batch, resource)
 
 
 def _link(ids: tuple[str, str]) -> tuple[bytes, int]:
@@ -235,32 +171,9 @@ def _link(ids: tuple[str, str]) -> tuple[bytes, int]:
     return bytes.fromhex(trace_id), int(segment, 16)
 
 
-def _hop(segment: Any, trace_id: bytes) -> _Span:
-    received_ns = segment["received_ns"] or 0
-    sent_ns = segment["sent_ns"] or segment["sent_unix_ns"]
-    attributes: dict[str, Any] = {"stagespan.kind": "handoff"}
-    if sent_ns is not None:
-        behind_ns = behind_others_ns(segment, received_ns - sent_ns) or 0
-        attributes["stagespan.handoff_s"] = (received_ns - sent_ns - behind_ns) / 1e9
-        attributes["stagespan.behind_others_s"] = behind_ns / 1e9
-    attributes["stagespan.same_clock"] = segment["sent_ns"] is not None
-    return _Span(
-        f"handoff {segment['queue'] or ''}".rstrip(),
-        trace_id,
-        int(segment["parent_hop"] or "0", 16),
-        int(segment["parent_segment"] or "0", 16),
-        True,
-        _PRODUCER,
-        min(received_ns, received_ns if sent_ns is None else sent_ns),
-        received_ns,
-        attributes,
-        [],
-    )
-
-
-def _batch_ids(batch: Batch, part: Part) -> tuple[bytes, int]:
+def _batch_ids(batch: Batch, resource: Resource) -> tuple[bytes, int]:
     # A batch serves several traces, so it is one of its own. Both ids depend on the process.
-    digest = _digest(part.resource.identity)
+    digest = _digest(resource.identity)
     span_id = span_id_in(int.from_bytes(digest[8:], "big"), batch.span.id)
     return digest[:8] + span_id.to_bytes(8, "big"), span_id
 
@@ -272,8 +185,8 @@ def _digest(identity: str) -> bytes:
     return hashlib.sha256(identity.encode()).digest()[:16]
 
 
-def _batch(batch: Batch, part: Part) -> Iterator[_Span]:
-    trace_id, own_id = _batch_ids(batch, part)
+def _batch(batch: Batch, resource: Resource) -> Iterator[_Span]:
+    trace_id, own_id = _batch_ids(batch, resource)
     more = {"stagespan.batch.size": batch.size}
     links = [_link(ids) for ids in batch.links]
     yield _stage(batch.span, trace_id, own_id, None, links, more)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Set
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 from stagespan import _core
+from stagespan.export.parts import Awaited, Batch, Parts, Resource
 from stagespan.process import imports
+from stagespan.recording.segments import RETURN, Details, trace_id, traces_of
 from stagespan.recording.spans import (
     BATCH,
     ReadSpans,
     Span,
-    by_number,
+    are_in,
     joined,
     kinds_of,
     made,
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts, Failures, Recording, Segment
-    from stagespan.recording.slowness import Slowness
+    from stagespan.recording.reading import Amounts, Failures, Recording
 
+_Detail = TypeVar("_Detail")
 QUIET_NS = 10**9
 """A request that was received can be entered again. It counts as ended after this time."""
 _READINGS = 4
@@ -35,95 +35,9 @@ _DEEPEST = 64
 """The most levels of spans inside of a batch that are taken."""
 _MOST_SAVED = 1 << 17
 """The most spans of a process that are saved while their requests go on."""
+_MOST_PIECES = 64
 UNREAD = ("requests_unread", "spans_unread", "amounts_unread")
 """Causes of losses: what later entries of a recording displaced before it was read."""
-AWAITED_CHOICE, AWAITED_OTLP, AWAITED_KEEP = "choice", "otlp", "keep"
-"""What can be awaited for a part: the choice by the rules, its delivery, and its file."""
-
-
-class Resource(NamedTuple):
-    """The process that a part of a request ran in."""
-
-    service: str
-    pipeline: str
-    rank: str
-    pid: int
-    host: str
-    program: str
-    identity: str
-    name: str = ""
-    """What commands call the process; it is no attribute or label."""
-
-
-@dataclass
-class Batch:
-    """A batch with the spans in it, and the requests that it served."""
-
-    span: Span
-    inner: list[Span]
-    links: list[tuple[str, str]]
-    """The trace and the segment of each request."""
-    size: int
-    is_exported: bool = False
-
-
-@dataclass
-class Part:
-    """A segment that has ended, with its spans."""
-
-    resource: Resource
-    segment: Segment
-    read_spans: ReadSpans | None = None
-    """Its spans as they were read; None if there are none."""
-    returns: list[Segment] = field(default_factory=list)
-    """Hops that have come back to this segment."""
-    batches: list[Batch] = field(default_factory=list)
-    is_whole: bool = True
-    """Whether no span of it was overwritten before it was read. The work of its spans can be
-    unknown nevertheless."""
-    clock: int = 0
-    """The identity of the process's CLOCK_MONOTONIC."""
-    unix_offset_ns: int = 0
-    """What was added to CLOCK_MONOTONIC to get the Unix times."""
-    slowness: Slowness | None = None
-    """What is noted if the request was too slow."""
-    awaited: set[str] = field(default_factory=lambda: {AWAITED_CHOICE})
-    """What has still to be done with it; each name is removed when it is done. What is left when
-    the exporter is killed is done by the next one."""
-
-    @cached_property
-    def spans(self) -> list[Span]:
-        """Its spans."""
-        return [] if self.read_spans is None else self.read_spans.spans()
-
-    @property
-    def number_of_spans(self) -> int:
-        """How many spans it has."""
-        return 0 if self.read_spans is None else len(self.read_spans.rows)
-
-    @property
-    def has_all_work(self) -> bool:
-        """Whether the work of all of its spans is known."""
-        return self.read_spans is None or self.read_spans.has_all_work
-
-    @property
-    def begin_ns(self) -> int:
-        """When it was received, or else begun."""
-        segment = self.segment
-        return segment["received_ns"] or segment["begin_ns"] or segment["end_ns"] or 0
-
-    @property
-    def end_ns(self) -> int:
-        """When it ended; of an abandoned one the latest time that is known."""
-        end_ns = self.segment["end_ns"]
-        if end_ns or self.read_spans is None:
-            return end_ns or self.begin_ns
-        return max(int(self.read_spans.rows["end_ns"].max(initial=0)), self.begin_ns)
-
-    @property
-    def is_root(self) -> bool:
-        """Whether the request came from no other process that records."""
-        return self.segment["parent_segment"] is None
 
 
 class _Balance:
@@ -159,16 +73,19 @@ class Taker:
 
     def __init__(self, taken: Iterable[int] = (), unsent: Iterable[int] = ()) -> None:
         """``unsent`` are the numbers of segments that were taken, but not sent."""
-        self.taken = set(taken)
+        numpy = imports.load("numpy")
+        self.taken: NDArray[np.int64] = numpy.array(list(taken), "i8")
         """The keys of the segments that were taken, and are still in the recording."""
-        self._again = set(unsent)
-        self._parts: dict[int, Part] = {}
+        self._again: NDArray[np.int64] = numpy.array(list(unsent), "i8")
+        self._given: list[Awaited] = []
         self._batches: dict[int, Batch] = {}
-        self._highest = max(self.taken, default=0)
-        self.known: frozenset[int] | None = None
+        self._highest = int(self.taken.max(initial=0))
+        self._known: NDArray[np.int64] | None = None
         """The keys that the latest call of `ended` has seen."""
         self.new = 0
         """How many of them no earlier call had seen."""
+        self.open_traces: NDArray[np.uint64] = numpy.zeros((0, 2), "u8")
+        """The halves of the traces of the segments that were seen, and left for a later call."""
         self._are_left_open = False  # whether all rows that the last call did not take are open
         self._missed_rows, self._missed_spans = _Balance(), _Balance()
         self.missed: Counter[str] = Counter()
@@ -177,56 +94,76 @@ class Taker:
         self._amounts_written: int | None = None
         self._previous: NDArray[np.void] | None = None
         """The spans of the latest copy."""
-        self._saved: NDArray[np.void] | None = None
+        self._saved: list[NDArray[np.void]] = []
         """Spans that were overwritten since they were read, of segments that were not taken."""
         self._complete_ns: int | None = None
         """The Unix time from which all spans were read; None before the first reading."""
-        self._ending: dict[int, Segment] = {}
+        self._ending: NDArray[np.void] | None = None
         """Segments that have ended, and may be displaced before they can be taken."""
-        self._untaken: set[int] = set()
+        self._details = Details({}, {})
+        """What these refer to."""
+        self._untaken: NDArray[np.int64] = self._again[:0]
         """The numbers of the segments that had not been taken before the latest call of `ended`."""
         self._names: list[str] = []
 
-    def ended(self, copy: Recording, *, at_end: bool = False) -> list[Segment]:
-        """Return the segments that have ended since the last call, also those of hops.
+    def ended(self, copy: Recording, *, at_end: bool = False) -> NDArray[np.void]:
+        """Return the segments that have ended since the last call, also those of hops, as rows.
 
         Those that ended less than `QUIET_NS` ago are left for a later call, unless ``at_end`` is
         true, or they are displaced by then.
         """
-        known = copy.segment_keys
-        ends_ns = {key: ns for key, ns, _ in copy.segment_ends if key not in self.taken}
-        seen: Set[int] | None = self.known
+        numpy = imports.load("numpy")
+        ends = copy.segment_ends()
+        known, ends_ns = numpy.ascontiguousarray(ends["key"]), ends["end_ns"]
+        is_new = ~are_in(known, self.taken)
+        seen = self._known
         if seen is None:  # an earlier exporter may have seen them
-            seen = {key for key in known if key in self.taken or 0 < key <= self._highest}
-        highest = max(known, default=self._highest)
-        found = {key: self._ending.pop(key) for key in self._ending.keys() - known}
-        least_ns = 0 if at_end else QUIET_NS
-        quiet = {
-            key
-            for key, end_ns in ends_ns.items()
-            if copy.has_gone or _is_quiet(end_ns, copy.read_ns, least_ns)
-        }
+            seen = known[~is_new | ((known > 0) & (known <= self._highest))]
+        highest = int(known.max(initial=self._highest))
+        ending = copy.segment_rows(known[:0]) if self._ending is None else self._ending
+        is_gone = ~are_in(ending["key"], known)
+        gone, ending = ending[is_gone], ending[~is_gone]
+        is_quiet = is_new & self._are_quiet(copy, ends_ns, 0 if at_end else QUIET_NS)
         # Those that may be displaced before the next reading are read now.
         first = highest + 2 * (highest - self._highest) - copy.most_segments
-        soon = {key for key, end_ns in ends_ns.items() if end_ns and 0 < key <= first}
-        soon -= quiet | self._ending.keys()
-        rows = copy.segments_by_key(quiet | soon)
-        for key, one in rows.items():
-            (found if key in quiet else self._ending)[key] = one
-        for key in quiet & self._ending.keys():
-            del self._ending[key]
-        self._untaken = {key for key in (*ends_ns, *found) if key > 0}
+        is_soon = is_new & (ends_ns != 0) & (known > 0) & (known <= first) & ~is_quiet
+        is_soon &= ~are_in(known, ending["key"])
+        found = joined((gone, copy.segment_rows(known[is_quiet])))
+        keys = found["key"]
+        soon = copy.segment_rows(known[is_soon])
+        self._ending = joined((ending[~are_in(ending["key"], keys)], soon))
+        self._untaken = numpy.append(known[is_new & (known > 0)], gone["key"][gone["key"] > 0])
+        self.new = int((~are_in(known, seen)).sum())
         if self._highest:
-            self._count_unseen(copy, highest, len(known - seen))
+            self._count_unseen(copy, highest, self.new)
             # Those that had not ended for long enough when they were last seen.
             if len(known) >= copy.most_segments:
-                gone = seen - self.taken - known - found.keys()
-                self.missed["requests_unread"] += len(gone)
-        self._highest = highest
-        self.taken = (self.taken & known) | found.keys()
-        self.known, self.new = known, len(known - seen)
-        self._are_left_open = not any(ns for key, ns in ends_ns.items() if key not in found)
-        return list(found.values())
+                is_lost = ~(are_in(seen, self.taken) | are_in(seen, known) | are_in(seen, keys))
+                self.missed["requests_unread"] += int(is_lost.sum())
+        self._highest, self._known = highest, known
+        self.taken = numpy.append(self.taken[are_in(self.taken, known)], keys)
+        is_left = is_new & ~is_quiet
+        self._are_left_open = not ends_ns[is_left].any()
+        self.open_traces = _traces_in(ends[is_left & (known > 0)])
+        return found
+
+    def look(self, copy: Recording) -> None:
+        """See which requests are open, without taking any."""
+        ends = copy.segment_ends()
+        keys = ends["key"]
+        self.open_traces = _traces_in(ends[(keys > 0) & ~are_in(keys, self.taken)])
+
+    def _are_quiet(
+        self, copy: Recording, ends_ns: NDArray[np.int64], least_ns: int
+    ) -> NDArray[np.bool_]:
+        numpy = imports.load("numpy")
+        now_ns = copy.read_ns
+        are_quiet: NDArray[np.bool_] = (
+            numpy.full(len(ends_ns), copy.has_gone)
+            if copy.has_gone or now_ns is None
+            else (ends_ns != 0) & (now_ns - ends_ns >= least_ns)
+        )
+        return are_quiet
 
     @property
     def is_settled(self) -> bool:
@@ -250,69 +187,69 @@ class Taker:
     @property
     def unsent(self) -> set[int]:
         """The numbers of segments whose parts are awaited by something."""
-        return self._again | {number for number, part in self._parts.items() if part.awaited}
+        unsent = set(self._again.tolist())
+        for given in self._given:
+            unsent.update(given.unsent)
+        return unsent
 
-    def parts(self, copy: Recording, resource: Resource, ended: list[Segment]) -> list[Part]:
-        """Return the spans of segments; the copy must contain the spans of the process.
+    def parts(self, copy: Recording, resource: Resource, ended: NDArray[np.void]) -> Parts | None:
+        """Return segments with their spans, or None; the copy must contain the process's spans.
 
         Those that an earlier exporter has taken and not sent are also returned, once.
         """
-        own = [one for one in ended if one["origin"] != "return"]
-        if self._again:
-            again = copy.segments(self._again)
+        numpy = imports.load("numpy")
+        own = ended[ended["origin"] != RETURN]
+        if len(self._again):
+            again = copy.segment_rows(self._again)
             self.missed["requests_unread"] += len(self._again) - len(again)
-            self._again.clear()
-            own = [*again, *own]
-        if not own:
-            return []
-        spans = self._spans_of(copy, [one["number"] for one in own])
-        by_segment: dict[str | None, list[Segment]] = {one["segment"]: [] for one in own}
-        for one in copy.segments([key for key in copy.segment_keys if key < 0]):
-            if one["segment"] in by_segment:
-                by_segment[one["segment"]].append(one)
-        batches = self._batches_of(copy)
-        complete_ns = copy.complete_ns if self._complete_ns is None else self._complete_ns
-        found = []
-        for one in own:
-            number = one["number"]
-            part = Part(
-                *(resource, one, spans.get(number), by_segment[one["segment"]]),
-                batches.get(number, []),
-            )
-            part.is_whole = complete_ns <= part.begin_ns
-            part.clock, part.unix_offset_ns = copy.clock, copy.unix_offset_ns
-            found.append(part)
-        self._parts = {number: part for number, part in self._parts.items() if part.awaited}
-        self._parts.update((part.segment["number"], part) for part in found)
+            self._again = self._again[:0]
+            own = joined((again, own))
+        details = self._details_of(copy, own)
+        if not len(own):
+            return None
+        own = own[own["number"].argsort(kind="stable")]
+        returned = numpy.array([key for key in copy.segment_keys if key < 0], "i8")
+        of_numbers = self._batches_of(copy)
+        numbers = own["number"].tolist() if of_numbers else ()
+        found = Parts(
+            *(resource, own, self._spans_of(copy, numpy.ascontiguousarray(own["number"]))),
+            *(copy.segment_rows(returned), details),
+            batches={at: of_numbers[n] for at, n in enumerate(numbers) if n in of_numbers},
+            complete_ns=copy.complete_ns if self._complete_ns is None else self._complete_ns,
+            clock=copy.clock,
+            unix_offset_ns=copy.unix_offset_ns,
+        )
+        self._given = [given for given in self._given if given.flags.any()]
+        self._given.append(found.awaited)
         return found
 
-    def _spans_of(self, copy: Recording, numbers: list[int]) -> dict[int, ReadSpans]:
-        spans = copy.spans()
-        if self._saved is not None and len(self._saved):
-            spans = joined((self._saved, spans))
-        rows = of_requests(spans, numbers)
-        if not len(rows):
-            return {}
+    def _details_of(self, copy: Recording, own: NDArray[np.void]) -> Details:
+        """Return what these rows refer to, and save it of those that are ending."""
+        ending = own[:0] if self._ending is None else self._ending
+        rows = joined((own, ending))
+        numbers = rows["number"].tolist()
+        has_failed = (rows["status"] == _core.STATUSES.index("error")).any()
+        failures = copy.request_failures() if has_failed else {}
+        details = Details(
+            {**self._details.fields, **copy.request_fields(numbers)},
+            {**self._details.failures, **failures},
+        )
+        saved = set(numbers[len(own) :])
+        self._details = Details(_only(details.fields, saved), _only(details.failures, saved))
+        return details
+
+    def _spans_of(self, copy: Recording, numbers: NDArray[np.uint64]) -> ReadSpans:
+        rows = of_requests((*self._saved, copy.spans()), numbers)
         names = copy.stage_names()
         if names != self._names:  # else parts of many readings share one list
             self._names = names
-        amounts = copy.amounts(set(rows["id"].tolist()))
-        has_failed = bool((rows["flags"] & _core.FLAG_ERROR).any())
-        failures = copy.failures() if has_failed else {}
-        since_ns = copy.amounts_since_ns
-        found = {}
-        for number, of in by_number(rows).items():
-            own = rows[of].copy()  # of many rows, those of a few requests may be kept for long
-            work: Amounts = {}
-            errors: Failures = {}
-            if amounts or failures:
-                ids = own["id"].tolist()
-                errors = {id_: failures[id_] for id_ in ids if id_ in failures}
-                if since_ns:
-                    ids = own["id"][own["begin_ns"] > since_ns].tolist()
-                work = {id_: amounts[id_] for id_ in ids if id_ in amounts}
-            found[number] = ReadSpans(own, self._names, work, errors, since_ns)
-        return found
+        work: Amounts = copy.amounts(set(rows["id"].tolist())) if copy.amounts_written else {}
+        failures: Failures = {}
+        failed = rows["id"][(rows["flags"] & _core.FLAG_ERROR) != 0].tolist()
+        if failed:
+            known = copy.failures()
+            failures = {id_: known[id_] for id_ in failed if id_ in known}
+        return ReadSpans(rows, self._names, work, failures, copy.amounts_since_ns)
 
     def count_spans(self, copy: Recording) -> None:
         """Count the spans and amounts that were overwritten since the last call, and not seen."""
@@ -335,16 +272,19 @@ class Taker:
     def _save(self, copy: Recording, before: NDArray[np.void], spans: NDArray[np.void]) -> int:
         """Save what was overwritten since it was read, and return how many spans were."""
         numpy = imports.load("numpy")
-        gone = before[~numpy.isin(before["id"], spans["id"])]
-        rows = gone if self._saved is None else joined((self._saved, gone))
-        self._saved = saved = of_requests(rows, self._untaken)
-        if len(saved) > _MOST_SAVED:
-            by_end = saved[saved["end_ns"].argsort(kind="stable")]
-            dropped, self._saved = by_end[:-_MOST_SAVED], by_end[-_MOST_SAVED:]
+        gone = before[~are_in(before["id"], spans["id"])]
+        saved = (self._still_untaken(rows) for rows in (*self._saved, of_requests((gone,))))
+        self._saved = [rows for rows in saved if len(rows)]
+        if len(self._saved) > _MOST_PIECES:
+            self._saved = [joined(self._saved)]
+        if sum(map(len, self._saved)) > _MOST_SAVED:
+            rows = joined(self._saved)
+            by_end = rows[rows["end_ns"].argsort(kind="stable")]
+            dropped, self._saved = by_end[:-_MOST_SAVED], [by_end[-_MOST_SAVED:]]
             self._complete_ns = max(self._complete_ns or 0, int(dropped["end_ns"].max()))
             self.missed["spans_unread"] += len(dropped)
         # A thread of whose spans none was there before may have overwritten some in between.
-        is_known = numpy.isin(spans["id"], before["id"])
+        is_known = are_in(spans["id"], before["id"])
         _, of_thread, counts = numpy.unique(
             spans["thread"], return_inverse=True, return_counts=True
         )
@@ -352,6 +292,11 @@ class Taker:
         if (known[counts + 1 >= copy.ring_spans] == 0).any():
             self._complete_ns = max(self._complete_ns or 0, copy.complete_ns)
         return len(gone)
+
+    def _still_untaken(self, rows: NDArray[np.void]) -> NDArray[np.void]:
+        """Return the rows of segments that were not taken, and perhaps as many others."""
+        stay = are_in(rows["request"], self._untaken)
+        return rows[stay] if 2 * stay.sum() <= len(rows) else rows
 
     def _batches_of(self, copy: Recording) -> dict[int, list[Batch]]:
         numbers: defaultdict[int, dict[int, None]] = defaultdict(dict)
@@ -363,11 +308,16 @@ class Taker:
         new = numbers.keys() - self._batches.keys()
         if new:
             served = {number for id_ in new for number in numbers[id_]}
-            segments = copy.segments(served & copy.segment_keys)
-            ids = {one["number"]: (one["trace_id"], one["segment"]) for one in segments}
+            rows = copy.segment_rows(imports.load("numpy").array(list(served), "i8"))
+            ids = {
+                number: (trace, f"{segment:016x}")
+                for number, segment, of in zip(
+                    rows["number"].tolist(), rows["segment"].tolist(), traces_of(rows), strict=True
+                )
+                if (trace := trace_id(of)) and segment
+            }
             for span, *inner in _batches(copy, new):
-                known = [ids[number] for number in numbers[span.id] if number in ids]
-                links = [(trace, segment) for trace, segment in known if trace and segment]
+                links = [ids[number] for number in numbers[span.id] if number in ids]
                 self._batches[span.id] = Batch(span, inner, links, sizes[span.id])
         found: defaultdict[int, list[Batch]] = defaultdict(list)
         for span_id, of in numbers.items():
@@ -396,5 +346,11 @@ def _batches(copy: Recording, ids: Collection[int]) -> Iterator[list[Span]]:
         yield _made(copy, joined(levels))
 
 
-def _is_quiet(end_ns: int, now_ns: int | None, least_ns: int) -> bool:
-    return end_ns != 0 and now_ns is not None and now_ns - end_ns >= least_ns
+def _only(details: dict[int, _Detail], numbers: set[int]) -> dict[int, _Detail]:
+    return {number: details[number] for number in numbers & details.keys()}
+
+
+def _traces_in(ends: NDArray[np.void]) -> NDArray[np.uint64]:
+    halves = ends["trace_high"], ends["trace_low"]
+    traces: NDArray[np.uint64] = imports.load("numpy").stack(halves, axis=1)
+    return traces[traces.any(axis=1)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
+import operator
 import os
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from stagespan import _core
 from stagespan.errors import StagespanError
@@ -23,20 +25,20 @@ from stagespan.export.figures import (
     ShownNames,
     figures_of,
 )
+from stagespan.export.parts import Part, Parts, Resource, by_reading
 from stagespan.export.recent import WINDOW_S, Recent
-from stagespan.export.requests import (
-    QUIET_NS,
-    UNREAD,
-    Part,
-    Resource,
-    Taker,
-)
+from stagespan.export.requests import QUIET_NS, UNREAD, Taker
 from stagespan.export.traces import Pending
 from stagespan.live.span_kinds import KINDS, RUNS, Kind
 from stagespan.process import imports
 from stagespan.recording.backlog import Backlog
 from stagespan.recording.reading import Recording, Segment, began_here, open_file
-from stagespan.recording.spans import ReadSpans, joined, kinds_of
+from stagespan.recording.segments import UNKNOWN_NS
+from stagespan.recording.spans import kinds_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MOST_STAGES = 200
 """The most stages that are exported by name; the others are summed."""
@@ -44,6 +46,8 @@ MOST_UNITS = 100
 MOST_PIPELINES = 200
 _MOST_GROUPS = 256
 _SHORTEST_PAUSE_S = 0.005
+_BEGIN_HERE = [_core.ORIGINS.index(origin) for origin in ("root", "remote")]
+"""The origins of requests that begin in a process (`began_here`)."""
 
 
 class Group(NamedTuple):
@@ -152,10 +156,11 @@ class ReadProcess:
         """The part of the figures that was counted here: what was lost before it was read."""
         self.noted_ns = 0
         """The Unix time until which its requests are among the exemplars."""
-        self.open_traces: set[str] = set()
-        """The traces of requests that have not ended, or were not taken yet."""
         self.longest_pause_s = math.inf
-        """Until the next reading, so that no request or span is displaced before it is read."""
+        """From the latest reading to the next one, so that no request or span is displaced before
+        it is read."""
+        self.read_at_s = -math.inf
+        self._heads: list[int] = []
         self._marks = self._read_marks = b""
         self._watch = Watch(first, may_open=handle >= 0)
 
@@ -176,10 +181,22 @@ class ReadProcess:
                 if reused is not None and reused.is_exact:
                     return reused
             self._read_marks = marks
+            self.read_at_s = time.monotonic()
+            if spans:
+                self._heads = _core.recording_heads(handle)
             return Recording(self.path, everything=spans, handle=handle)
         finally:
             if handle != self.handle:
                 os.close(handle)
+
+    def is_filling(self) -> bool:
+        """Whether a thread has recorded a quarter of its ring since the latest reading."""
+        if self.handle < 0 or self.has_ended:
+            return False
+        heads = _core.recording_heads(self.handle)
+        before = itertools.chain(self._heads, itertools.repeat(0))
+        most = max(map(operator.sub, heads, before), default=0)
+        return 4 * most > self.latest.ring_spans
 
     def accept(self, copy: Recording) -> None:
         """Take what `read` has returned as the latest copy."""
@@ -224,17 +241,32 @@ def resource_of(recording: Recording) -> Resource:
 def _pause_s(before: Recording | None, copy: Recording, new: int) -> float:
     """Return the most seconds until the next reading, from the rates since ``before``.
 
-    It is half of what the fastest thread needs to fill its ring, or the requests to fill their
-    table, of which there are ``new`` ones.
+    Without one they are those since the process began. It is half of what the fastest thread needs
+    to fill its ring, or the requests to fill their table, of which there are ``new`` ones.
     """
-    if before is None or before.read_ns is None or copy.read_ns is None:
+    if copy.read_ns is None:
         return math.inf
-    spans = {one["thread"]: one["spans"] for one in before.threads()}
+    since_ns = copy.begin_ns if before is None else before.read_ns or copy.begin_ns
+    spans = {} if before is None else {one["thread"]: one["spans"] for one in before.threads()}
     fastest = max((one["spans"] - spans.get(one["thread"], 0) for one in copy.threads()), default=0)
     part = max(fastest / copy.ring_spans, new / copy.most_segments)
     if part <= 0:
         return math.inf
-    return max((copy.read_ns - before.read_ns) / part / 2e9, _SHORTEST_PAUSE_S)
+    return max((copy.read_ns - since_ns) / part / 2e9, _SHORTEST_PAUSE_S)
+
+
+def _latest(
+    keys: NDArray[np.int64], begins_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]
+) -> list[int]:
+    """Return the index of the latest item of each key and bucket of durations."""
+    if not len(keys):
+        return []
+    numpy = imports.load("numpy")
+    buckets = numpy.searchsorted(BOUNDS_NS, ends_ns - begins_ns, "right")
+    of = keys << 8 | buckets
+    order = numpy.lexsort((ends_ns, of))
+    latest: list[int] = order[numpy.append(of[order][1:] != of[order][:-1], True)].tolist()
+    return latest
 
 
 class Totals:
@@ -262,13 +294,8 @@ class Totals:
             self._take(process, copy, at_end)
             if self.requests is not None:
                 process.longest_pause_s = _pause_s(before, copy, process.taker.new)
-        if self.requests is not None:
-            taken = process.taker.taken
-            process.open_traces = {
-                trace
-                for key, _, trace in copy.segment_ends
-                if key > 0 and trace is not None and key not in taken
-            }
+        elif self.requests is not None:
+            process.taker.look(copy)
 
     def _take(self, process: ReadProcess, copy: Recording, at_end: bool) -> None:
         resets = copy.snapshot().resets
@@ -309,7 +336,7 @@ class Totals:
             return
         ended = process.taker.ended(copy, at_end=at_end)
         process.taker.count_spans(copy)
-        self.requests.add(process.taker.parts(copy, resource_of(copy), ended))
+        self.requests.add(process.taker.parts(copy, resource_of(copy), ended) or ())
         missed = process.taker.missed
         process.observed.amounts["lost"] = {cause: {"": float(missed[cause])} for cause in UNREAD}
 
@@ -319,34 +346,31 @@ class Totals:
             label = Family.text(self.names.pipelines.shown(one["pipeline"]), one["status"])
             self._note(group, "request", label, one["trace_id"], begin_ns, end_ns)
 
-    def _note_parts(self, parts: list[Part]) -> None:
-        by_names: defaultdict[tuple[Group, int], list[tuple[str | None, ReadSpans]]]
-        by_names = defaultdict(list)
-        for part in parts:
-            group = self.admitted(Group(*part.resource[:3]))
-            self._note_request(group, part.segment)
-            if (read := part.read_spans) is not None:
-                by_names[group, id(read.names)].append((part.segment["trace_id"], read))
-        for (group, _), found in by_names.items():
-            self._note_spans(group, found)
-
-    def _note_spans(self, group: Group, found: list[tuple[str | None, ReadSpans]]) -> None:
-        """Remember the latest span of each bucket, of spans that share the names of stages."""
+    def _note_parts(self, of: Parts, indices: list[int]) -> None:
+        """Remember the latest request and the latest spans of each bucket, of some parts."""
         numpy = imports.load("numpy")
-        rows = joined(read.rows for _, read in found)
-        of_part = numpy.repeat(range(len(found)), [len(read.rows) for _, read in found])
-        is_queue = kinds_of(rows) == KINDS.index("queue")
-        durations_ns = rows["end_ns"] - rows["begin_ns"]
-        buckets = numpy.searchsorted(BOUNDS_NS, durations_ns, "right")
-        keys = (rows["stage"].astype(numpy.int64) << 8) | (buckets << 1) | is_queue
-        order = numpy.lexsort((rows["end_ns"], keys))
-        latest = order[numpy.append(keys[order][1:] != keys[order][:-1], True)]
-        names = found[0][1].names
-        for i in latest.tolist():
-            row, trace = rows[i], found[of_part[i]][0]
-            stage = self.names.stages.shown(names[row["stage"]])
+        group = self.admitted(Group(*of.resource[:3]))
+        rows = of.segments[indices]
+        began = (rows["parent_segment"] == 0) & numpy.isin(rows["origin"], _BEGIN_HERE)
+        began &= (rows["end_ns"] != UNKNOWN_NS) & (
+            (rows["received_ns"] != UNKNOWN_NS) | (rows["begin_ns"] != UNKNOWN_NS)
+        )
+        at = numpy.array(indices, "i8")[began]
+        times_ns = of.begins_ns[at], of.ends_ns[at]
+        keys = rows["pipeline"][began].astype("i8") << 3 | rows["status"][began]
+        for i in _latest(keys, *times_ns):
+            part = Part(of, int(at[i]))
+            status = _core.STATUSES[rows["status"][began][i]]
+            label = Family.text(self.names.pipelines.shown(part.pipeline), status)
+            self._note(group, "request", label, part.trace_id, part.begin_ns, part.end_ns)
+        spans, of_part = of.rows_of(indices)
+        is_queue = kinds_of(spans) == KINDS.index("queue")
+        keys = spans["stage"].astype("i8") << 1 | is_queue
+        for i in _latest(keys, spans["begin_ns"], spans["end_ns"]):
+            begin_ns, end_ns = int(spans["begin_ns"][i]), int(spans["end_ns"][i])
+            stage = self.names.stages.shown(of.read.names[spans["stage"][i]])
             family = "queue" if is_queue[i] else "stage"
-            self._note(group, family, stage, trace, int(row["begin_ns"]), int(row["end_ns"]))
+            self._note(group, family, stage, Part(of, int(of_part[i])).trace_id, begin_ns, end_ns)
 
     def _note(
         self, group: Group, family: str, label: str, trace: str | None, begin_ns: int, end_ns: int
@@ -378,10 +402,11 @@ class Totals:
         """Return the requests that are complete now, and that are to be exported."""
         if self.requests is None:
             return []
-        is_open = {trace for process in processes for trace in process.open_traces}
-        found = self.requests.complete(is_open, now_ns, at_end=at_end)
+        open_traces = [process.taker.open_traces for process in processes]
+        found = self.requests.complete(open_traces, now_ns, at_end=at_end)
         # The others have no trace to refer to.
-        self._note_parts([part for parts in found for part in parts])
+        for of, indices in by_reading([part for parts in found for part in parts]):
+            self._note_parts(of, indices)
         return found
 
     def sums(self, processes: Iterable[ReadProcess]) -> dict[Group, Counts]:
@@ -550,8 +575,14 @@ class Exported:
     def longest_pause_s(self) -> float:
         """Return the most seconds until the next reading, so that all requests are read."""
         with self._lock:
-            live = (one for one in self._processes.values() if not one.has_ended)
-            return min((one.longest_pause_s for one in live), default=math.inf)
+            live = [one for one in self._processes.values() if not one.has_ended]
+            ends_s = (one.read_at_s + one.longest_pause_s for one in live)
+            return max(min(ends_s, default=math.inf) - time.monotonic(), _SHORTEST_PAUSE_S)
+
+    def is_filling(self) -> bool:
+        """Whether a process records so much that it has to be read now."""
+        with self._lock:
+            return any(one.is_filling() for one in self._processes.values())
 
     def exemplars(self) -> Exemplars:
         """Return the latest request of each bucket."""

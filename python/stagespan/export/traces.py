@@ -6,13 +6,20 @@ import heapq
 import itertools
 import re
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from stagespan.export.requests import Part
+from stagespan.export.parts import Part, by_reading
 from stagespan.live.quantiles import quantile
+from stagespan.process import imports
+from stagespan.recording.segments import Trace
 from stagespan.recording.slowness import Limit, Slowness
+from stagespan.recording.spans import are_in
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _LONGEST_WAIT_NS = 10 * 10**9
 """How long the parts of a request wait for others after the latest of them has ended, such as for
@@ -23,8 +30,10 @@ this machine still works on the request."""
 _MOST_PARTS = 20_000
 _MANY_PARTS = 10_000
 """If more parts wait, requests count as complete with the parts that are known."""
+_NO_TRACE = 0, 0
 _MOST_CHOSEN = 1 << 16
 _MINUTE_NS = 60 * 10**9
+_SHRINK_NS = 10**9
 _FEWEST_COMPARED = 100
 _MOST_COMPARED = 1000
 """A request is compared with so many of the latest ones of its pipeline."""
@@ -89,112 +98,135 @@ class _Latest:
 class Pending:
     """Parts that wait for the other parts of their request."""
 
-    def __init__(self, rules: Rules, awaited: Iterable[str] = ()) -> None:
+    def __init__(self, rules: Rules, awaited: Iterable[int] = ()) -> None:
         """``awaited`` is what is to be done with the parts that are chosen (`Part.awaited`)."""
         self._rules = rules
-        self._awaited = frozenset(awaited)
-        self._waiting: OrderedDict[str, list[Part]] = OrderedDict()
+        self._awaited = sum(awaited)
+        self._waiting: dict[Trace, list[Part]] = {}
         self._parts = 0
-        self._chosen: OrderedDict[str, None] = OrderedDict()
+        self._chosen: OrderedDict[Trace, None] = OrderedDict()
         self._slowest: list[tuple[int, int, list[Part]]] = []
         self._minute = 0
         self._latest: OrderedDict[str, _Latest] = OrderedDict()
         self._numbers = itertools.count()
+        self._shrunk_ns = 0
         self.lost = 0
         """Parts that were dropped because too many waited."""
 
     def add(self, parts: Iterable[Part]) -> None:
         """Add parts that have ended."""
+        waiting = self._waiting
         for part in parts:
-            trace = part.segment["trace_id"]
-            if trace is None:
+            trace = part.of.traces[part.at]
+            if trace in waiting:
+                waiting[trace].append(part)
+            elif trace != _NO_TRACE:
+                waiting[trace] = [part]
+            else:
                 continue
-            self._waiting.setdefault(trace, []).append(part)
             self._parts += 1
         while self._parts > _MOST_PARTS:
-            _, dropped = self._waiting.popitem(last=False)
+            dropped = waiting.pop(next(iter(waiting)))
             self._parts -= len(dropped)
             self.lost += len(dropped)
-            _drop(dropped)
+            _await_only(dropped, 0)
 
     def complete(
-        self, open_traces: set[str], now_ns: int, *, at_end: bool = False
+        self, open_traces: Iterable[NDArray[np.uint64]], now_ns: int, *, at_end: bool = False
     ) -> list[list[Part]]:
         """Return the chosen ones of the requests that are complete, and forget the others.
 
-        ``open_traces`` are those with parts that have not ended.
+        ``open_traces`` are the halves of those with parts that have not ended.
         """
-        requests = []
+        requests, others = [], []
+        going_on = self._among_waiting(open_traces)
         for trace, parts in list(self._waiting.items()):
-            latest_ns = max(part.end_ns for part in parts)
-            has_root = any(part.is_root for part in parts)
-            goes_on = not has_root and trace in open_traces
-            longest_ns = _LONGEST_REQUEST_NS if goes_on else _LONGEST_WAIT_NS
-            is_late = now_ns - latest_ns > longest_ns or self._parts > _MANY_PARTS
-            if not (at_end or is_late or (has_root and trace not in open_traces)):
-                continue
+            has_root = any(part.of.are_roots[part.at] for part in parts)
+            is_open = trace in going_on
+            if not ((has_root and not is_open) or at_end or self._parts > _MANY_PARTS):
+                longest_ns = _LONGEST_REQUEST_NS if is_open and not has_root else _LONGEST_WAIT_NS
+                if now_ns - max(part.end_ns for part in parts) <= longest_ns:
+                    continue
             del self._waiting[trace]
             self._parts -= len(parts)
-            is_over = self._note_if_over(parts)
-            if self._is_chosen(trace, parts) or is_over:
+            is_over = self._rules.over is not None and self._note_if_over(parts, self._rules.over)
+            if is_over or self._is_chosen(trace, parts):
                 requests.append(parts)
             elif self._rules.slowest and has_root:
                 length_ns = max(part.end_ns - part.begin_ns for part in parts if part.is_root)
                 heapq.heappush(self._slowest, (length_ns, next(self._numbers), parts))
                 if len(self._slowest) > self._rules.slowest:
-                    _drop(heapq.heappop(self._slowest)[2])
+                    others += heapq.heappop(self._slowest)[2]
             else:
-                _drop(parts)
+                others += parts
         minute = now_ns // _MINUTE_NS
         if minute != self._minute or at_end:
             self._minute = minute
             requests += [parts for _, _, parts in self._slowest]
             self._slowest.clear()
-        for parts in requests:
-            for part in parts:
-                part.awaited = set(self._awaited)
-            self._chosen[parts[0].segment["trace_id"] or ""] = None
+        self._chosen.update((parts[0].of.traces[parts[0].at], None) for parts in requests)
         while len(self._chosen) > _MOST_CHOSEN:
             self._chosen.popitem(last=False)
+        _await_only(others, 0)
+        _await_only([part for parts in requests for part in parts], self._awaited)
+        self._shrink(now_ns)
         return requests
 
-    def _note_if_over(self, parts: list[Part]) -> bool:
+    def _among_waiting(self, open_traces: Iterable[NDArray[np.uint64]]) -> set[Trace]:
+        """Return the traces that parts wait for, and perhaps others."""
+        lows = imports.load("numpy").array([low for _, low in self._waiting], "u8")
+        found = (halves[are_in(halves[:, 1], lows)] for halves in open_traces)
+        return {(high, low) for halves in found for high, low in halves.tolist()}
+
+    def _shrink(self, now_ns: int) -> None:
+        """Keep no rows of other parts with those that wait."""
+        if now_ns - self._shrunk_ns < _SHRINK_NS:
+            return
+        self._shrunk_ns = now_ns
+        waiting = defaultdict(list)
+        for parts in (*self._waiting.values(), *(parts for *_, parts in self._slowest)):
+            for part in parts:
+                waiting[part.of].append(part)
+        for of, parts in waiting.items():
+            if 2 * len(parts) <= len(of):
+                parts.sort(key=lambda part: part.at)
+                some = of.only([part.at for part in parts])
+                for at, part in enumerate(parts):
+                    part.of, part.at = some, at
+
+    def _note_if_over(self, parts: list[Part], over: Over) -> bool:
         """Compare a request with earlier ones of its pipeline, as later ones are with it.
 
         Returns whether it took too long; the limit is then noted in its first part.
         """
         root = next((part for part in parts if part.is_root), None)
-        if self._rules.over is None or root is None:
+        if root is None:
             return False
-        latest = self._latest.setdefault(root.segment["pipeline"], _Latest())
-        self._latest.move_to_end(root.segment["pipeline"])
+        latest = self._latest.setdefault(root.pipeline, _Latest())
+        self._latest.move_to_end(root.pipeline)
         if len(self._latest) > _MOST_PIPELINES:
             self._latest.popitem(last=False)
         length_ns = root.end_ns - root.begin_ns
-        limit = latest.exceeded(length_ns, self._rules.over)
+        limit = latest.exceeded(length_ns, over)
         latest.add(length_ns)
         if limit is not None:
             root.slowness = Slowness(limit)
         return limit is not None
 
-    def _is_chosen(self, trace: str, parts: list[Part]) -> bool:
+    def _is_chosen(self, trace: Trace, parts: list[Part]) -> bool:
+        is_unsampled = any(part.of.are_unsampled[part.at] for part in parts)
+        if self._rules.one_in == 1 and not is_unsampled:
+            return True
         if trace in self._chosen:
             return True
-        if self._rules.failed and any(
-            part.segment["status"] not in ("ok", "unused") for part in parts
-        ):
+        if self._rules.failed and any(part.of.have_failed[part.at] for part in parts):
             return True
-        is_unwanted = any(
-            part.segment["parent_hop"] is not None and not part.segment["trace_flags"] & 1
-            for part in parts
-        )
-        if not self._rules.one_in or is_unwanted:
+        if not self._rules.one_in or is_unsampled:
             return False
         share = (1 << _RANDOM_BITS) // self._rules.one_in
-        return int(trace, 16) & ((1 << _RANDOM_BITS) - 1) < share
+        return trace[1] & ((1 << _RANDOM_BITS) - 1) < share
 
 
-def _drop(parts: list[Part]) -> None:
-    """Await nothing more for parts that are not exported."""
-    for part in parts:
-        part.awaited.clear()
+def _await_only(parts: Sequence[Part], flags: int) -> None:
+    for of, indices in by_reading(parts):
+        of.await_only(indices, flags)

@@ -18,7 +18,7 @@ from stagespan.recording.slowness import Collection, RunSignature, Slowness, Usu
 from stagespan.signature import describe, watch
 
 if TYPE_CHECKING:
-    from stagespan.export.requests import Part
+    from stagespan.export.parts import Part
     from stagespan.export.totals import Exported
     from stagespan.recording.reading import Recording
     from stagespan.recording.spans import Span
@@ -95,13 +95,14 @@ class Watcher:
             missing = [f"{_NOTED}, since the process {part.resource.pid} has ended"]
             part.slowness = msgspec.structs.replace(slowness, missing=missing)
             return
+        spans = part.spans
         slowness = msgspec.structs.replace(
             slowness,
-            usual=_usual(recording, {span.stage for span in part.spans}),
+            usual=_usual(recording, {span.stage for span in spans}),
             neighbours=_neighbours(recording, part),
         )
         answer: Answer = {}
-        slow = _slow_spans(part.spans, slowness.usual)
+        slow = _slow_spans(spans, slowness.usual)
         if not why:
             answer, why = self._ask(recording, part, slow)
         if not why and answer["since_ns"] > part.begin_ns:
@@ -203,8 +204,9 @@ def _signature(slow: Sequence[Span], described: Answer) -> RunSignature | None:
 
 def _neighbours(recording: Recording, part: Part) -> int:
     """Return how many other requests that began in the process were open meanwhile."""
+    number = part.segment["number"]
     return sum(
-        one["number"] != part.segment["number"]
+        one["number"] != number
         and began_here(one)
         and (one["received_ns"] or one["begin_ns"] or part.end_ns) < part.end_ns
         and (one["end_ns"] or part.end_ns) > part.begin_ns

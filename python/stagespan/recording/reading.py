@@ -10,13 +10,12 @@ import signal
 import stat
 import struct
 import time
-from collections.abc import Collection, Set
+from collections.abc import Collection
 from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
 from stagespan import _core
-from stagespan.contexts.requests import STATUSES
 from stagespan.errors import StagespanError, TooLargeError
 from stagespan.live import statistics
 from stagespan.live.open_spans import AnyOpenSpan
@@ -58,12 +57,10 @@ Work = dict[str, int | float]
 """What a span has done, by unit."""
 Amounts = dict[int, Work]
 """The work of spans by their ids."""
+Fields = dict[str, int | float | str]
+"""What was recorded of the metadata of a request, by name."""
 Failures = dict[int, tuple[str, str | None]]
 """The type and the message of exceptions by the ids of their spans; None if not recorded."""
-
-
-_ORIGINS = ("root", "remote", "return", "repeated", "nested")
-"""By the number that `_core` uses."""
 
 
 class Request(TypedDict):
@@ -88,7 +85,7 @@ class SegmentDetails(TypedDict, total=False):
     pipeline: str
     is_http: bool
     route: str | None
-    fields: dict[str, int | float | str]
+    fields: Fields
     exception: str | None
     exception_message: str | None
     request_ns: int | None
@@ -347,14 +344,6 @@ class Recording:
         """
         return frozenset(self._keys)
 
-    @cached_property
-    def segment_ends(self) -> list[tuple[int, int, str | None]]:
-        """The key of each segment and returned hop, when it has ended, and its trace.
-
-        The end of a hop is when it was received; that of an open segment is 0.
-        """
-        return self._copy.segment_ends()
-
     @property
     def left_open(self) -> list[Segment]:
         """The requests that began here and were open when the process ended."""
@@ -365,42 +354,48 @@ class Recording:
         """Whether there is room for another segment, so that none has been displaced."""
         return len(self._keys) < self.most_segments
 
-    def segments_by_key(self, keys: Collection[int] | None = None) -> dict[int, Segment]:
-        """Return the segments and returned hops with these keys, or all of them, by key."""
-        return dict(self._segments_of(keys))
+    def _segments_of(self, keys: Collection[int] | None) -> list[Segment]:
+        found = self._copy.segment_dicts(None if keys is None else list(keys), self._has_ended)
+        return cast("list[Segment]", found)
 
-    def _segments_of(self, keys: Collection[int] | None) -> list[tuple[int, Segment]]:
-        has_ended = self.state not in ("alive", "unknown")
-        rows = self._copy.segments(None if keys is None else frozenset(keys))
-        links = self._ids_of({one["linked"] for _, one in rows} - {0})
-        for _, segment in rows:
-            segment["origin"] = _ORIGINS[segment["origin"]]
-            segment["status"] = STATUSES[segment["status"]]
-            if has_ended and segment["end_ns"] is None:
-                segment["status"] = "abandoned"
-            segment["link"] = links.get(segment.pop("linked"))
-            failure = (
-                self._failures[1].get(segment["number"]) if segment["status"] == "error" else None
-            )
-            segment["exception"], segment["exception_message"] = failure or (None, None)
-        return cast("list[tuple[int, Segment]]", rows)
+    @property
+    def _has_ended(self) -> bool:
+        return self.state not in ("alive", "unknown")
 
-    def _ids_of(self, numbers: Set[int]) -> dict[int, tuple[str, str]]:
-        """Return the trace and the segment of the segments with these numbers, by number."""
-        rows = self._copy.segments(frozenset(numbers)) if numbers else []
-        ids = ((number, one["trace_id"], one["segment"]) for number, one in rows)
-        return {number: (trace, segment) for number, trace, segment in ids if trace and segment}
+    def segment_rows(self, keys: NDArray[np.int64] | None = None) -> NDArray[np.void]:
+        """Return the latest segments and returned hops as a structured array, ordered by number.
+
+        The fields are those of `Segment`, and ``key`` (`segment_keys`). Unknown times are
+        `_core.UNKNOWN_NS`, other unknown numbers 0, and the names of stages indices into
+        `stage_names`. With ``keys``, only those with these keys.
+        """
+        return self._copy.segments(None if keys is None else keys.tolist(), self._has_ended)
+
+    def segment_ends(self) -> NDArray[np.void]:
+        """Return the ``key``, ``end_ns`` and halves of the trace of each segment and returned hop.
+
+        The end of a hop is when it was received; that of an open segment is 0.
+        """
+        return self._copy.segment_ends()
+
+    def request_fields(self, numbers: list[int]) -> dict[int, Fields]:
+        """Return what was recorded of the metadata of requests with these numbers, by number."""
+        return self._copy.fields(numbers)
+
+    def request_failures(self) -> Failures:
+        """Return the exceptions that requests have ended with, by number."""
+        return self._copy.failures(of_requests=True)
 
     @cached_property
     def _segments(self) -> list[Segment]:
-        return [one for _, one in self._segments_of(None)]
+        return self._segments_of(None)
 
     def segments(self, keys: Collection[int] | None = None) -> list[Segment]:
         """Return the latest segments and returned hops, ordered by number; see `Segment`.
 
         With ``keys``, only those with these keys (`segment_keys`).
         """
-        return self._segments if keys is None else [one for _, one in self._segments_of(keys)]
+        return self._segments if keys is None else self._segments_of(keys)
 
     def latest_requests(self, since_ns: int) -> list[Segment]:
         """Return some of the requests that began here and have ended since a Unix time.
@@ -423,7 +418,8 @@ class Recording:
         """
         if not self._everything:
             raise StagespanError(f"{self.path} was opened without its spans.")
-        return self._copy.links()
+        links: list[tuple[int, int, int]] = self._copy.links().tolist()
+        return links
 
     def sent_messages(self) -> list[SentMessage]:
         """Return the latest messages that requests have sent, in order.
@@ -441,16 +437,8 @@ class Recording:
         return self._copy.received()
 
     @cached_property
-    def _failures(self) -> tuple[Failures, Failures]:
-        """Those of spans and of requests."""
-        of_spans: Failures = {}
-        of_requests: Failures = {}
-        for span, number, kind, message in self._copy.failures():
-            if span:
-                of_spans[span] = kind, message or None
-            else:
-                of_requests[number] = kind, message or None
-        return of_spans, of_requests
+    def _failures(self) -> Failures:
+        return self._copy.failures()
 
     def gauges(self) -> dict[str, float]:
         """Return the latest values of what the program has passed to `stagespan.gauge`."""
@@ -458,7 +446,7 @@ class Recording:
 
     def failures(self) -> Failures:
         """Return the exceptions of the latest spans that have failed, by span id."""
-        return self._failures[0]
+        return self._failures
 
     def slowness(self) -> dict[int, Slowness]:
         """Return nothing: only exporters note why a request was slow."""

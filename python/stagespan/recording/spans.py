@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 OPEN_NS = (1 << 63) - 1
 """The end of a span that had not ended."""
-_OF_REQUESTS = [KINDS.index(kind) for kind in ("execution", "queue")]
-"""The kinds of spans that have the number of their request; batches are linked to theirs."""
 BATCH = KINDS.index("batch")
 SYSTEM_COUNTS = {
     "page_faults": "page faults",
@@ -135,8 +133,7 @@ def with_open(recording: RequestSource) -> NDArray[np.void]:
     rows["flags"] = [KINDS.index(span["kind"]) << _core.KIND_SHIFT for span in left_open]
     for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns", "cpu_ns"):
         rows[name] = numpy.nan
-    both: NDArray[np.void] = numpy.concatenate((finished, rows))
-    return both
+    return joined((finished, rows))
 
 
 def kinds_of(spans: NDArray[np.void]) -> NDArray[Any]:
@@ -145,18 +142,24 @@ def kinds_of(spans: NDArray[np.void]) -> NDArray[Any]:
     return kinds
 
 
-def of_requests(spans: NDArray[np.void], numbers: Iterable[int] | None = None) -> NDArray[np.void]:
-    """Return the spans of requests, ordered by number; with ``numbers`` only those of these."""
+def are_in(numbers: NDArray[Any], among: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which integers of 64 bits are among others."""
     numpy = imports.load("numpy")
-    is_one = (spans["request"] != 0) & numpy.isin(kinds_of(spans), _OF_REQUESTS)
-    if numbers is not None:
-        is_one &= numpy.isin(spans["request"], numpy.array(list(numbers), numpy.uint64))
-    chosen = is_one.nonzero()[0]
-    of_chosen = spans["request"][chosen]
-    if len(chosen) == len(spans) and (of_chosen[1:] >= of_chosen[:-1]).all():
-        return spans
-    ordered: NDArray[np.void] = spans[chosen[of_chosen.argsort(kind="stable")]]
-    return ordered
+    found = _core.are_in(numpy.ascontiguousarray(numbers), numpy.ascontiguousarray(among))
+    are: NDArray[np.bool_] = numpy.frombuffer(found, bool)
+    return are
+
+
+def of_requests(
+    spans: Iterable[NDArray[np.void]], numbers: NDArray[np.integer[Any]] | None = None
+) -> NDArray[np.void]:
+    """Return the spans of requests in some arrays, ordered by number.
+
+    With ``numbers``, only those of these requests.
+    """
+    contiguous = imports.load("numpy").ascontiguousarray
+    chosen = None if numbers is None else contiguous(numbers)
+    return _core.spans_of_requests([contiguous(one) for one in spans], chosen)
 
 
 def made(

@@ -420,7 +420,7 @@ class Process:
         self.last_ns = self._last_ns()
         """The latest monotonic time at which the process is known to have run."""
         rows = with_open(recording)
-        self.rows = self._without_entries(of_requests(rows))
+        self.rows = self._without_entries(of_requests((rows,)))
         """The spans of its requests, ordered by the number of their segment; times are Unix times,
         and open ones end at `OPEN_NS`."""
         self.batches = rows[kinds_of(rows) == BATCH]
