@@ -310,21 +310,9 @@ KINDS: tuple[Kind, ...] = (
 
 def _content_of(tensor: TensorSignature) -> dict[str, Any]:
     """Return the arguments of `MockInputs.tensor` after name, shape, dtype and device."""
-    content: dict[str, Any] = {}
-    if tensor.values is not None:
-        content["values"] = list(tensor.values)
-    elif tensor.value_range is not None:
-        content["value_range"] = list(tensor.value_range)
-    elif tensor.true_fraction is not None:
-        content["true_fraction"] = tensor.true_fraction
-    if tensor.values is None and tensor.content is not None:
-        content["content"] = tensor.content
-    if tensor.strides is not None:
-        content["strides"] = list(tensor.strides)
-    if tensor.storage is not None:
-        content["storage"] = list(tensor.storage)
-    if tensor.subclass is not None:
-        content["subclass"] = tensor.subclass
+    node = tensor.to_json()
+    names = ("values", "value_range", "true_fraction", "content", "strides", "storage", "class")
+    content = {name.replace("class", "subclass"): node[name] for name in names if name in node}
     if tensor.requires_grad and tensor.dtype.startswith(("float", "bfloat", "complex")):
         content["requires_grad"] = True
     return content
