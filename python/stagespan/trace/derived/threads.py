@@ -136,25 +136,39 @@ def outermost(trace: Trace, rows: Rows) -> Rows:
 
 def named(trace: Trace, pattern: Pattern[str], rows: Rows | None = None) -> Mask:
     """Return which rows, by default all events, have a name that contains the pattern."""
-    name = trace.events.name if rows is None else trace.events.name[rows]
-    with_pattern = (
-        names_with(trace, pattern) if rows is None else _containing(trace, pattern, values_of(name))
-    )
+    name = trace.events.name
+    if rows is None:
+        with_pattern = names_with(trace, pattern)
+    else:
+        with_pattern = _with_pattern(trace, pattern, lambda: values_of(name[rows]))
     # Most patterns occur in no name of a trace.
     if not with_pattern.any():
-        return np.zeros(len(name), dtype=np.bool_)
-    return looked_up(with_pattern, name)
+        return np.zeros(len(name) if rows is None else len(rows), dtype=np.bool_)
+    return looked_up(with_pattern, name if rows is None else name[rows])
 
 
 def among(which: Mask, trace: Trace, pattern: Pattern[str]) -> Mask:
-    """Return which of some events have a name that contains the pattern.
-
-    Only the names of these events are searched: those of Python frames are many and long.
-    """
-    name = trace.events.name
-    used = np.flatnonzero(used_codes(name, which, len(trace.names) + 1))
-    with_pattern = _containing(trace, pattern, used)
+    """Return which of some events have a name that contains the pattern."""
+    name, count = trace.events.name, len(trace.names) + 1
+    with_pattern = _with_pattern(
+        trace, pattern, lambda: np.flatnonzero(used_codes(name, which, count))
+    )
     return which & looked_up(with_pattern, name) if with_pattern.any() else np.zeros_like(which)
+
+
+# To search a name takes as long as to look at this many events.
+_EVENTS_OF_SEARCH = 1_000
+
+
+def _with_pattern(trace: Trace, pattern: Pattern[str], used: Callable[[], Rows]) -> Mask:
+    """Return which names contain the pattern, at least of those that some events have.
+
+    The names of Python frames are many and long, so that all names are searched only if there are
+    few.
+    """
+    if len(trace.names) * _EVENTS_OF_SEARCH < len(trace.events):
+        return names_with(trace, pattern)
+    return _containing(trace, pattern, used())
 
 
 # More names are not remembered.
