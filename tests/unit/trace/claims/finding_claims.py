@@ -533,8 +533,9 @@ def gains(page: Page) -> Iterator[Claim]:
         time = finding["figures"].get("time_us")
         others = gain["others_us"] + finding["figures"].get("added_us", 0.0)
         most = min(told["whole_us"], told["whole_us"] if time is None else time + others)
-        state = RIGHT if 4 * gain["others_us"] <= gain["time_us"] + 0.01 else WRONG
-        yield Claim("gains", f"{finding['code']}: others", f"{gain['others_us']:,.3f}", state)
+        if gain["others_us"]:
+            state = RIGHT if 4 * gain["others_us"] <= gain["time_us"] + 0.01 else WRONG
+            yield Claim("gains", f"{finding['code']}: others", f"{gain['others_us']:,.3f}", state)
         state = RIGHT if gain["time_us"] <= most + 0.01 else WRONG
         yield Claim("gains", f"{finding['code']}: {gain['time_us']:,.3f}", f"{most:,.3f}", state)
         if gain["now_us"] is not None:
