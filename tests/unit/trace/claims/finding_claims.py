@@ -315,10 +315,28 @@ def _of_operators(page: Page, finding: dict[str, Any], chosen: Callable[[Event],
     return {"time_us": between, "calls": (len(calls), 0)}
 
 
-@of(
-    "host.unseen", "host.other", "host.between_steps", "host.between_operators",
-    "host.data_loader",
-)  # fmt: skip
+_LOADS = r"^enumerate\(DataLoader\)#|torch/utils/data/dataloader\.py\(\d+\): __next__$"
+
+
+@of("host.data_loader")
+def _loading(page: Page, finding: dict[str, Any]) -> Found:
+    """Return how long the program loaded data, with the operators that load it.
+
+    The wait for the first batch and the end of workers, within that time, are not told as loading.
+    """
+    assert page.base is not None
+    begin, end = page.base
+    loads = [(each.begin, each.end) for each in page.raw.named(_LOADS)]
+    most, whole = length(clipped(loads, begin, end)) / 1000, (end - begin) / 1000
+    least = most - page.told["host"]["parts_us"].get("loader_start", 0.0)
+    return {
+        "time_us": ((least + most) / 2, (most - least) / 2 + 0.01),
+        "whole_us": (whole, 0.01),
+        "percent": (100 * finding["figures"]["time_us"] / whole, 0.01),
+    }
+
+
+@of("host.unseen", "host.other", "host.between_steps", "host.between_operators")
 def _without_operators(page: Page, finding: dict[str, Any]) -> Found:
     """Return the share of a time of the host, which is at most that in which no operator ran."""
     assert page.base is not None
