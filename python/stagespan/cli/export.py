@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stagespan.cli import lean
 from stagespan.cli.addresses import Address, url
 from stagespan.cli.former import say_former
 
@@ -234,6 +235,8 @@ def command(
         if keeper is not None:
             click.echo(f"Requests of {node.folder}: kept in {keep}")
 
+        # Imported before, so that it starts no threads for linear algebra.
+        closing.enter_context(lean.few_collections(*(("numpy",) if awaited else ())))
         watcher = None
         if keeper is not None and limit is not None:
             from stagespan.export.watching import Watcher

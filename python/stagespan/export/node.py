@@ -450,7 +450,7 @@ class Node(Exported):
                 one.resets,
                 one.figures,
                 one.given,
-                sorted(one.taker.taken.tolist()),
+                sorted(one.taker.taken),
                 sorted(one.taker.unsent),
             )
             for one in self._processes.values()

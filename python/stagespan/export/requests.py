@@ -73,18 +73,17 @@ class Taker:
 
     def __init__(self, taken: Iterable[int] = (), unsent: Iterable[int] = ()) -> None:
         """``unsent`` are the numbers of segments that were taken, but not sent."""
-        numpy = imports.load("numpy")
-        self.taken: NDArray[np.int64] = numpy.array(list(taken), "i8")
+        self.taken = list(taken)
         """The keys of the segments that were taken, and are still in the recording."""
-        self._again: NDArray[np.int64] = numpy.array(list(unsent), "i8")
+        self._again = list(unsent)
         self._given: list[Awaited] = []
         self._batches: dict[int, Batch] = {}
-        self._highest = int(self.taken.max(initial=0))
+        self._highest = max(self.taken, default=0)
         self._known: NDArray[np.int64] | None = None
         """The keys that the latest call of `ended` has seen."""
         self.new = 0
         """How many of them no earlier call had seen."""
-        self.open_traces: NDArray[np.uint64] = numpy.zeros((0, 2), "u8")
+        self.open_traces: list[NDArray[np.uint64]] = []
         """The halves of the traces of the segments that were seen, and left for a later call."""
         self._are_left_open = False  # whether all rows that the last call did not take are open
         self._missed_rows, self._missed_spans = _Balance(), _Balance()
@@ -102,7 +101,7 @@ class Taker:
         """Segments that have ended, and may be displaced before they can be taken."""
         self._details = Details({}, {})
         """What these refer to."""
-        self._untaken: NDArray[np.int64] = self._again[:0]
+        self._untaken: NDArray[np.int64]
         """The numbers of the segments that had not been taken before the latest call of `ended`."""
         self._names: list[str] = []
 
@@ -115,7 +114,8 @@ class Taker:
         numpy = imports.load("numpy")
         ends = copy.segment_ends()
         known, ends_ns = numpy.ascontiguousarray(ends["key"]), ends["end_ns"]
-        is_new = ~are_in(known, self.taken)
+        taken = numpy.array(self.taken, "i8")
+        is_new = ~are_in(known, taken)
         seen = self._known
         if seen is None:  # an earlier exporter may have seen them
             seen = known[~is_new | ((known > 0) & (known <= self._highest))]
@@ -138,20 +138,21 @@ class Taker:
             self._count_unseen(copy, highest, self.new)
             # Those that had not ended for long enough when they were last seen.
             if len(known) >= copy.most_segments:
-                is_lost = ~(are_in(seen, self.taken) | are_in(seen, known) | are_in(seen, keys))
+                is_lost = ~(are_in(seen, taken) | are_in(seen, known) | are_in(seen, keys))
                 self.missed["requests_unread"] += int(is_lost.sum())
         self._highest, self._known = highest, known
-        self.taken = numpy.append(self.taken[are_in(self.taken, known)], keys)
+        self.taken = numpy.append(taken[are_in(taken, known)], keys).tolist()
         is_left = is_new & ~is_quiet
         self._are_left_open = not ends_ns[is_left].any()
-        self.open_traces = _traces_in(ends[is_left & (known > 0)])
+        self.open_traces = [_traces_in(ends[is_left & (known > 0)])]
         return found
 
     def look(self, copy: Recording) -> None:
         """See which requests are open, without taking any."""
         ends = copy.segment_ends()
         keys = ends["key"]
-        self.open_traces = _traces_in(ends[(keys > 0) & ~are_in(keys, self.taken)])
+        taken = imports.load("numpy").array(self.taken, "i8")
+        self.open_traces = [_traces_in(ends[(keys > 0) & ~are_in(keys, taken)])]
 
     def _are_quiet(
         self, copy: Recording, ends_ns: NDArray[np.int64], least_ns: int
@@ -187,7 +188,7 @@ class Taker:
     @property
     def unsent(self) -> set[int]:
         """The numbers of segments whose parts are awaited by something."""
-        unsent = set(self._again.tolist())
+        unsent = set(self._again)
         for given in self._given:
             unsent.update(given.unsent)
         return unsent
@@ -199,10 +200,10 @@ class Taker:
         """
         numpy = imports.load("numpy")
         own = ended[ended["origin"] != RETURN]
-        if len(self._again):
-            again = copy.segment_rows(self._again)
+        if self._again:
+            again = copy.segment_rows(numpy.array(self._again, "i8"))
             self.missed["requests_unread"] += len(self._again) - len(again)
-            self._again = self._again[:0]
+            self._again = []
             own = joined((again, own))
         details = self._details_of(copy, own)
         if not len(own):

@@ -190,13 +190,13 @@ class ReadProcess:
                 os.close(handle)
 
     def is_filling(self) -> bool:
-        """Whether a thread has recorded a quarter of its ring since the latest reading."""
+        """Whether a thread has recorded half of its ring since the latest reading."""
         if self.handle < 0 or self.has_ended:
             return False
         heads = _core.recording_heads(self.handle)
         before = itertools.chain(self._heads, itertools.repeat(0))
         most = max(map(operator.sub, heads, before), default=0)
-        return 4 * most > self.latest.ring_spans
+        return 2 * most > self.latest.ring_spans
 
     def accept(self, copy: Recording) -> None:
         """Take what `read` has returned as the latest copy."""
@@ -402,7 +402,7 @@ class Totals:
         """Return the requests that are complete now, and that are to be exported."""
         if self.requests is None:
             return []
-        open_traces = [process.taker.open_traces for process in processes]
+        open_traces = [halves for process in processes for halves in process.taker.open_traces]
         found = self.requests.complete(open_traces, now_ns, at_end=at_end)
         # The others have no trace to refer to.
         for of, indices in by_reading([part for parts in found for part in parts]):
