@@ -10,7 +10,6 @@ import signal
 import struct
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -64,27 +63,9 @@ def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path
                     assert open_spans[thread]["stage"] == name
 
 
-ENDS = {
-    "segmentation fault": "import faulthandler, ctypes; ctypes.string_at(0)",
-    "abort": "os.abort()",
-    "os._exit": "os._exit(3)",
-    "SIGKILL": "os.kill(os.getpid(), signal.SIGKILL)",
-}
-
-
-@pytest.mark.parametrize("way", list(ENDS))
+@pytest.mark.parametrize("way", ["segmentation fault", "abort", "os._exit", "SIGKILL"])
 def test_the_stages_of_a_dead_process_are_shown(way: str, folder: Path) -> None:
-    program = f"""
-        import os, signal, time
-        import stagespan
-        with stagespan.span("outer"):
-            with stagespan.span("done"):
-                pass
-            with stagespan.span("inner"):
-                print("ready", flush=True)
-                {ENDS[way]}
-    """
-    process = start(program)
+    process = start(KILLED, "dies", way)
     process.communicate(timeout=60)
     assert process.returncode != 0
     found = recording.open(process.pid)
@@ -164,26 +145,12 @@ def test_a_process_that_is_killed_for_its_memory_leaves_its_spans(folder: Path) 
     check_eater(process)
 
 
-CLEAN = {
-    "the end": "",
-    "sys.exit": "sys.exit(3)",
-    "an exception": "raise ValueError",
-}
-
-
-@pytest.mark.parametrize("way", list(CLEAN))
+@pytest.mark.parametrize("way", ["the end", "sys.exit", "an exception"])
 @pytest.mark.parametrize("keep", [False, True])
 def test_after_a_clean_exit_the_file_is_there_if_it_was_asked_for(
     way: str, keep: bool, folder: Path
 ) -> None:
-    program = f"""
-        import sys
-        import stagespan
-        with stagespan.span("stage"):
-            pass
-        {CLEAN[way]}
-    """
-    process = start(program, STAGESPAN_RECORDING="keep" if keep else "on")
+    process = start(KILLED, "exits", way, STAGESPAN_RECORDING="keep" if keep else "on")
     process.communicate(timeout=60)
     files = list(folder.iterdir())
     assert len(files) == (1 if keep else 0)
@@ -196,38 +163,10 @@ def test_after_a_clean_exit_the_file_is_there_if_it_was_asked_for(
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_of_multiprocessing_leave_no_file(
-    method: str, folder: Path, tmp_path: Path
-) -> None:
+def test_workers_of_multiprocessing_leave_no_file(method: str, folder: Path) -> None:
     # GIVEN workers that end without the interpreter's own exit
-    script = tmp_path / "main.py"
-    script.write_text(
-        textwrap.dedent(
-            f"""
-            import multiprocessing, os
-            import stagespan
-
-            def work(_):
-                with stagespan.span("work"):
-                    return os.path.basename(stagespan._core.recording_place()["path"])
-
-            if __name__ == "__main__":
-                with stagespan.span("main"):
-                    pass
-                context = multiprocessing.get_context("{method}")
-                worker = context.Process(target=work, args=(1,))
-                worker.start()
-                worker.join()
-                with context.Pool(1) as pool:
-                    print(pool.map(work, [1]))
-                    pool.close()
-                    pool.join()
-            """
-        )
-    )
-    done = ran([sys.executable, str(script)])
+    done = ran([sys.executable, KILLED, "workers", method], status=0)
     # THEN none of them looks as if it had died
-    assert done.returncode == 0, done.stderr
     assert ".stagespan" in done.stdout
     assert list(folder.iterdir()) == []
 

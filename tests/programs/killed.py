@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import mmap
+import multiprocessing
 import os
 import resource
+import signal
 import sys
 import threading
+from typing import Any
 
 import stagespan
 
@@ -101,6 +105,47 @@ def short_threads() -> None:
         thread.join()
     print("ready", flush=True)
     threading.Event().wait()
+
+
+def dies() -> None:
+    with stagespan.span("outer"):
+        with stagespan.span("done"):
+            pass
+        with stagespan.span("inner"):
+            if sys.argv[1] == "segmentation fault":
+                ctypes.string_at(0)
+            if sys.argv[1] == "abort":
+                os.abort()
+            if sys.argv[1] == "SIGKILL":
+                os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(3)
+
+
+def exits() -> None:
+    with stagespan.span("stage"):
+        pass
+    if sys.argv[1] == "sys.exit":
+        sys.exit(3)
+    if sys.argv[1] == "an exception":
+        raise ValueError
+
+
+def work(_: object) -> str:
+    with stagespan.span("work"):
+        return os.path.basename(stagespan._core.recording_place()["path"])
+
+
+def workers() -> None:
+    with stagespan.span("main"):
+        pass
+    context: Any = multiprocessing.get_context(sys.argv[1])
+    worker = context.Process(target=work, args=(1,))
+    worker.start()
+    worker.join()
+    with context.Pool(1) as pool:
+        print(pool.map(work, [1]))
+        pool.close()
+        pool.join()
 
 
 if __name__ == "__main__":
