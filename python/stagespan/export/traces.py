@@ -140,7 +140,15 @@ class Pending:
         """
         requests, others = [], []
         going_on = self._among_waiting(open_traces)
+        takes_all = self._rules.one_in == 1 and self._rules.over is None
         for trace, parts in list(self._waiting.items()):
+            if takes_all and len(parts) == 1 and trace not in going_on:  # which is usual, and fast
+                of, at = parts[0].of, parts[0].at
+                if of.are_roots[at] and not of.are_unsampled[at]:
+                    del self._waiting[trace]
+                    self._parts -= 1
+                    requests.append(parts)
+                    continue
             has_root = any(part.of.are_roots[part.at] for part in parts)
             is_open = trace in going_on
             if not ((has_root and not is_open) or at_end or self._parts > _MANY_PARTS):
