@@ -321,11 +321,11 @@ class Keeper:
     def _make_room(self, size_bytes: int) -> None:
         own = self._store.files(self._own)
         total_bytes = size_bytes + sum(one.size_bytes for one in own)
-        for one in own:
+        for file in own:
             if total_bytes <= self._most_bytes:
                 break
-            self._store.remove(one.name)
-            total_bytes -= one.size_bytes
+            self._store.remove(file.name)
+            total_bytes -= file.size_bytes
 
     def close(self, longest_s: float = LONGEST_END_S) -> None:
         """Write what was put. What an object store has not taken by then is counted as lost."""
@@ -548,13 +548,13 @@ def recordings_of(
     """
     groups: dict[tuple[str, int, int, bool], dict[int, _KeptPart]] = {}
     seen: set[tuple[str, int]] = set()
-    for one in parts:
-        identity, number = one.resource.identity, one.segment["number"]
+    for part in parts:
+        identity, number = part.resource.identity, part.segment["number"]
         if (identity, number) in seen:
             continue
         seen.add((identity, number))
-        group = identity, one.clock, one.unix_offset_ns, one.is_whole
-        groups.setdefault(group, {})[number] = one
+        group = identity, part.clock, part.unix_offset_ns, part.is_whole
+        groups.setdefault(group, {})[number] = part
     around: dict[str, _Around | Surroundings] = {}
     for identity, *_ in groups:
         known = _Around() if surroundings is None else surroundings.get(identity, _UNKNOWN)
@@ -604,11 +604,11 @@ def read(
             f"{tables[0][0]}: pass folders of one kind at a time."
         )
     first = tables[0][0]
-    found = kept_parquet.select(first, [path for _, path in tables], slowest, id_, status)
+    selected = kept_parquet.select(first, [path for _, path in tables], slowest, id_, status)
     decoder = msgspec.json.Decoder(_KeptPart)
-    parts = (_complete(decoder.decode(part)) for part in found.parts)
-    recordings = _recordings_in(", ".join(places), parts, found.surroundings)
-    return KeptRequests(recordings, found.total)
+    parts = (_complete(decoder.decode(part)) for part in selected.parts)
+    recordings = _recordings_in(", ".join(places), parts, selected.surroundings)
+    return KeptRequests(recordings, selected.total)
 
 
 def _recordings_in(

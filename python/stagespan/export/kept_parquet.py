@@ -108,10 +108,10 @@ def _stages(arrow: Any, read: Sequence[ReadSpans]) -> Any:
         [len(one.rows) for one in some],
     )
     work = [
-        _floats(one.work.get(id_, {})) if begin_ns > one.amounts_since_ns else None
-        for one in some
+        _floats(spans.work.get(id_, {})) if begin_ns > spans.amounts_since_ns else None
+        for spans in some
         for id_, begin_ns in zip(
-            one.rows["id"].tolist(), one.rows["begin_ns"].tolist(), strict=True
+            spans.rows["id"].tolist(), spans.rows["begin_ns"].tolist(), strict=True
         )
     ]
     text, number = arrow.string(), arrow.int64()
@@ -245,9 +245,9 @@ def _surroundings(base: Any, traces: dict[str, list[str]]) -> dict[str, Surround
         _MEDIANS, {"processes": processes}
     ).fetchall():
         medians_ns[process][kind, stage] = float(median_ns)
-    found = {}
+    surroundings = {}
     for place, process in enumerate(processes):
         is_here = opened["place"] == place
         times_ns = opened["begin_ns"][is_here], opened["end_ns"][is_here]
-        found[process] = Surroundings(medians_ns[process], times_ns)
-    return found
+        surroundings[process] = Surroundings(medians_ns[process], times_ns)
+    return surroundings

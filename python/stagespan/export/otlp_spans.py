@@ -94,14 +94,14 @@ class Call:
         by_resource: dict[Resource, list[bytes]] = {}
         for message in self._messages:
             by_resource.setdefault(message.resource, []).append(message.data)
-        found = []
+        messages = []
         for resource, spans in by_resource.items():
             of = _resource_of(resource)
             scope = _SCOPE, version()
-            found.append(
+            messages.append(
                 _core.encode_resource_spans(dict(of.attributes), of.schema_url, *scope, spans)
             )
-        return b"".join(found)
+        return b"".join(messages)
 
 
 # --- spans ----------------------------------------------------------------------------------------

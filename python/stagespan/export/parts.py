@@ -245,11 +245,11 @@ class Parts:
 def _first_known(rows: NDArray[np.void], *names: str) -> NDArray[np.int64]:
     """Return the first of some times that is known, or 0, of each row."""
     numpy = imports.load("numpy")
-    found: NDArray[np.int64] = numpy.zeros(len(rows), "i8")
+    first_ns: NDArray[np.int64] = numpy.zeros(len(rows), "i8")
     for name in reversed(names):
         times_ns = rows[name]
-        found = numpy.where((times_ns != UNKNOWN_NS) & (times_ns != 0), times_ns, found)
-    return found
+        first_ns = numpy.where((times_ns != UNKNOWN_NS) & (times_ns != 0), times_ns, first_ns)
+    return first_ns
 
 
 class Part:
@@ -344,13 +344,13 @@ class SomeParts(NamedTuple):
 
 def by_reading(parts: Sequence[Part]) -> list[SomeParts]:
     """Return parts by the readings that have found them; indices ascend."""
-    found: dict[int, SomeParts] = {}
+    parts_of: dict[int, SomeParts] = {}
     for part in parts:
         of = part.of
-        some = found.get(id(of))
+        some = parts_of.get(id(of))
         if some is None:
-            some = found[id(of)] = SomeParts(of, [])
+            some = parts_of[id(of)] = SomeParts(of, [])
         some.indices.append(part.at)
-    for some in found.values():
+    for some in parts_of.values():
         some.indices.sort()
-    return list(found.values())
+    return list(parts_of.values())

@@ -51,10 +51,10 @@ class Over(NamedTuple):
     @classmethod
     def parsed(cls, text: str) -> Over | None:
         """Return what a text such as 2.0xp99 says; None if it says nothing."""
-        found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)xp(\d{1,2}(?:\.\d{1,3})?)", text)
-        if found is None or not float(found[1]):
+        match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)xp(\d{1,2}(?:\.\d{1,3})?)", text)
+        if match is None or not float(match[1]):
             return None
-        return cls(float(found[1]), float(found[2]) / 100)
+        return cls(float(match[1]), float(match[2]) / 100)
 
 
 class Rules(NamedTuple):

@@ -108,15 +108,15 @@ class Watcher:
         if not why and answer["since_ns"] > part.begin_ns:
             why = "the process noted them only from a later time on"
         missing = [f"{_NOTED}: {why}"] if why else []
-        known: dict[str, Any] = {"stage": slow[0].stage if slow else None}
+        figures: dict[str, Any] = {"stage": slow[0].stage if slow else None}
         if not why:
-            known["collections"] = msgspec.convert(answer["collections"], list[Collection])
-            known["collected_ns"] = int(answer["collected_ns"])
+            figures["collections"] = msgspec.convert(answer["collections"], list[Collection])
+            figures["collected_ns"] = int(answer["collected_ns"])
         if not why and (described := answer["described"]) is not None:
-            known["signature"] = _signature(slow, described)
+            figures["signature"] = _signature(slow, described)
             if described["why"]:
                 missing.append(f"the signature of {quoted([slow[0].stage])}: {described['why']}")
-        part.slowness = msgspec.structs.replace(slowness, **known, missing=missing)
+        part.slowness = msgspec.structs.replace(slowness, **figures, missing=missing)
 
     def _ask(self, recording: Recording, part: Part, slow: Sequence[Span]) -> tuple[Answer, str]:
         """Return what a process has noted, or else why it cannot say."""
@@ -158,15 +158,15 @@ def ask_here(recording: Recording, wish: Answer, waits: bool) -> Answer:
 
 def _usual(recording: Recording, stages: set[str]) -> dict[str, UsualRuns]:
     """Return the usual runs of stages, from the figures of their process."""
-    found = {}
+    usual = {}
     for name, stage in recording.snapshot().stages().items():
         if name in stages and stage.count >= _FEWEST_RUNS:
             cpu_ns = (
                 None if not stage.cpu_count else int((stage.cpu_total_ns or 0) / stage.cpu_count)
             )
             work = {unit: total / stage.count for unit, total in stage.work.items()}
-            found[name] = UsualRuns(stage.count, int(stage.quantile_ns(0.5)), cpu_ns, work)
-    return found
+            usual[name] = UsualRuns(stage.count, int(stage.quantile_ns(0.5)), cpu_ns, work)
+    return usual
 
 
 def _slow_spans(spans: Sequence[Span], usual: dict[str, UsualRuns]) -> list[Span]:
@@ -206,9 +206,9 @@ def _neighbours(recording: Recording, part: Part) -> int:
     """Return how many other requests that began in the process were open meanwhile."""
     number = part.segment["number"]
     return sum(
-        one["number"] != number
-        and began_here(one)
-        and (one["received_ns"] or one["begin_ns"] or part.end_ns) < part.end_ns
-        and (one["end_ns"] or part.end_ns) > part.begin_ns
-        for one in recording.segments()
+        request["number"] != number
+        and began_here(request)
+        and (request["received_ns"] or request["begin_ns"] or part.end_ns) < part.end_ns
+        and (request["end_ns"] or part.end_ns) > part.begin_ns
+        for request in recording.segments()
     )

@@ -60,16 +60,16 @@ class RequestSums:
         places: dict[int, int] = {}
         rows: list[tuple[int, int, int, int, int, bool, bool, int]] = []
         for at, timeline in enumerate(self.timelines):
-            for one in timeline.segments:
-                place = places.get(id(one.process))
+            for stretch in timeline.segments:
+                place = places.get(id(stretch.process))
                 if place is None:
-                    place = places[id(one.process)] = len(self._processes)
-                    self._processes.append(one.process)
-                offset_ns = one.offset_ns
+                    place = places[id(stretch.process)] = len(self._processes)
+                    self._processes.append(stretch.process)
+                offset_ns = stretch.offset_ns
                 rows.append(
                     (
-                        *(at, place, one.segment["number"], one.depth, offset_ns or 0),
-                        *(offset_ns is not None, one.is_discarded, one.segment["chunks"]),
+                        *(at, place, stretch.segment["number"], stretch.depth, offset_ns or 0),
+                        *(offset_ns is not None, stretch.is_discarded, stretch.segment["chunks"]),
                     )
                 )
         names = (
@@ -97,23 +97,23 @@ class RequestSums:
             return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _spans_of(self, place: int, process: Process, own: NDArray[np.intp]) -> _Columns:
+    def _spans_of(self, place: int, process: Process, segments: NDArray[np.intp]) -> _Columns:
         numbers, firsts = process.numbers
-        wanted = self._segments["number"][own].astype(np.uint64)
+        wanted = self._segments["number"][segments].astype(np.uint64)
         at = np.minimum(np.searchsorted(numbers, wanted), max(len(numbers) - 1, 0))
-        has_spans = numbers[at] == wanted if len(numbers) else np.zeros(len(own), bool)
-        own, at = own[has_spans], at[has_spans]
+        has_spans = numbers[at] == wanted if len(numbers) else np.zeros(len(segments), bool)
+        segments, at = segments[has_spans], at[has_spans]
         counts = firsts[at + 1] - firsts[at]
         rows = _ranges(firsts[at], counts)
-        found = self._read(process, process.rows, rows)
-        found |= {
-            "segment": np.repeat(own, counts),
+        columns = self._read(process, process.rows, rows)
+        columns |= {
+            "segment": np.repeat(segments, counts),
             "process": np.full(len(rows), place),
             "row": rows,
             "size": np.full(len(rows), _NO_BATCH),
-            "share_ns": found["end"] - found["begin"],
+            "share_ns": columns["end"] - columns["begin"],
         }
-        return found
+        return columns
 
     def _batches_of(self, place: int, process: Process, own: NDArray[np.intp]) -> _Columns:
         numbers = self._segments["number"][own].tolist()

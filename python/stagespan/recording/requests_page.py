@@ -239,11 +239,11 @@ def _why_slow(timeline: Timeline) -> str:
     return "" if slow is None else slow.in_words
 
 
-def _where(shown: Sequence[Timeline]) -> Table:
+def _where(requests: Sequence[Timeline]) -> Table:
     rows = [
-        (one.id, _KINDS[kind][0], name or None, ns, share(ns, one.total_ns))
-        for one in shown
-        for (kind, name), ns in sorted(one.where.items(), key=lambda item: -item[1])
+        (request.id, _KINDS[kind][0], name or None, ns, share(ns, request.total_ns))
+        for request in requests
+        for (kind, name), ns in sorted(request.where.items(), key=lambda item: -item[1])
     ]
     columns = ("request", ""), ("part", ""), ("name", ""), ("time", "ns"), ("share", "%")
     return Table("Where the time of each of them went", columns, rows)
@@ -461,23 +461,23 @@ class RequestsPage(Page):
 # --- the timeline ---------------------------------------------------------------------------------
 
 
-def _rows(shown: Sequence[Timeline]) -> tuple[list[TimelineRow], int]:
+def _rows(requests: Sequence[Timeline]) -> tuple[list[TimelineRow], int]:
     """Return the rows of the requests, and how many requests have none.
 
     A request has a row of where its time went, and below it one for each of its segments if there
     are several.
     """
     spent: Counter[str] = Counter()
-    for one in shown:
-        spent.update({name: ns for (kind, name), ns in one.where.items() if kind == "execution"})
+    for request in requests:
+        spent.update({n: ns for (kind, n), ns in request.where.items() if kind == "execution"})
     keys = [_KINDS[kind][::-1] for kind in ("handoff", "queue")]
     keys += [(f"stage {name}", name) for name, _ in spent.most_common()]
     rows: list[TimelineRow] = []
     left_out = 0
-    for one in shown:
+    for request in requests:
         segments = [
             (stretch, parts)
-            for stretch, parts in zip(one.segments, one.parts, strict=True)
+            for stretch, parts in zip(request.segments, request.parts, strict=True)
             if parts
         ]
         if len(segments) == 1:
@@ -485,10 +485,10 @@ def _rows(shown: Sequence[Timeline]) -> tuple[list[TimelineRow], int]:
         if rows and len(rows) + 1 + len(segments) > _MOST_ROWS:
             left_out += 1
             continue
-        root = one.segments[0]
-        begin_ns, end_ns = root.begin_ns, root.begin_ns + one.total_ns
-        all_parts = [part for parts in one.parts for part in parts]
-        rows.append(_row(one_line(one.id), begin_ns, pieces(begin_ns, end_ns, all_parts), keys))
+        root = request.segments[0]
+        begin_ns, end_ns = root.begin_ns, root.begin_ns + request.total_ns
+        all_parts = [part for parts in request.parts for part in parts]
+        rows.append(_row(one_line(request.id), begin_ns, pieces(begin_ns, end_ns, all_parts), keys))
         for stretch, parts in segments:
             own = pieces(begin_ns, end_ns, parts)
             rows.append(_row(_label(stretch), begin_ns, own, keys))

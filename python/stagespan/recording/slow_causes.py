@@ -77,12 +77,12 @@ def slow_figures(timeline: Timeline) -> SlowFigures | None:
     if limit is None:
         return None
     collected = [slowness.collected_ns for _, slowness in noted]
-    known = [ns for ns in collected if ns is not None]
+    times_ns = [ns for ns in collected if ns is not None]
     return SlowFigures(
         limit,
         timeline.total_ns / max(limit.percentile_ns, 1),
         _causes(timeline, limit, noted),
-        sum(known) if known else None,
+        sum(times_ns) if times_ns else None,
         _slow_stage(noted),
         [slowness.signature for _, slowness in noted if slowness.signature is not None],
         list(dict.fromkeys(text for _, slowness in noted for text in slowness.missing)),
