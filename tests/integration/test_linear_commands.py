@@ -58,11 +58,11 @@ _SCRAPE = """
     os.environ["STAGESPAN_RECORDING_DIR"] = "/proc"  # no file, which valgrind 3.19 cannot map
     import stagespan
     from stagespan.export.prometheus import RecordingCollector
-    from stagespan.export.own import Own
+    from stagespan.export.this_process import ThisProcess
     for number in range(int(sys.argv[1])):
         with stagespan.span(f"stage {number}"):
             pass
-    assert "stage 0" in RecordingCollector(Own()).text(is_open=False)
+    assert "stage 0" in RecordingCollector(ThisProcess()).text(is_open=False)
 """
 
 

@@ -23,12 +23,12 @@ pytestmark = pytest.mark.slow
 BURSTS = """
 import json, sys, time
 import stagespan
-from stagespan.export.own import Own
+from stagespan.export.this_process import ThisProcess
 from stagespan.export.traces import Rules
 
 requests, stages, readings = map(int, sys.argv[1:])
 spans = [stagespan.span(f"stage{i}") for i in range(stages)]
-own = Own(Rules())
+own = ThisProcess(Rules())
 with stagespan.request("first"):
     pass
 own.read()

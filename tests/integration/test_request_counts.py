@@ -17,7 +17,7 @@ import stagespan
 from running import PROGRAMS, end, in_threads, tell, until
 from stagespan import recording
 from stagespan.export.figures import Counts, Names, ShownNames, figures_of
-from stagespan.export.own import Own
+from stagespan.export.this_process import ThisProcess
 from stagespan.recording.reading import Recording
 
 REQUESTING = PROGRAMS / "requesting.py"
@@ -144,7 +144,7 @@ def test_a_pipeline_is_a_text() -> None:
 
 @pytest.mark.usefixtures("fresh")
 def test_no_reading_in_the_process_loses_a_request() -> None:
-    own = Own()
+    own = ThisProcess()
     own.read()
     before = requests_in(own.totals())
     for scrape in range(1, 4):

@@ -676,7 +676,7 @@ def two_hundred_processes() -> None:
 
 def keeping_itself() -> None:
     from stagespan.export.kept import Keeper
-    from stagespan.export.own import Own
+    from stagespan.export.this_process import ThisProcess
     from stagespan.export.traces import Rules
 
     form, folder, *numbers = sys.argv[1:]
@@ -691,7 +691,7 @@ def keeping_itself() -> None:
                 with stagespan.batch("forward", [remote]):
                     pass
             request.chunk(tokens=2)
-    own = Own(Rules())
+    own = ThisProcess(Rules())
     own.read(at_end=True)
     requests = own.complete(at_end=True)
     for number in numbers:

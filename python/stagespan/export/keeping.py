@@ -10,7 +10,7 @@ import threading
 from stagespan.contexts.requests import UnboundThread
 from stagespan.errors import SettingsError
 from stagespan.export.kept import Keeper
-from stagespan.export.own import Own
+from stagespan.export.this_process import ThisProcess
 from stagespan.export.traces import Over, Rules
 from stagespan.export.watching import WATCH_S, Watcher, ask_here
 from stagespan.process import forks, termination
@@ -25,7 +25,7 @@ class Keeping:
     """Keeps slow requests of this process until it is closed; what `start` returns."""
 
     def __init__(self, place: str | os.PathLike[str], over: Over, most_bytes: int) -> None:
-        self._own = Own(Rules(one_in=0, failed=False, over=over))
+        self._own = ThisProcess(Rules(one_in=0, failed=False, over=over))
         self._keeper = Keeper(place, most_bytes)
         self._watcher = Watcher(self._own, ask_here)
         watch.start(WATCH_S)  # a short program ends before the first step

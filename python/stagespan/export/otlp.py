@@ -42,8 +42,8 @@ from stagespan.export.otlp_spans import (
     number_of_spans,
     with_own,
 )
-from stagespan.export.own import Own
 from stagespan.export.parts import AWAITED_OTLP, Part, Parts, by_reading
+from stagespan.export.this_process import ThisProcess
 from stagespan.export.totals import Exported, Gauges, Group, Series
 from stagespan.export.traces import Rules
 from stagespan.process import forks, termination
@@ -273,7 +273,7 @@ class Otlp:
                 source.gauges(),
                 self._begin_ns,
                 self._operation,
-                source.identity if isinstance(source, Own) else None,
+                source.identity if isinstance(source, ThisProcess) else None,
                 self._buckets,
             )
             self._metrics.put([data])
@@ -358,7 +358,7 @@ class Running:
         self._make = partial(Otlp, url, operation, buckets)
         self._of_parents: list[object] = []
         self._is_closed = self._is_told = False
-        self._source: Own = Own(rules) if before is None else before._source
+        self._source: ThisProcess = ThisProcess(rules) if before is None else before._source
         self._prepare()
         self._connected()
         if rules.one_in == 1:  # each request is sent, so that it can be a parent

@@ -14,8 +14,8 @@ from stagespan.errors import StagespanError
 from stagespan.export.families import COUNTERS, FAMILIES, GAUGES, HISTOGRAMS, Family
 from stagespan.export.figures import BUCKETS, AnyBuckets, Buckets, Counts, buckets_named
 from stagespan.export.node import Node
-from stagespan.export.own import Own
 from stagespan.export.serving import Answer, HttpServer
+from stagespan.export.this_process import ThisProcess
 from stagespan.export.totals import Exemplar, Exemplars, Gauges, Group
 
 try:
@@ -50,7 +50,7 @@ _MOST_EXACT = 1 << 53
 class RecordingCollector:
     """Reads recordings each time Prometheus asks, and yields what they contain as metrics."""
 
-    def __init__(self, source: Node | Own, buckets: AnyBuckets = "coarse") -> None:
+    def __init__(self, source: Node | ThisProcess, buckets: AnyBuckets = "coarse") -> None:
         self._source = source
         self._buckets = buckets_named(buckets)
 
@@ -95,7 +95,7 @@ def register(
         start_http_server(9464, addr="127.0.0.1")
         ```
     """
-    collector = RecordingCollector(Own(), buckets)
+    collector = RecordingCollector(ThisProcess(), buckets)
     registry.register(collector)
     return collector
 

@@ -11,7 +11,7 @@ from stagespan.export.traces import Pending, Rules
 from stagespan.recording.finding import open_recording
 
 
-class Own(Exported):
+class ThisProcess(Exported):
     """The recording of this process, which is read like that of another one."""
 
     def __init__(self, rules: Rules | None = None) -> None:
