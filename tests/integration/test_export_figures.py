@@ -219,6 +219,20 @@ def test_a_process_with_more_requests_is_read_sooner(folder: Path) -> None:
         until(lambda: pause_s(0) == math.inf)
 
 
+def test_a_process_that_fills_half_of_its_ring_is_read_at_once(folder: Path) -> None:
+    process = started(EXPORTED, "numbers_of_requests", STAGESPAN_RING_SPANS="4096")
+    tell(process, 1)
+    (path,) = folder.glob("*.stagespan")
+    totals = Totals(Pending(Rules()))
+    with path.open("rb") as file:
+        of_process = ReadProcess(Recording(str(path), everything=False), file.fileno())
+        for spans, is_filling in ((2000, False), (2100, True), (100, False)):
+            totals.update(of_process, of_process.read(spans=True))
+            assert not of_process.is_filling()
+            tell(process, spans)
+            assert of_process.is_filling() == is_filling
+
+
 def test_parts_wait_for_a_request_that_goes_on_for_long(folder: Path) -> None:
     process = started(EXPORTED, "request_that_goes_on", STAGESPAN_RECORDING="keep")
 
