@@ -170,7 +170,7 @@ class Node(Exported):
         now = time.monotonic()
         is_due = now - self._memory_at >= _MEMORY_INTERVAL_S
         memory = is_due and not settings.get("STAGESPAN_RECORDING_DIR")
-        known = {one.inode for one in self._processes.values()}
+        inodes = {one.inode for one in self._processes.values()}
         done = {one.inode for one in self._folded.values() if one is not None}
         folders = set(recording_folders())
         self._is_partial = True  # until all have been looked at
@@ -194,10 +194,10 @@ class Node(Exported):
             except OSError:
                 continue
             inode = status.st_dev, status.st_ino
-            if inode in known or inode in done:
+            if inode in inodes or inode in done:
                 continue
             try:
-                self._open(path, known | done)
+                self._open(path, inodes | done)
             except StagespanError as error:
                 is_partial = is_partial or isinstance(error, ShortageError)
                 self._note_unreadable(path, str(error))
@@ -208,13 +208,13 @@ class Node(Exported):
         kept = {*paths, *(os.path.join(folder, EXPORTER_FILE) for folder in folders)}
         self._unreadable = {path: n for path, n in self._unreadable.items() if path in kept}
 
-    def _open(self, path: str, known: set[tuple[int, int]]) -> None:
+    def _open(self, path: str, inodes: set[tuple[int, int]]) -> None:
         """Take the recording at a path, unless its device and inode are among those known."""
         handle = open_file(path)
         must_stay_open = False
         try:
             inode = _inode(handle)
-            if inode not in known:
+            if inode not in inodes:
                 must_stay_open = self._add(path, handle, inode)
         finally:
             if not must_stay_open:
@@ -422,38 +422,38 @@ class Node(Exported):
     # --- the state --------------------------------------------------------------------------------
 
     def _read_state(self) -> None:
-        found = state.read(self._state_path)
-        if found is None:
+        saved = state.read(self._state_path)
+        if saved is None:
             return
         self._totals.names = ShownNames(
-            Names(MOST_STAGES, found.stages),
-            Names(MOST_UNITS, found.units),
-            Names(MOST_PIPELINES, found.pipelines),
+            Names(MOST_STAGES, saved.stages),
+            Names(MOST_UNITS, saved.units),
+            Names(MOST_PIPELINES, saved.pipelines),
         )
-        for group, figures in found.retained:
+        for group, figures in saved.retained:
             self._totals.retained.setdefault(group, Counts({}, {})).add(figures)
-        self._totals.groups = dict.fromkeys(group for group, _ in found.retained)
-        self._totals.groups.update(dict.fromkeys(one.group for one in found.processes))
-        self._resumed = {one.identity: one for one in found.processes}
-        self._folded = dict.fromkeys(found.folded or ())
-        self._are_folded_known = found.folded is not None or not found.retained
-        self._lost = Counter(found.lost)
+        self._totals.groups = dict.fromkeys(group for group, _ in saved.retained)
+        self._totals.groups.update(dict.fromkeys(process.group for process in saved.processes))
+        self._resumed = {process.identity: process for process in saved.processes}
+        self._folded = dict.fromkeys(saved.folded or ())
+        self._are_folded_known = saved.folded is not None or not saved.retained
+        self._lost = Counter(saved.lost)
 
     def _write_state(self) -> None:
         if not self._is_exporter:
             return
         processes = [
             state.SavedProcess(
-                one.identity,
-                one.group,
-                one.ns_per_tick,
-                one.resets,
-                one.figures,
-                one.given,
-                sorted(one.taker.taken),
-                sorted(one.taker.unsent),
+                process.identity,
+                process.group,
+                process.ns_per_tick,
+                process.resets,
+                process.figures,
+                process.given,
+                sorted(process.taker.taken),
+                sorted(process.taker.unsent),
             )
-            for one in self._processes.values()
+            for process in self._processes.values()
         ]
         new = state.State(
             list(self._totals.names.stages.known),
@@ -483,22 +483,22 @@ class Node(Exported):
     def totals(self) -> dict[Group, Counts]:
         """Return the figures by group, of all processes that this exporter or others have read."""
         with self._lock:
-            found = super().totals()
+            totals = super().totals()
             for saved in self._resumed.values():
                 rest = saved.figures.without(saved.given)
-                found.setdefault(saved.group, Counts({}, {})).add(rest)
-            return found
+                totals.setdefault(saved.group, Counts({}, {})).add(rest)
+            return totals
 
     def lost(self) -> dict[str, int]:
         """Return what the exporter itself has lost, by cause."""
         with self._lock:
             # Causes without a loss are 0, because Prometheus sees no increase at the first sample.
-            found = Counter({"recording": 0, "unreadable": 0})
-            found.update(self._lost)
+            lost = Counter({"recording": 0, "unreadable": 0})
+            lost.update(self._lost)
             if self._totals.requests is not None:
-                found["requests_waiting"] += self._totals.requests.lost
-        found.update(super().lost())
-        return dict(found)
+                lost["requests_waiting"] += self._totals.requests.lost
+        lost.update(super().lost())
+        return dict(lost)
 
     def live_paths(self) -> list[str]:
         """Return the recordings of processes that had not ended at the latest reading."""
@@ -515,15 +515,15 @@ class Node(Exported):
             latest = [one.latest for one in self._processes.values()]
             paths = [one.path for one in latest if _has_trace(one, trace_id)]
             ended = [one.path for one in self._folded.values() if one is not None]
-        found = []
+        recordings = []
         for path in paths:
             with contextlib.suppress(StagespanError):  # it has been removed
-                found.append(Recording(path))
+                recordings.append(Recording(path))
         for path in ended:
             with contextlib.suppress(StagespanError):
                 if _has_trace(Recording(path, everything=False), trace_id):
-                    found.append(Recording(path))
-        return found
+                    recordings.append(Recording(path))
+        return recordings
 
     def save(self, longest_s: float = -1) -> None:
         """Write the state, unless another thread reads for longer than ``longest_s``."""

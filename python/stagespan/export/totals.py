@@ -340,11 +340,11 @@ class Totals:
         missed = process.taker.missed
         process.observed.amounts["lost"] = {cause: {"": float(missed[cause])} for cause in UNREAD}
 
-    def _note_request(self, group: Group, one: Segment) -> None:
-        begin_ns, end_ns = one["received_ns"] or one["begin_ns"], one["end_ns"]
-        if begin_ns is not None and end_ns is not None and began_here(one):
-            label = Family.text(self.names.pipelines.shown(one["pipeline"]), one["status"])
-            self._note(group, "request", label, one["trace_id"], begin_ns, end_ns)
+    def _note_request(self, group: Group, request: Segment) -> None:
+        begin_ns, end_ns = request["received_ns"] or request["begin_ns"], request["end_ns"]
+        if begin_ns is not None and end_ns is not None and began_here(request):
+            label = Family.text(self.names.pipelines.shown(request["pipeline"]), request["status"])
+            self._note(group, "request", label, request["trace_id"], begin_ns, end_ns)
 
     def _note_parts(self, of: Parts, indices: list[int]) -> None:
         """Remember the latest request and the latest spans of each bucket, of some parts."""
@@ -403,40 +403,40 @@ class Totals:
         if self.requests is None:
             return []
         open_traces = [halves for process in processes for halves in process.taker.open_traces]
-        found = self.requests.complete(open_traces, now_ns, at_end=at_end)
+        complete = self.requests.complete(open_traces, now_ns, at_end=at_end)
         # The others have no trace to refer to.
-        for of, indices in by_reading([part for parts in found for part in parts]):
+        for of, indices in by_reading([part for parts in complete for part in parts]):
             self._note_parts(of, indices)
-        return found
+        return complete
 
     def sums(self, processes: Iterable[ReadProcess]) -> dict[Group, Counts]:
         """Return all figures by group."""
-        found: dict[Group, Counts] = {}
+        sums: dict[Group, Counts] = {}
         for group, figures in self.retained.items():
-            found.setdefault(group, Counts({}, {})).add(figures)
+            sums.setdefault(group, Counts({}, {})).add(figures)
         for process in processes:
-            found.setdefault(process.group, Counts({}, {})).add(process.rest())
-        return found
+            sums.setdefault(process.group, Counts({}, {})).add(process.rest())
+        return sums
 
     def gauges(self, processes: Iterable[ReadProcess]) -> Gauges:
         """Return what is going on in live processes, as they were last read."""
-        found = Gauges()
-        found.add("unnamed", (), self.names.stages.others)
+        gauges = Gauges()
+        gauges.add("unnamed", (), self.names.stages.others)
         for of, quantile, value_s in self._recent.quantiles(time.monotonic()):
             family = OF_QUANTILES[of.family]
             labels = *FAMILIES[of.family].values(of.label), quantile, *of.group
-            found.add(family.key, labels, value_s)
+            gauges.add(family.key, labels, value_s)
         for group, figures in self.retained.items():
-            found.add("up", (group.service,), 0)
-            found.add_idle(group, figures)
+            gauges.add("up", (group.service,), 0)
+            gauges.add_idle(group, figures)
         processes = list(processes)
         backlog = self._backlog(processes)
         for process in processes:
-            found.add("up", (process.group.service,), not process.has_ended)
-            found.add_idle(process.group, process.figures)
+            gauges.add("up", (process.group.service,), not process.has_ended)
+            gauges.add_idle(process.group, process.figures)
             if not process.has_ended:
-                self._add_gauges(process, backlog, found)
-        return found
+                self._add_gauges(process, backlog, gauges)
+        return gauges
 
     def _handed_over(
         self, processes: Iterable[ReadProcess]
@@ -447,22 +447,22 @@ class Totals:
         counted as unknown.
         """
         sent: defaultdict[str, Counter[Group]] = defaultdict(Counter)
-        known: Counter[str] = Counter()
+        received: Counter[str] = Counter()
 
         def add(group: Group, figures: Counts, sign: int) -> None:
             for queue, units in figures.amounts.get("sent", {}).items():
                 sent[queue][group] += sign * int(units.get("", 0))
             for queue, histogram in figures.durations.get("handoff", {}).items():
-                known[queue] += sign * histogram.below[-1]
+                received[queue] += sign * histogram.below[-1]
             for queue, units in figures.amounts.get("unknown", {}).items():
-                known[queue] += sign * int(units.get("", 0))
+                received[queue] += sign * int(units.get("", 0))
 
         for group, figures in self.retained.items():
             add(group, figures, 1)
         for process in processes:
             add(process.group, process.figures, 1)
             add(process.group, process.given, -1)
-        return sent, known
+        return sent, received
 
     def _backlog(self, processes: Collection[ReadProcess]) -> Backlog:
         sent, known = self._handed_over(processes)
@@ -486,22 +486,22 @@ class Totals:
         requests. A message that is received after its request has ended stays counted, until
         another one is lost.
         """
-        sent, known = self._handed_over(processes)
-        if any(known[queue] < sum(by_group.values()) for queue, by_group in sent.items()):
+        sent, received = self._handed_over(processes)
+        if any(received[queue] < sum(by_group.values()) for queue, by_group in sent.items()):
             backlog = self._backlog(processes)
             for process in processes:
                 waiting = set(backlog.unreceived(process.latest))
                 for message in process.latest.sent_messages():
                     if message in waiting or message.sent_ns > began_ns:
-                        known[self.names.stages.shown(message.queue)] += 1
+                        received[self.names.stages.shown(message.queue)] += 1
         for queue, by_group in sent.items():
             group, _ = by_group.most_common(1)[0]
             # 0 at first, so that the first one is an increase.
-            lost = max(sum(by_group.values()) - known[queue], 0)
+            lost = max(sum(by_group.values()) - received[queue], 0)
             more = Counts({}, {"unknown": {queue: {"": lost}}})
             self.retained.setdefault(group, Counts({}, {})).add(more)
 
-    def _add_gauges(self, process: ReadProcess, backlog: Backlog, found: Gauges) -> None:
+    def _add_gauges(self, process: ReadProcess, backlog: Backlog, gauges: Gauges) -> None:
         copy, group = process.latest, process.group
 
         def add(kind: Kind, name: str, since_ns: int | None) -> None:
@@ -510,9 +510,9 @@ class Totals:
                 if kind not in family.open_kinds:
                     continue
                 if family.age_of is None:
-                    found.add(family.key, labels, 1)
+                    gauges.add(family.key, labels, 1)
                 elif since_ns is not None and copy.read_ns is not None:
-                    found.raise_to(family.key, labels, max(copy.read_ns - since_ns, 0) / 1e9)
+                    gauges.raise_to(family.key, labels, max(copy.read_ns - since_ns, 0) / 1e9)
 
         for span in copy.open_spans():
             since_ns: int | None = span["begin_ns"]
@@ -525,11 +525,11 @@ class Totals:
                 add("queue", segment["queue"] or "", segment["received_ns"])
             elif copy.read_ns is not None and segment["origin"] == "root":
                 age_s = max(copy.read_ns - begin_ns, 0) / 1e9
-                found.raise_to("oldest", tuple(group), age_s)
+                gauges.raise_to("oldest", tuple(group), age_s)
         for message in backlog.waiting(copy):
             add("queue", message.queue, message.sent_ns)
         for name, value in copy.gauges().items():
-            found.add("gauge", (self.names.units.shown(name), *group), value)
+            gauges.add("gauge", (self.names.units.shown(name), *group), value)
 
 
 class Exported:
@@ -567,10 +567,10 @@ class Exported:
 
     def lost(self) -> dict[str, int]:
         """Return what was lost besides what is in the figures, by cause."""
-        found: Counter[str] = Counter()
+        lost: Counter[str] = Counter()
         for losses in self.losses:
-            found.update(losses())
-        return dict(found)
+            lost.update(losses())
+        return dict(lost)
 
     def longest_pause_s(self) -> float:
         """Return the most seconds until the next reading, so that all requests are read."""
