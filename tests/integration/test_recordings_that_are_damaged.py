@@ -92,6 +92,7 @@ def test_what_is_not_a_recording_is_named(tmp_path: Path, real_file: Path) -> No
     version, order = tmp_path / "version", tmp_path / "order"
     version.write_bytes(other[:8] + struct.pack("<I", 77) + other[12:])
     order.write_bytes(other[:8][::-1] + other[8:])
+    of_other_files = {text: "is not JSON", tmp_path: "contains no traces"}
     for path, words in (
         (empty, "is empty"),
         (text, "is not a recording of stagespan"),
@@ -104,9 +105,9 @@ def test_what_is_not_a_recording_is_named(tmp_path: Path, real_file: Path) -> No
     ):
         with pytest.raises(StagespanError, match=words):
             recording.open(path)
-        shown = command_here("recover", str(path))
+        shown = command_here("show", str(path))
         assert shown.returncode == 2
-        assert words in shown.stderr
+        assert of_other_files.get(path, words) in shown.stderr
         assert "Traceback" not in shown.stderr
     with pytest.raises(StagespanError, match="There is no process"):
         recording.open(2**22 + 5)

@@ -385,9 +385,9 @@ def one_slow_request() -> None:
             time.sleep(0.001)
     with stagespan.request("another"):
         with stagespan.request("slow", new=True) as slow:
-            time.sleep(0.03)
+            time.sleep(0.1)
             with stagespan.span("decode"):
-                time.sleep(0.05)
+                time.sleep(0.15)
             for _ in range(3):
                 slow.chunk(tokens=2)
                 time.sleep(0.002)

@@ -64,6 +64,8 @@ def kind_of(word: str) -> Kind | None:
     path = Path(word)
     if path.is_dir():
         return _of_folder(path)
+    if path.is_fifo():  # what is read to look at it would be missing afterwards
+        return Kind.TRACE
     if path.suffix in (".py", ".pyw", ".pyz"):
         return Kind.PROGRAM
     if path.suffix == RECORDING_SUFFIX or word.startswith("/proc/"):
@@ -104,7 +106,7 @@ def _is_program(path: Path) -> bool:
 
 def _of_content(path: Path) -> Kind:
     head = _head(path)
-    if head.startswith(_RECORDING):
+    if head.startswith((_RECORDING, _RECORDING[::-1])):  # its reader names the other byte order
         return Kind.RECORDING
     if b'"traceEvents"' in head:
         return Kind.TRACE

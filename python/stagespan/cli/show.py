@@ -122,6 +122,8 @@ def _page(what: str, kind: Kind, *, stages: bool) -> Page:
         from stagespan.cli.ncu import file_page
 
         return file_page(Path(what))
+    if Path(what).is_fifo():
+        raise StagespanError(f"{what} is not a file: pass a trace in a pipe to `stagespan analyze`.")
     from stagespan.recording.any_path import analyze
 
     try:
