@@ -92,14 +92,15 @@ def test_what_is_not_a_recording_is_named(tmp_path: Path, real_file: Path) -> No
     version, order = tmp_path / "version", tmp_path / "order"
     version.write_bytes(other[:8] + struct.pack("<I", 77) + other[12:])
     order.write_bytes(other[:8][::-1] + other[8:])
-    of_other_files = {text: "is not JSON", tmp_path: "contains no traces"}
+    missing = tmp_path / "missing"
+    of_other_files = {text: "is not JSON", tmp_path: "no traces", missing: "neither a file nor"}
     for path, words in (
         (empty, "is empty"),
         (text, "is not a recording of stagespan"),
         (link, "is a link"),
         (pipe, "is not a file"),
         (tmp_path, "is not a file"),
-        (tmp_path / "missing", "There is no file"),
+        (missing, "There is no file"),
         (version, "layout 77"),
         (order, "other byte order"),
     ):

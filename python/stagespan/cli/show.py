@@ -123,7 +123,7 @@ def _page(what: str, kind: Kind, *, stages: bool) -> Page:
 
         return file_page(Path(what))
     if Path(what).is_fifo():
-        raise StagespanError(f"{what} is not a file: pass a trace in a pipe to `stagespan analyze`.")
+        raise StagespanError(f"{what} is not a file: a pipe is for `stagespan analyze`.")
     from stagespan.recording.any_path import analyze
 
     try:
