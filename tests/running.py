@@ -113,6 +113,7 @@ def tell(process: subprocess.Popen[str], line: object = "") -> str:
 def end(process: subprocess.Popen[str]) -> None:
     """Kill a program that a test has started, before the end of the test."""
     process.kill()
+    process.wait(timeout=30)  # before its input is closed, which its children may read, too
     process.communicate(timeout=30)
 
 

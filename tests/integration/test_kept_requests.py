@@ -156,13 +156,16 @@ def steps_of(*arguments: str) -> int:
         steps += event == "opcode"
         return count
 
-    gc.collect()  # or finalizers of what earlier tests have left would be counted
+    # Finalizers of what earlier tests have left would be counted, also within the command.
+    gc.collect()
+    gc.disable()
     before = sys.gettrace()
     sys.settrace(count)
     try:
         done = command_here(*arguments)
     finally:
         sys.settrace(before)
+        gc.enable()
     assert done.returncode == 0, done.stderr
     return steps
 

@@ -111,8 +111,9 @@ def commands_of(text: str) -> list[tuple[str, str]]:
 def matches(expected: str, printed: str, any_figures: bool = False) -> bool:
     """Whether the output is the expected one, ``...`` standing for any text, or for no line.
 
-    With ``any_figures`` a number matches any number in any unit of time, a rule matches a rule of
-    any length, and blanks match line breaks, because numbers change where lines break.
+    With ``any_figures`` a number matches any number in any unit of time, as does the unit of a
+    column, a rule matches a rule of any length, and blanks match line breaks, because numbers
+    change where lines break.
     """
     if any_figures:
         tidy = [" ".join(text.split()) for text in (expected, printed)]
@@ -126,12 +127,14 @@ def matches(expected: str, printed: str, any_figures: bool = False) -> bool:
         # One pass, so that a placeholder is not mistaken for text with a number in it.
         number = r"(?P<number>(?:\\[+-])?\d(?:[\d,]|\\\.(?=\d))*)"
         unit = r"(?P<unit>\\ (?:ns|µs|ms|s)\b)"
-        loose = re.compile(f"{number}{unit}?|(?P<rule>[─━]+)")
+        column = r"(?P<column>\\\((?:ns|µs|ms|s)\\\))"
+        loose = re.compile(f"{number}{unit}?|(?P<rule>[─━]+)|{column}")
         any_number = r"[+-]?\d[\d,.]*"
         stands_for = {
             "number": any_number,
             "unit": f"{any_number} (?:ns|µs|ms|s)",
             "rule": "[─━]+",
+            "column": r"\((?:ns|µs|ms|s)\)",
         }
         parts = [loose.sub(lambda found: stands_for[str(found.lastgroup)], part) for part in parts]
     # A line `...` may also match nothing.

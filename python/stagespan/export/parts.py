@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stagespan import _core
 from stagespan.live.span_kinds import KINDS
 from stagespan.process import imports
-from stagespan.recording.segments import (
-    UNKNOWN_NS,
-    Details,
-    Trace,
-    as_dicts,
-    trace_id,
-    traces_of,
-)
+from stagespan.recording.segments import Details, Trace, as_dicts, trace_id, traces_of
 from stagespan.recording.spans import ReadSpans, Span
 
 if TYPE_CHECKING:
@@ -248,7 +241,7 @@ def _first_known(rows: NDArray[np.void], *names: str) -> NDArray[np.int64]:
     first_ns: NDArray[np.int64] = numpy.zeros(len(rows), "i8")
     for name in reversed(names):
         times_ns = rows[name]
-        first_ns = numpy.where((times_ns != UNKNOWN_NS) & (times_ns != 0), times_ns, first_ns)
+        first_ns = numpy.where((times_ns != _core.UNKNOWN_NS) & (times_ns != 0), times_ns, first_ns)
     return first_ns
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from stagespan import _core
 from stagespan.export.parts import Awaited, Batch, Parts, Resource
 from stagespan.process import imports
-from stagespan.recording.segments import RETURN, Details, trace_id, traces_of
+from stagespan.recording.segments import Details, trace_id, traces_of
 from stagespan.recording.spans import (
     BATCH,
     ReadSpans,
@@ -199,7 +199,7 @@ class Taker:
         Those that an earlier exporter has taken and not sent are also returned, once.
         """
         numpy = imports.load("numpy")
-        own = ended[ended["origin"] != RETURN]
+        own = ended[ended["origin"] != _core.ORIGINS.index("return")]
         if self._again:
             again = copy.segment_rows(numpy.array(self._again, "i8"))
             self.missed["requests_unread"] += len(self._again) - len(again)

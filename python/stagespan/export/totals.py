@@ -33,7 +33,6 @@ from stagespan.live.span_kinds import KINDS, RUNS, Kind
 from stagespan.process import imports
 from stagespan.recording.backlog import Backlog
 from stagespan.recording.reading import Recording, Segment, began_here, open_file
-from stagespan.recording.segments import UNKNOWN_NS
 from stagespan.recording.spans import kinds_of
 
 if TYPE_CHECKING:
@@ -352,8 +351,8 @@ class Totals:
         group = self.admitted(Group(*of.resource[:3]))
         rows = of.segments[indices]
         began = (rows["parent_segment"] == 0) & numpy.isin(rows["origin"], _BEGIN_HERE)
-        began &= (rows["end_ns"] != UNKNOWN_NS) & (
-            (rows["received_ns"] != UNKNOWN_NS) | (rows["begin_ns"] != UNKNOWN_NS)
+        began &= (rows["end_ns"] != _core.UNKNOWN_NS) & (
+            (rows["received_ns"] != _core.UNKNOWN_NS) | (rows["begin_ns"] != _core.UNKNOWN_NS)
         )
         at = numpy.array(indices, "i8")[began]
         times_ns = of.begins_ns[at], of.ends_ns[at]

@@ -14,11 +14,6 @@ if TYPE_CHECKING:
 
     from stagespan.recording.reading import Failures, Fields, Segment
 
-UNKNOWN_NS = _core.UNKNOWN_NS
-RETURN = _core.ORIGINS.index("return")
-"""The origin of a hop that has come back to a segment."""
-
-
 _TIMES = (
     *("begin_ns", "end_ns", "first_chunk_ns", "last_chunk_ns", "request_ns", "received_ns"),
     *("sent_ns", "work_ns", "sent_monotonic_ns", "sent_unix_ns"),
@@ -85,7 +80,7 @@ def as_rows(segments: Sequence[Segment], names: list[str]) -> tuple[NDArray[np.v
     for row, one in zip(rows, segments, strict=True):
         values = cast("dict[str, Any]", one)
         for name in _TIMES:
-            row[name] = UNKNOWN_NS if values[name] is None else values[name]
+            row[name] = _core.UNKNOWN_NS if values[name] is None else values[name]
         for name in _NUMBERS:
             row[name] = values[name]
         for name in ("segment", "parent_hop", "parent_segment"):
