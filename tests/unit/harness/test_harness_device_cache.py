@@ -41,7 +41,7 @@ def replay_of(seen: list[Any], device: str, numel: int = 8) -> Replay:
 
 def test_iterations_whose_times_differ_are_timed_for_a_second() -> None:
     turns = itertools.count()  # every other run computes three times as much
-    step = lambda: sum(range(2_000 + 4_000 * (next(turns) // 2 % 2)))  # noqa: E731
+    step = lambda: sum(range(50_000 + 100_000 * (next(turns) // 2 % 2)))  # noqa: E731
     began = time.perf_counter()
     assert len(Replay(dict, lambda inputs: step).measure()) >= replay.USUALLY_TIMED
     assert time.perf_counter() - began >= replay.USUAL_SECONDS
