@@ -8,8 +8,8 @@
 #include <optional>
 #include <utility>
 
+#include "module.h"
 #include "object.h"
-#include "parts.h"
 #include "stagespan/without_signals.h"
 
 namespace stagespan::python {

@@ -12,8 +12,8 @@
 #include "device/driver_backend.h"
 #include "device/layer.h"
 #include "device_torch_event.h"
+#include "module.h"
 #include "object.h"
-#include "parts.h"
 #include "timed_run.h"
 
 namespace py = pybind11;

@@ -10,8 +10,8 @@
 #include <string_view>
 
 #include "after_fork.h"
+#include "module.h"
 #include "object.h"
-#include "parts.h"
 #include "stagespan/clock.h"
 #include "stagespan/commands.h"
 #include "stagespan/recorder.h"

@@ -1,4 +1,6 @@
 // module.cpp: the extension module with its switches and hooks.
+#include "module.h"
+
 #include <pthread.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -8,7 +10,6 @@
 #include "current_request.h"
 #include "docstrings.h"
 #include "execution_context.h"
-#include "parts.h"
 #include "reading.h"
 #include "request_details.h"
 #include "request_object.h"

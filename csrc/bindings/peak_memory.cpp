@@ -33,10 +33,9 @@ long own_peak_kib() noexcept {
   return line != nullptr ? std::strtol(line + std::strlen("\nVmHWM:"), nullptr, 10) : kNotKnown;
 }
 
-// The ru_maxrss of this process is its own if it is not this value. A forked child begins with a ru_maxrss of its own,
-// so the value of its parent does no harm there.
+// The ru_maxrss of this process is its own if it is not this value; -1 until the peaks were compared. A forked child has
+// a ru_maxrss of its own, so its parent's value does no harm. Relaxed, because nothing else is read that depends on it.
 std::atomic<long> g_inherited_kib{kNotKnown};
-std::atomic<bool> g_is_compared{false};
 
 }  // namespace
 
@@ -44,14 +43,14 @@ std::int64_t peak_resident_bytes() noexcept {
   rusage usage;
   if (getrusage(RUSAGE_SELF, &usage) != 0) return -1;
   long peak_kib = usage.ru_maxrss;
-  if (!g_is_compared.load(std::memory_order_acquire)) {
+  long inherited_kib = g_inherited_kib.load(std::memory_order_relaxed);
+  if (inherited_kib == kNotKnown) {
     // The kernel reads its counters of pages inexactly, so two equal peaks can differ a little.
     const long own_kib = own_peak_kib();
-    if (own_kib != kNotKnown && peak_kib > own_kib + own_kib / 16)
-      g_inherited_kib.store(peak_kib, std::memory_order_relaxed);
-    g_is_compared.store(true, std::memory_order_release);
+    inherited_kib = own_kib != kNotKnown && peak_kib > own_kib + own_kib / 16 ? peak_kib : 0;
+    g_inherited_kib.store(inherited_kib, std::memory_order_relaxed);
   }
-  if (peak_kib == g_inherited_kib.load(std::memory_order_relaxed)) peak_kib = own_peak_kib();
+  if (peak_kib == inherited_kib) peak_kib = own_peak_kib();
   return peak_kib != kNotKnown ? std::int64_t{peak_kib} * 1024 : -1;
 }
 

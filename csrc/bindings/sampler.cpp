@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "after_fork.h"
+#include "module.h"
 #include "object.h"
-#include "parts.h"
 #include "sampled_stacks.h"
 #include "stagespan/thread_state.h"
 #include "stagespan/without_signals.h"

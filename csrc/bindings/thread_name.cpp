@@ -4,8 +4,8 @@
 
 #include <string_view>
 
+#include "module.h"
 #include "object.h"
-#include "parts.h"
 #include "stagespan/recorder.h"
 #include "stagespan/text.h"
 

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "parts.h"
+#include "module.h"
 
 namespace py = pybind11;
 

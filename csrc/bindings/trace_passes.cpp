@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "parts.h"
+#include "module.h"
 #include "trace/covers.h"
 #include "trace/distinct.h"
 #include "trace/division.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "parts.h"
+#include "module.h"
 #include "reading.h"
 #include "trace/scanner.h"
 

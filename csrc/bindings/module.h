@@ -1,4 +1,4 @@
-// parts.h: the parts of the module that have no other interface.
+// module.h: what the module consists of, besides what has a header of its own.
 #pragma once
 
 #include <Python.h>
