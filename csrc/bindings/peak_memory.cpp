@@ -33,8 +33,8 @@ long own_peak_kib() noexcept {
   return line != nullptr ? std::strtol(line + std::strlen("\nVmHWM:"), nullptr, 10) : kNotKnown;
 }
 
-// The ru_maxrss of this process is its own if it is not this value; -1 until the peaks were compared. A forked child has
-// a ru_maxrss of its own, so its parent's value does no harm. Relaxed, because nothing else is read that depends on it.
+// The ru_maxrss of this process is its own if it is not this value; -1 until the peaks were compared. A forked child
+// has a ru_maxrss of its own, so its parent's value does no harm. Relaxed, because nothing else depends on it.
 std::atomic<long> g_inherited_kib{kNotKnown};
 
 }  // namespace
