@@ -123,7 +123,7 @@ def test_what_is_added_is_what_remains_without_the_earlier_part(a: Counts, b: Co
 
 def test_names_beyond_the_limit_are_counted_once() -> None:
     names = Names(2, ["a"])
-    shown = [names.shown(name) for name in ("b", "c", "a", "d", "c", "b")]
+    shown = [names.label(name) for name in ("b", "c", "a", "d", "c", "b")]
     assert shown == ["b", OTHER, "a", OTHER, OTHER, "b"]
     assert names.others == 2
 

@@ -43,7 +43,7 @@ class NamedStage:
         owner, _, method = self.path.rpartition(".")
         default = owner if owner and method in ("forward", "__call__") else self.path
         self.name: str = (match["name"] or default).strip()
-        self.found = False
+        self.is_wrapped = False
         self.problem: str | None = None
         self.problem_elsewhere: str | None = None
         """A sentence of another process that has not found it."""
@@ -109,12 +109,12 @@ class Wrapper:
         wrapped = None
         try:
             wrapped = wrap()
-            stage.found = True
+            stage.is_wrapped = True
         except Exception as error:  # an error must not affect the program
             stage.problem = str(error) or type(error).__name__
         module = sys.modules.get("__main__" if stage in self._of_main() else stage.module)
         stage.file = getattr(module, "__file__", None)
-        why = None if stage.found else self._why_missing(stage)
+        why = None if stage.is_wrapped else self._why_missing(stage)
         command.tell("stage", stage.target, why, stage.note, stage.file)
         return wrapped
 
@@ -122,7 +122,7 @@ class Wrapper:
         """Take over what another process has told of a stage."""
         for stage in self.stages:
             if stage.target == target:
-                stage.found = stage.found or problem is None
+                stage.is_wrapped = stage.is_wrapped or problem is None
                 stage.problem_elsewhere = problem or stage.problem_elsewhere
                 stage.note = stage.note or note
                 stage.file = stage.file or file
@@ -175,7 +175,7 @@ class Wrapper:
 
     def missing(self) -> list[str]:
         """Return a sentence for each stage that was not found, with similar names."""
-        return [self._why_missing(stage) for stage in self.stages if not stage.found]
+        return [self._why_missing(stage) for stage in self.stages if not stage.is_wrapped]
 
     def _why_missing(self, stage: NamedStage) -> str:
         module = "__main__" if stage in self._of_main() else stage.module
@@ -188,7 +188,7 @@ class Wrapper:
 
         ``ran`` are the names of all stages that ran, in any process.
         """
-        stages = [stage for stage in self.stages if stage.found and stage.name not in ran]
+        stages = [stage for stage in self.stages if stage.is_wrapped and stage.name not in ran]
         graphs = _graphs()  # in which spans do nothing
         return [_only_compiled(one, graphs) if graphs else _why_not_called(one) for one in stages]
 

@@ -190,7 +190,7 @@ class Names:
 
     def __init__(self, most: int, known: Iterable[str] = ()) -> None:
         self._most = most
-        self.known = dict.fromkeys(known)
+        self.ordered = dict.fromkeys(known)
         """The names, in the order of their first appearance."""
         self._others: set[int] = set()
 
@@ -199,15 +199,15 @@ class Names:
         """How many different names are summed, as far as they were counted."""
         return len(self._others)
 
-    def shown(self, name: str) -> str:
+    def label(self, name: str) -> str:
         """Return the name, or ``(other)``. A name that was shown once is always shown."""
-        if name in self.known or name == OTHER:
+        if name in self.ordered or name == OTHER:
             return name
-        if len(self.known) >= self._most:
+        if len(self.ordered) >= self._most:
             if len(self._others) < _MOST_OTHERS:
                 self._others.add(hash(name))
             return OTHER
-        self.known[name] = None
+        self.ordered[name] = None
         return name
 
 
@@ -256,7 +256,7 @@ def durations_in(snapshot: _core.Snapshot, names: ShownNames) -> Iterator[Durati
             continue
         shown_names = names.pipelines if "pipeline" in family.labels else names.stages
         for name, stage in snapshot.stages(number_of(family.kind)).items():
-            label = shown_names.shown(name)
+            label = shown_names.label(name)
             if family.kind not in RUNS:
                 yield Durations(family.key, label, stage, None)
                 continue
@@ -265,7 +265,7 @@ def durations_in(snapshot: _core.Snapshot, names: ShownNames) -> Iterator[Durati
                 yield Durations("device", label, stage.device_elapsed_ns, None)
     for status, kind in REQUESTS.items():
         for name, stage in snapshot.stages(number_of(kind)).items():
-            label = Family.text(names.pipelines.shown(name), status)
+            label = Family.text(names.pipelines.label(name), status)
             yield Durations("request", label, stage, None)
 
 
@@ -282,17 +282,17 @@ def amounts_in(snapshot: _core.Snapshot, names: ShownNames) -> Iterator[Amounts]
     """Yield what has amounts. Several can have the same label, if there are too many names."""
     for kind in RUNS:
         for name, units in snapshot.amounts(number_of(kind)).items():
-            stage = names.stages.shown(name)
+            stage = names.stages.label(name)
             for unit, summary in units.items():
                 if unit is None:
                     yield Amounts("batch_size", stage, summary)
                 else:
-                    label = Family.text(stage, names.units.shown(unit))
+                    label = Family.text(stage, names.units.label(unit))
                     yield Amounts("run_work", label, summary)
     for name, units in snapshot.amounts(number_of(REQUESTS["ok"])).items():
         for unit, summary in units.items():
             if unit is not None:
-                label = Family.text(names.pipelines.shown(name), names.units.shown(unit))
+                label = Family.text(names.pipelines.label(name), names.units.label(unit))
                 yield Amounts("request_work", label, summary)
 
 
@@ -330,14 +330,14 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
         """Add a stage of which no run has ended, so that the first end is an increase."""
         for family in HISTOGRAMS:
             if family.kind == kind:
-                counts.durations.setdefault(family.key, {})[names.stages.shown(name)] = NOTHING
+                counts.durations.setdefault(family.key, {})[names.stages.label(name)] = NOTHING
                 if kind in RUNS:
-                    count("errors", names.stages.shown(name), "", 0)
+                    count("errors", names.stages.label(name), "", 0)
 
     def begin_request(pipeline: str) -> None:
         of_requests = counts.durations.setdefault("request", {})
         for status in ("ok", "error"):
-            of_requests.setdefault(Family.text(names.pipelines.shown(pipeline), status), NOTHING)
+            of_requests.setdefault(Family.text(names.pipelines.label(pipeline), status), NOTHING)
 
     for span in recording.open_spans():
         begin(span["kind"], span["stage"])
@@ -355,18 +355,18 @@ def figures_of(recording: Recording, ns_per_tick: float, names: ShownNames) -> C
         if of.stage is not None:
             count("errors", of.label, "", of.stage.errors)
             for unit, amount in of.stage.work.items():
-                count("work", of.label, names.units.shown(unit), amount)
+                count("work", of.label, names.units.label(unit), amount)
     for amounts in amounts_in(snapshot, names):
         summary = amounts.summary
         add(amounts.family, amounts.label, summary, summary.total, groups_of_amounts())
     sent = {message.queue: message.nth for message in recording.sent_messages()}
     for queue, number in sent.items():
-        count("sent", names.stages.shown(queue), "", number)
+        count("sent", names.stages.label(queue), "", number)
     left_open = recording.left_open
     until_ns = latest_ns(recording) if left_open else 0
     for request in left_open:
         begin_ns = request["received_ns"] or request["begin_ns"] or 0
-        label = Family.text(names.pipelines.shown(request["pipeline"]), "abandoned")
+        label = Family.text(names.pipelines.label(request["pipeline"]), "abandoned")
         counts.observe("request", label, max(until_ns - begin_ns, 0))
     # No figure needs the spans in the rings.
     lost = recording.lost().items()

@@ -411,7 +411,7 @@ class KeptRecording:
     @property
     def surroundings(self) -> Surroundings:
         """What is known of all requests of its process."""
-        return self._around.known if isinstance(self._around, _Around) else self._around
+        return self._around.surroundings if isinstance(self._around, _Around) else self._around
 
     def segments(self) -> list[Segment]:
         """Return the segments, and the hops that have come back to them."""
@@ -501,7 +501,7 @@ class _Around:
         """What is kept of the process."""
 
     @cached_property
-    def known(self) -> Surroundings:
+    def surroundings(self) -> Surroundings:
         """The medians of its stages, and when its requests were open."""
         numpy = imports.load("numpy")
         runs_ns: defaultdict[tuple[str, str], list[NDArray[np.int64]]] = defaultdict(list)

@@ -456,13 +456,13 @@ class Node(Exported):
             for process in self._processes.values()
         ]
         new = state.State(
-            list(self._totals.names.stages.known),
-            list(self._totals.names.units.known),
+            list(self._totals.names.stages.ordered),
+            list(self._totals.names.units.ordered),
             list(self._totals.retained.items()),
             [*processes, *self._resumed.values()],
             list(self._folded),
             self.lost(),
-            list(self._totals.names.pipelines.known),
+            list(self._totals.names.pipelines.ordered),
         )
         try:
             state.write(self._state_path, new)

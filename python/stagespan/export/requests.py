@@ -113,39 +113,39 @@ class Taker:
         """
         numpy = imports.load("numpy")
         ends = copy.segment_ends()
-        known, ends_ns = numpy.ascontiguousarray(ends["key"]), ends["end_ns"]
+        present, ends_ns = numpy.ascontiguousarray(ends["key"]), ends["end_ns"]
         taken = numpy.array(self.taken, "i8")
-        is_new = ~are_in(known, taken)
+        is_new = ~are_in(present, taken)
         seen = self._known
         if seen is None:  # an earlier exporter may have seen them
-            seen = known[~is_new | ((known > 0) & (known <= self._highest))]
-        highest = int(known.max(initial=self._highest))
-        ending = copy.segment_rows(known[:0]) if self._ending is None else self._ending
-        is_gone = ~are_in(ending["key"], known)
+            seen = present[~is_new | ((present > 0) & (present <= self._highest))]
+        highest = int(present.max(initial=self._highest))
+        ending = copy.segment_rows(present[:0]) if self._ending is None else self._ending
+        is_gone = ~are_in(ending["key"], present)
         gone, ending = ending[is_gone], ending[~is_gone]
         is_quiet = is_new & self._are_quiet(copy, ends_ns, 0 if at_end else QUIET_NS)
         # Those that may be displaced before the next reading are read now.
         first = highest + 2 * (highest - self._highest) - copy.most_segments
-        is_soon = is_new & (ends_ns != 0) & (known > 0) & (known <= first) & ~is_quiet
-        is_soon &= ~are_in(known, ending["key"])
-        found = joined((gone, copy.segment_rows(known[is_quiet])))
-        keys = found["key"]
-        soon = copy.segment_rows(known[is_soon])
+        is_soon = is_new & (ends_ns != 0) & (present > 0) & (present <= first) & ~is_quiet
+        is_soon &= ~are_in(present, ending["key"])
+        rows = joined((gone, copy.segment_rows(present[is_quiet])))
+        keys = rows["key"]
+        soon = copy.segment_rows(present[is_soon])
         self._ending = joined((ending[~are_in(ending["key"], keys)], soon))
-        self._untaken = numpy.append(known[is_new & (known > 0)], gone["key"][gone["key"] > 0])
-        self.new = int((~are_in(known, seen)).sum())
+        self._untaken = numpy.append(present[is_new & (present > 0)], gone["key"][gone["key"] > 0])
+        self.new = int((~are_in(present, seen)).sum())
         if self._highest:
             self._count_unseen(copy, highest, self.new)
             # Those that had not ended for long enough when they were last seen.
-            if len(known) >= copy.most_segments:
-                is_lost = ~(are_in(seen, taken) | are_in(seen, known) | are_in(seen, keys))
+            if len(present) >= copy.most_segments:
+                is_lost = ~(are_in(seen, taken) | are_in(seen, present) | are_in(seen, keys))
                 self.missed["requests_unread"] += int(is_lost.sum())
-        self._highest, self._known = highest, known
-        self.taken = numpy.append(taken[are_in(taken, known)], keys).tolist()
+        self._highest, self._known = highest, present
+        self.taken = numpy.append(taken[are_in(taken, present)], keys).tolist()
         is_left = is_new & ~is_quiet
         self._are_left_open = not ends_ns[is_left].any()
-        self.open_traces = [_traces_in(ends[is_left & (known > 0)])]
-        return found
+        self.open_traces = [_traces_in(ends[is_left & (present > 0)])]
+        return rows
 
     def look(self, copy: Recording) -> None:
         """See which requests are open, without taking any."""
@@ -199,21 +199,21 @@ class Taker:
         Those that an earlier exporter has taken and not sent are also returned, once.
         """
         numpy = imports.load("numpy")
-        own = ended[ended["origin"] != _core.ORIGINS.index("return")]
+        rows = ended[ended["origin"] != _core.ORIGINS.index("return")]
         if self._again:
             again = copy.segment_rows(numpy.array(self._again, "i8"))
             self.missed["requests_unread"] += len(self._again) - len(again)
             self._again = []
-            own = joined((again, own))
-        details = self._details_of(copy, own)
-        if not len(own):
+            rows = joined((again, rows))
+        details = self._details_of(copy, rows)
+        if not len(rows):
             return None
-        own = own[own["number"].argsort(kind="stable")]
+        rows = rows[rows["number"].argsort(kind="stable")]
         returned = numpy.array([key for key in copy.segment_keys if key < 0], "i8")
         of_numbers = self._batches_of(copy)
-        numbers = own["number"].tolist() if of_numbers else ()
-        found = Parts(
-            *(resource, own, self._spans_of(copy, numpy.ascontiguousarray(own["number"]))),
+        numbers = rows["number"].tolist() if of_numbers else ()
+        parts = Parts(
+            *(resource, rows, self._spans_of(copy, numpy.ascontiguousarray(rows["number"]))),
             *(copy.segment_rows(returned), details),
             batches={at: of_numbers[n] for at, n in enumerate(numbers) if n in of_numbers},
             complete_ns=copy.complete_ns if self._complete_ns is None else self._complete_ns,
@@ -221,13 +221,13 @@ class Taker:
             unix_offset_ns=copy.unix_offset_ns,
         )
         self._given = [given for given in self._given if given.flags.any()]
-        self._given.append(found.awaited)
-        return found
+        self._given.append(parts.awaited)
+        return parts
 
-    def _details_of(self, copy: Recording, own: NDArray[np.void]) -> Details:
+    def _details_of(self, copy: Recording, ended: NDArray[np.void]) -> Details:
         """Return what these rows refer to, and save it of those that are ending."""
-        ending = own[:0] if self._ending is None else self._ending
-        rows = joined((own, ending))
+        ending = ended[:0] if self._ending is None else self._ending
+        rows = joined((ended, ending))
         numbers = rows["number"].tolist()
         has_failed = (rows["status"] == _core.STATUSES.index("error")).any()
         failures = copy.request_failures() if has_failed else {}
@@ -235,7 +235,7 @@ class Taker:
             {**self._details.fields, **copy.request_fields(numbers)},
             {**self._details.failures, **failures},
         )
-        saved = set(numbers[len(own) :])
+        saved = set(numbers[len(ended) :])
         self._details = Details(_only(details.fields, saved), _only(details.failures, saved))
         return details
 
@@ -320,12 +320,12 @@ class Taker:
             for span, *inner in _batches(copy, new):
                 links = [ids[number] for number in numbers[span.id] if number in ids]
                 self._batches[span.id] = Batch(span, inner, links, sizes[span.id])
-        found: defaultdict[int, list[Batch]] = defaultdict(list)
+        by_number: defaultdict[int, list[Batch]] = defaultdict(list)
         for span_id, of in numbers.items():
             for number in of:
                 if span_id in self._batches:
-                    found[number].append(self._batches[span_id])
-        return found
+                    by_number[number].append(self._batches[span_id])
+        return by_number
 
 
 def _made(copy: Recording, rows: NDArray[np.void]) -> list[Span]:

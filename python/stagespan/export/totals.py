@@ -213,7 +213,7 @@ class ReadProcess:
             os.close(self.handle)
             self.handle = -1
 
-    def rest(self) -> Counts:
+    def counts_of_group(self) -> Counts:
         """Return the figures that belong to the present group."""
         is_all = not (self.given.durations or self.given.amounts)
         return self.figures if is_all else self.figures.without(self.given)
@@ -342,7 +342,7 @@ class Totals:
     def _note_request(self, group: Group, request: Segment) -> None:
         begin_ns, end_ns = request["received_ns"] or request["begin_ns"], request["end_ns"]
         if begin_ns is not None and end_ns is not None and began_here(request):
-            label = Family.text(self.names.pipelines.shown(request["pipeline"]), request["status"])
+            label = Family.text(self.names.pipelines.label(request["pipeline"]), request["status"])
             self._note(group, "request", label, request["trace_id"], begin_ns, end_ns)
 
     def _note_parts(self, of: Parts, indices: list[int]) -> None:
@@ -360,14 +360,14 @@ class Totals:
         for i in _latest(keys, *times_ns):
             part = Part(of, int(at[i]))
             status = _core.STATUSES[rows["status"][began][i]]
-            label = Family.text(self.names.pipelines.shown(part.pipeline), status)
+            label = Family.text(self.names.pipelines.label(part.pipeline), status)
             self._note(group, "request", label, part.trace_id, part.begin_ns, part.end_ns)
         spans, of_part = of.rows_of(indices)
         is_queue = kinds_of(spans) == KINDS.index("queue")
         keys = spans["stage"].astype("i8") << 1 | is_queue
         for i in _latest(keys, spans["begin_ns"], spans["end_ns"]):
             begin_ns, end_ns = int(spans["begin_ns"][i]), int(spans["end_ns"][i])
-            stage = self.names.stages.shown(of.read.names[spans["stage"][i]])
+            stage = self.names.stages.label(of.read.names[spans["stage"][i]])
             family = "queue" if is_queue[i] else "stage"
             self._note(group, family, stage, Part(of, int(of_part[i])).trace_id, begin_ns, end_ns)
 
@@ -393,7 +393,7 @@ class Totals:
 
     def fold(self, process: ReadProcess) -> None:
         """Add the figures of a process that ends, or changes its labels, for good."""
-        self.retained.setdefault(process.group, Counts({}, {})).add(process.rest())
+        self.retained.setdefault(process.group, Counts({}, {})).add(process.counts_of_group())
 
     def complete(
         self, processes: Iterable[ReadProcess], now_ns: int, *, at_end: bool = False
@@ -414,7 +414,7 @@ class Totals:
         for group, figures in self.retained.items():
             sums.setdefault(group, Counts({}, {})).add(figures)
         for process in processes:
-            sums.setdefault(process.group, Counts({}, {})).add(process.rest())
+            sums.setdefault(process.group, Counts({}, {})).add(process.counts_of_group())
         return sums
 
     def gauges(self, processes: Iterable[ReadProcess]) -> Gauges:
@@ -464,7 +464,7 @@ class Totals:
         return sent, received
 
     def _backlog(self, processes: Collection[ReadProcess]) -> Backlog:
-        sent, known = self._handed_over(processes)
+        sent, received = self._handed_over(processes)
         queues = {
             name
             for figures in self.retained.values()
@@ -472,8 +472,8 @@ class Totals:
         }
 
         def most(queue: str) -> int:
-            shown = self.names.stages.shown(queue)
-            return sum(sent[shown].values()) - known[shown]
+            label = self.names.stages.label(queue)
+            return sum(sent[label].values()) - received[label]
 
         return Backlog([process.latest for process in processes], queues, most)
 
@@ -492,7 +492,7 @@ class Totals:
                 waiting = set(backlog.unreceived(process.latest))
                 for message in process.latest.sent_messages():
                     if message in waiting or message.sent_ns > began_ns:
-                        received[self.names.stages.shown(message.queue)] += 1
+                        received[self.names.stages.label(message.queue)] += 1
         for queue, by_group in sent.items():
             group, _ = by_group.most_common(1)[0]
             # 0 at first, so that the first one is an increase.
@@ -504,7 +504,7 @@ class Totals:
         copy, group = process.latest, process.group
 
         def add(kind: Kind, name: str, since_ns: int | None) -> None:
-            labels = (self.names.stages.shown(name), *group)
+            labels = (self.names.stages.label(name), *group)
             for family in GAUGES:
                 if kind not in family.open_kinds:
                     continue
@@ -528,7 +528,7 @@ class Totals:
         for message in backlog.waiting(copy):
             add("queue", message.queue, message.sent_ns)
         for name, value in copy.gauges().items():
-            gauges.add("gauge", (self.names.units.shown(name), *group), value)
+            gauges.add("gauge", (self.names.units.label(name), *group), value)
 
 
 class Exported:

@@ -147,10 +147,10 @@ class DenoiseAdapter(StepAdapter):
         """Whether there are a model, a scheduler and latents; for a method, also loop arguments."""
         from stagespan.harness.standalone import denoise
 
-        found = denoise.denoiser_of(stage)
-        if found is None or denoise.first_name(denoise.SAMPLES, inputs) is None:
+        denoiser = denoise.denoiser_of(stage)
+        if denoiser is None or denoise.first_name(denoise.SAMPLES, inputs) is None:
             return False
-        if found[0] is stage:
+        if denoiser[0] is stage:
             return True
         # Methods outside of the loop, such as `decode(latents)`, do not take a loop's arguments.
         loop = (

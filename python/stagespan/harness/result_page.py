@@ -126,21 +126,21 @@ def _rates_line(rates: Mapping[str, Any] | None) -> str | None:
     return f"One iteration computes {speed}, {of_peak}."
 
 
-def _compile_sentence(found: dict[str, Any]) -> str:
+def _compile_sentence(compiled: dict[str, Any]) -> str:
     """Return a sentence about the time of the first call and of its compilation."""
-    sentence = f"The first call took {found['first_call_ms']:,.0f} ms"
-    if "compile_ms" not in found:
+    sentence = f"The first call took {compiled['first_call_ms']:,.0f} ms"
+    if "compile_ms" not in compiled:
         return f"{sentence}."
-    took = found["phases_ms"]
+    took = compiled["phases_ms"]
     phases = ", ".join(f"{phase} {took.get(phase, 0):,.0f}" for phase in _PHASES)
-    sentence += f", of which {found['compile_ms']:,.0f} ms were compilation ({phases})"
+    sentence += f", of which {compiled['compile_ms']:,.0f} ms were compilation ({phases})"
     parts = [
-        counted(found[name], word)
+        counted(compiled[name], word)
         for name, word in (
             ("frames", "frame"),
             ("graph_breaks", "graph break"),
             ("recompilations", "recompilation"),
         )
-        if found[name] is not None
+        if compiled[name] is not None
     ]
-    return f"{sentence}: {', '.join(parts)}. See stagespan analyze {found['trace_path']}"
+    return f"{sentence}: {', '.join(parts)}. See stagespan analyze {compiled['trace_path']}"

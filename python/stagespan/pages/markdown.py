@@ -68,8 +68,8 @@ def listed_findings(findings: list[Finding]) -> list[str]:
     lines = []
     for finding in findings:
         lines.append(f"- **{finding.severity}** {escaped(finding.first_line)}")
-        if finding.rest:
-            lines.append(f"  - {escaped(finding.rest)}")
+        if finding.explanation:
+            lines.append(f"  - {escaped(finding.explanation)}")
         lines += [f"  - {escaped(str(each))}" for each in finding.evidence]
     return ["## Findings", "", *lines, ""] if lines else []
 

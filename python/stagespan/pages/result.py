@@ -91,7 +91,7 @@ class Evidence(Figures, frozen=True):
         return written
 
     def __str__(self) -> str:
-        return self.within(_LONGEST_EVIDENCE)
+        return self.shortened_to(_LONGEST_EVIDENCE)
 
     @property
     def details(self) -> str:
@@ -100,7 +100,7 @@ class Evidence(Figures, frozen=True):
         figure = "" if self.figure is None else f": {in_words(self.figure, self.unit)}"
         return f"{at}{figure}"
 
-    def within(self, most: int) -> str:
+    def shortened_to(self, most: int) -> str:
         """Return the evidence as text; the name is shortened to at most `most` characters."""
         return f"{shortened(self.event, min(most, _LONGEST_EVIDENCE))}{self.details}"
 
@@ -213,7 +213,7 @@ class Finding(Figures, frozen=True):
         return _joined(gain, self.action, self.sentence)
 
     @property
-    def rest(self) -> str:
+    def explanation(self) -> str:
         """What is behind the first line: more about the reason, and caveats."""
         gain = "" if self.gain is None else self.gain.condition
         if self.gain is None and self.no_gain:
@@ -223,7 +223,7 @@ class Finding(Figures, frozen=True):
     @property
     def text(self) -> str:
         """The first line and the rest."""
-        return _joined(self.first_line, self.rest)
+        return _joined(self.first_line, self.explanation)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as a dict for JSON, with times in microseconds."""
@@ -584,7 +584,7 @@ class Unavailable(msgspec.Struct, frozen=True):
     """One sentence: what the trace lacks, and how to record it if that is known."""
     code: str
     """Stands for the reason, and never changes."""
-    known: Figures | None = None
+    partial: Figures | None = None
     """Figures that are known nevertheless; the others are None."""
     needs: tuple[str, str] | None = None
     """What the trace lacks and how to record it, if that is worth a note on the first screen:
@@ -596,8 +596,8 @@ class Unavailable(msgspec.Struct, frozen=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reason and the known figures as a dict for JSON."""
-        known = {} if self.known is None else self.known.to_dict()
-        return {**UnknownFigures(self.reason, self.code).to_dict(), **known}
+        partial = {} if self.partial is None else self.partial.to_dict()
+        return {**UnknownFigures(self.reason, self.code).to_dict(), **partial}
 
     def line(self) -> str:
         """Return ""."""

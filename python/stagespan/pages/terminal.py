@@ -374,7 +374,7 @@ def whole_finding_block(finding: Finding, width: int = _WIDTH) -> RenderableType
     for evidence in finding.evidence[:_EVIDENCE]:
         # Each on one line: a long path would leave its dash on a line of its own.
         most = max(width - _SEVERITY - len("- ") - len(evidence.details), _LEAST_NAME)
-        grid.add_row("", text_block(f"- {evidence.within(most)}", "dim"))
+        grid.add_row("", text_block(f"- {evidence.shortened_to(most)}", "dim"))
     return grid
 
 

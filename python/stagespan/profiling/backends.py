@@ -315,12 +315,12 @@ def _without_importing_inductor() -> Iterator[None]:
     if _INDUCTOR in names or _INDUCTOR_GRAPHS in os.environ or "__getattr__" not in names:
         yield
         return
-    own = threading.get_ident()
+    this_thread = threading.get_ident()
     with _hiding_inductor:
         look_up = names["__getattr__"]  # it imports some modules when they are first used
 
         def other_names(name: str) -> Any:
-            if name == _INDUCTOR and threading.get_ident() == own:
+            if name == _INDUCTOR and threading.get_ident() == this_thread:
                 raise AttributeError(name)
             return look_up(name)
 

@@ -182,7 +182,7 @@ class Asker:
 
     def _why_silent(self, listening: int, *, is_noticed: bool) -> str:
         """Return why there is no answer, as a sentence."""
-        pid, within = self.pid, f"within {_LONGEST_SILENCE_S:g} s"
+        pid, soon = self.pid, f"within {_LONGEST_SILENCE_S:g} s"
         if is_noticed:
             where = sorted({span["stage"] for span in self.recording.refresh().open_spans()})
             inside = f", in stage {quoted(where)}" if where else ""
@@ -198,11 +198,11 @@ class Asker:
             )
         if listening == _AT_ONCE:
             return (
-                f"The thread of the process {pid} that waits for commands did not run {within}: the"
+                f"The thread of the process {pid} that waits for commands did not run {soon}: the"
                 " machine has no CPU time left, or the process is frozen."
             )
         return (
-            f"The process {pid} is not listening: no span has opened in it {within}. Start it with"
+            f"The process {pid} is not listening: no span has opened in it {soon}. Start it with"
             " STAGESPAN_LISTEN=true, or by `stagespan run`, so that it also answers while it hangs"
             " or waits."
         )

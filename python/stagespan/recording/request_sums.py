@@ -115,11 +115,11 @@ class RequestSums:
         }
         return columns
 
-    def _batches_of(self, place: int, process: Process, own: NDArray[np.intp]) -> _Columns:
-        numbers = self._segments["number"][own].tolist()
+    def _batches_of(self, place: int, process: Process, of_process: NDArray[np.intp]) -> _Columns:
+        numbers = self._segments["number"][of_process].tolist()
         served = [
             (segment, *batch)
-            for segment, number in zip(own.tolist(), numbers, strict=True)
+            for segment, number in zip(of_process.tolist(), numbers, strict=True)
             for batch in process.batches_by_number.get(number, ())
         ]
         segments, rows, sizes, places = (

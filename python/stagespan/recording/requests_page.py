@@ -71,10 +71,10 @@ def json_schema() -> dict[str, Any]:
 
 @dataclass(frozen=True, repr=False)
 class Requests(Result):
-    """Requests, of which `shown` are listed one by one."""
+    """Requests, of which `listed` are listed one by one."""
 
     requests: Sequence[Timeline]
-    shown: Sequence[Timeline]
+    listed: Sequence[Timeline]
     lost: Mapping[str, int]
     count: int
     """Of all requests; more than those in `requests` if only the slowest of them were read."""
@@ -90,7 +90,7 @@ class Requests(Result):
         """Return the figures of the requests that are shown, and of the stages of all of them."""
         return RequestsFigures(
             self.count,
-            [RequestFigures.of(timeline) for timeline in self.shown],
+            [RequestFigures.of(timeline) for timeline in self.listed],
             request_figures.stages(self.sums),
             request_figures.hand_offs(self.requests),
             request_figures.work(self.sums),
@@ -155,7 +155,7 @@ class Requests(Result):
     def tables(self) -> list[Table]:
         """Return the requests, where the time of each went, their stages and hand-offs."""
         all_tables = (
-            *(self._requests(), _where(self.shown), self._stages()),
+            *(self._requests(), _where(self.listed), self._stages()),
             *(_hand_offs(self.requests), _chunks(self.requests), _work(self.sums)),
         )
         return [table.filled() for table in all_tables if table.rows]
@@ -183,7 +183,7 @@ class Requests(Result):
         parts = [part for part in sums if part.time_ns]
         head: list[Block] = [Bar("Request", parts, len(self.requests))] if parts else []
         if self.in_detail:
-            return [*head, *(block for timeline in self.shown for block in _details(timeline))]
+            return [*head, *(block for timeline in self.listed for block in _details(timeline))]
         tables = (
             *(self._requests(), self._stages()),
             *(_hand_offs(self.requests), _chunks(self.requests), _work(self.sums)),
@@ -191,7 +191,7 @@ class Requests(Result):
         return [*head, *(table.filled() for table in tables if table.rows)]
 
     def _requests(self) -> Table:
-        listed, columns = self.shown, [(kind, name) for kind, (name, _) in _KINDS.items()]
+        listed, columns = self.listed, [(kind, name) for kind, (name, _) in _KINDS.items()]
         return Table.of(
             "Requests"
             if len(listed) == self.count
@@ -455,7 +455,7 @@ class RequestsPage(Page):
 
     @cached_property
     def _rows(self) -> tuple[list[TimelineRow], int]:
-        return _rows(self.of.shown)
+        return _rows(self.of.listed)
 
 
 # --- the timeline ---------------------------------------------------------------------------------

@@ -618,10 +618,10 @@ def _divided(timeline: Timeline) -> _Division:
     parts: list[list[Part]] = []
     late = discarded_ns = 0
     for stretch in segments:
-        own = stretch.hop_parts.copy()
-        parts.append(own)
+        own_parts = stretch.hop_parts.copy()
+        parts.append(own_parts)
         if (around := part_of_nested(stretch, root)) is not None:
-            own.append(around)
+            own_parts.append(around)
         for span in stretch.spans:
             kind = "execution" if span.kind == "batch" else span.kind
             duration_ns = span.end_ns - span.begin_ns
@@ -637,8 +637,8 @@ def _divided(timeline: Timeline) -> _Division:
                 late += kind == "execution"
                 continue
             reach = (stretch.depth, span.depth, span.begin_ns)
-            own.append(Part(kind, span.stage, begin, end, reach))
-    all_parts = [part for own in parts for part in own]
+            own_parts.append(Part(kind, span.stage, begin, end, reach))
+    all_parts = [part for own_parts in parts for part in own_parts]
     in_order = list(pieces(begin_ns, end_ns, all_parts))
     first, last = in_order[:1], in_order[1:][-1:]
     return _Division(

@@ -18,15 +18,15 @@ _PLAIN = (type(None), bool, int, float, str)
 class _Parameters:
     """The parameters of a function. Keeps no reference to the function, and only plain defaults."""
 
-    __slots__ = ("defaults", "positional", "rest")
+    __slots__ = ("defaults", "positional", "var_positional")
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.positional: list[str] = []
         self.defaults: dict[str, Any] = {}
-        self.rest = "*args"
+        self.var_positional = "*args"
         for parameter in signature_of(function).parameters.values():
             if parameter.kind is parameter.VAR_POSITIONAL:
-                self.rest = f"*{parameter.name}"
+                self.var_positional = f"*{parameter.name}"
             elif parameter.kind is parameter.VAR_KEYWORD:
                 continue
             else:
@@ -96,7 +96,7 @@ def bind_arguments(
     if args and positional and receives(function, positional[0], args[0]):
         bound.pop(positional[0], None)
     if surplus:
-        bound[parameters.rest if parameters is not None else "*args"] = surplus
+        bound[parameters.var_positional if parameters is not None else "*args"] = surplus
     for name, value in kwargs.items():
         if name in bound and parameters is not None and name in positional:
             continue  # also a positional-only parameter, or an invalid call

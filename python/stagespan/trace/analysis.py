@@ -262,7 +262,7 @@ def _cost_of_stacks(trace: Trace) -> str | None:
     if cost is None or base is None:
         return None
     begin, end = np.array([base.begin_ns]), np.array([base.end_ns])
-    took = int(cost.within(begin, end)[0])
+    took = int(cost.recorded_ns(begin, end)[0])
     percent = share(took, base.whole_ns)
     if percent <= _MOST_RECORDING:
         return None

@@ -73,9 +73,9 @@ class LoopState:
 
     def _note_made(self, id_: int, now: _Snapshot, changed: dict[Place, Any]) -> None:
         """Find the place in a container of the last run through which a new one is reached."""
-        place = now.within[id_]
+        place = now.holder_of[id_]
         while place is not None and place[0] not in self.before.containers:
-            place = now.within[place[0]]
+            place = now.holder_of[place[0]]
         if place is None:
             return
         if place[0] in self.made:
@@ -89,7 +89,7 @@ class _Snapshot:
 
     def __init__(self, roots: list[Any]) -> None:
         self.containers: dict[int, Any] = {}
-        self.within: dict[int, Place | None] = {}
+        self.holder_of: dict[int, Place | None] = {}
         self.values: dict[Place, Any] = {}
         queue: collections.deque[tuple[Any, Place | None]] = collections.deque(
             (root, None) for root in roots
@@ -107,7 +107,7 @@ class _Snapshot:
             except Exception:  # a proxy without an object, or a mapping that refuses to be read
                 continue
             self.containers[id(container)] = container
-            self.within[id(container)] = place
+            self.holder_of[id(container)] = place
             for key, item in items:
                 here = id(container), key
                 self.values[here] = item
@@ -153,12 +153,12 @@ def _put(container: Any, key: Any, value: Any) -> None:
         container[key] = value
 
 
-def same(one: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Whether two values are the same object, or equal numbers or texts, or tuples of such."""
-    if one is other:
+    if value is other:
         return True
-    if type(one) is not type(other):
+    if type(value) is not type(other):
         return False
-    if issubclass(type(one), tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return issubclass(type(one), NUMBERS) and bool(one == other)
+    if issubclass(type(value), tuple):
+        return len(value) == len(other) and all(map(same, value, other))
+    return issubclass(type(value), NUMBERS) and bool(value == other)

@@ -86,7 +86,7 @@ def written_finding(finding: Finding) -> dict[str, Any]:
         "code": finding.code,
         "severity": finding.severity,
         "sentence": _text(finding.first_line),
-        "rest": _text(finding.rest),
+        "rest": _text(finding.explanation),
         "evidence": [
             (shortened(each.event, LONGEST_EVENT), each.time_ns, _cell(each.figure), each.unit)
             for each in finding.evidence

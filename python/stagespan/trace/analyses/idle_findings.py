@@ -380,9 +380,9 @@ class IdleFindings(msgspec.Struct, frozen=True):
         ]
         listed = f"{', '.join(parts[:-1])}, and {parts[-1]}"
         cause = causes.LAUNCH if causes.LAUNCH in times else next(iter(times))
-        numbers = self._numbers(total, gaps) | {f"{each}_ns": time for each, time in times.items()}
-        for each in times:
-            numbers |= self._numbers_of(each)
+        numbers = self._numbers(total, gaps) | {f"{name}_ns": time for name, time in times.items()}
+        for name in times:
+            numbers |= self._numbers_of(name)
         mostly = ""
         if (stage := self._stage(*times)) is not None:
             numbers |= stage.numbers
@@ -390,7 +390,7 @@ class IdleFindings(msgspec.Struct, frozen=True):
         advised = self._advice(causes.LAUNCH, *times)
         seen = [
             item
-            for pair in zip(*(self.evidence[each] for each in times), strict=False)
+            for pair in zip(*(self.evidence[name] for name in times), strict=False)
             for item in pair
         ]
         return Finding(

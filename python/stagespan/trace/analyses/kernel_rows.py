@@ -94,9 +94,9 @@ def kernel_rows(trace: Trace) -> KernelRows | Unavailable:
     hosts, called = operators_of(trace), sources.operator
     in_graph, call, forward = sources.of_graph, sources.operator, sources.forward
     if captured is not None:
-        called = np.where(captured.known, captured.operator, called)
-        call = np.where(captured.known, captured.numbers(captured.operator), call)
-        in_graph, forward = in_graph & ~captured.known, captured.forward_or(sources)
+        called = np.where(captured.has_operator, captured.operator, called)
+        call = np.where(captured.has_operator, captured.numbers(captured.operator), call)
+        in_graph, forward = in_graph & ~captured.has_operator, captured.forward_or(sources)
     operator = name_codes(hosts, called)
     shape, shapes = _shapes(hosts, called)
     without_shapes = in_graph if captured is None else sources.of_graph & ~captured.with_shapes
@@ -187,7 +187,7 @@ class KernelRows:
         return replace(self, **columns, launched=launched)
 
     @cached_property
-    def shown(self) -> KernelRows:
+    def in_steps(self) -> KernelRows:
         """What pages show: the work that began in the steps, or all of it without steps.
 
         The figures in the JSON are about the whole trace.

@@ -43,15 +43,15 @@ class Kernels(Result, msgspec.Struct, frozen=True):
 
     def findings(self) -> list[Finding]:
         """Findings about kernels that take much of the device's time."""
-        return kernel_findings(self.work.shown)
+        return kernel_findings(self.work.in_steps)
 
     def tables(self) -> list[Table]:
         """By kind, by name, by operator, by stage, by shape."""
-        return _tables(self.work.shown)
+        return _tables(self.work.in_steps)
 
     def head(self) -> list[Block]:
         """The kinds of work that took the most time."""
-        work = self.work.shown
+        work = self.work.in_steps
         count = counted(len(work.rows), "device event" if work.on_device else "operator")
         whole = f"the {in_words(float(work.total_ns), 'ns')} of {count}"
         return [Line(f"Time goes to: {'; '.join(work.kinds(_KINDS_IN_LINE))} of {whole}.")]

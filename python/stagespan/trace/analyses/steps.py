@@ -451,7 +451,7 @@ def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
             seen = [evidence(trace, each) for each in (row, host) if each >= 0]
             # The event that fills most of the edge may not be what the rest of it went into.
             most = mostly_filled_by(trace, start, length) if 2 * dur > length else -1
-            recording = 0 if stacks is None else int(stacks.within(starts, ends).sum())
+            recording = 0 if stacks is None else int(stacks.recorded_ns(starts, ends).sum())
             name = _name(trace, most)
             edges.append(Edge(is_first, dur, tuple(seen), name, min(recording, dur)))
     return edges

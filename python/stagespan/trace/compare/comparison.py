@@ -178,7 +178,7 @@ class TraceComparison(StructResult, Titled, frozen=True):
         """The time of a step, or of the whole trace."""
         return self.after.time_ns
 
-    def within(self, part: str) -> list[CostChange]:
+    def changes_in(self, part: str) -> list[CostChange]:
         """The kernels (or operators) of one of `parts`; empty for idle time."""
 
         def key(cell: CostCell) -> str:
@@ -569,7 +569,7 @@ def _codes(found: TraceComparison) -> dict[str, str]:
 
 def _most(comparison: TraceComparison, part: CostChange) -> list[Evidence]:
     """The largest changes in a part: of kernels or operators, or of calls that wait or allocate."""
-    inside = comparison.within(part.name)
+    inside = comparison.changes_in(part.name)
     if part.name.endswith(_OF_CALLS):
         inside = list(comparison.waits)
     inside = [each for each in inside if each.change_ns * part.change_ns > 0]

@@ -56,10 +56,10 @@ class Facts:
             return False
         events, gaps = self._trace.events, self._gaps
         rows = np.flatnonzero(named(self._trace, _GENERATED))
-        known = gaps.first_origin >= 0
-        at = events.begin_ns[gaps.first_origin[known]]
+        has_origin = gaps.first_origin >= 0
+        at = events.begin_ns[gaps.first_origin[has_origin]]
         inside = Cover(events.begin_ns[rows], events.end_ns[rows]).within(at, at + 1) > 0
-        time = gaps.dur_ns[known]
+        time = gaps.dur_ns[has_origin]
         return 2 * int(time[inside].sum()) > int(time.sum())
 
     @cached_property
@@ -78,7 +78,7 @@ class Facts:
         if cost is None or self._gaps is None or self._parts is None:
             return None
         time = self._parts.parts[:, [NAMES.index(cause) for cause in blamed]].sum(axis=1)
-        took = np.minimum(cost.within(self._gaps.begin_ns, self._gaps.end_ns), time)
+        took = np.minimum(cost.recorded_ns(self._gaps.begin_ns, self._gaps.end_ns), time)
         return cost, int(took.sum()), int(time.sum())
 
     def region_in(self, blamed: Sequence[str]) -> tuple[str, int, int] | None:
@@ -90,8 +90,8 @@ class Facts:
             return None
         events, gaps = self._trace.events, self._gaps
         time = self._parts.parts[:, [NAMES.index(cause) for cause in blamed]].sum(axis=1)
-        known = (gaps.first_origin >= 0) & (time > 0)
-        at, time = events.begin_ns[gaps.first_origin[known]], time[known]
+        has_origin = (gaps.first_origin >= 0) & (time > 0)
+        at, time = events.begin_ns[gaps.first_origin[has_origin]], time[has_origin]
         rows = np.flatnonzero(named(self._trace, _REGION))
         best: tuple[str, int, int] | None = None
         for code in values_of(events.name[rows]).tolist():

@@ -135,10 +135,10 @@ class CapturedWork(msgspec.Struct, frozen=True):
     graphs: list[GraphMatch]
 
     @property
-    def known(self) -> Mask:
+    def has_operator(self) -> Mask:
         """Which events have an operator."""
-        found: Mask = self.operator >= 0
-        return found
+        has_operator: Mask = self.operator >= 0
+        return has_operator
 
     def forward_or(self, others: LaunchSources) -> Rows:
         """Return the forward operators, for other work those of `others`."""

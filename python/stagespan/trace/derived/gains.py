@@ -73,12 +73,12 @@ def without(trace: Trace, forest: Nesting, vanishes: Mask) -> Spared:
     else:
         vanishes = vanishes & base.contains(trace, forest.rows)
     inner = parent >= 0
-    within = vanishes[parent] & inner
+    in_vanishing = vanishes[parent] & inner
     whole_ns = forest.pause_ns()
     between = np.bincount(parent[inner], weights=whole_ns[inner], minlength=len(forest))
     most = PAUSE_NS + (forest.end - forest.begin) // 2
     after = np.where(vanishes, np.minimum(whole_ns, most), 0)
-    pause = np.where(within, whole_ns, after)
+    pause = np.where(in_vanishing, whole_ns, after)
     rows = np.concatenate((forest.rows[vanishes], ~forest.rows[pause > 0]))
     time = np.concatenate(((forest.own_ns() - between)[vanishes], pause[pause > 0]))
     return Spared(rows, np.maximum(time, 0).astype(np.float64))

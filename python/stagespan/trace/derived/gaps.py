@@ -346,10 +346,10 @@ class _HostActivity:
 
     def _unseen(self, seen: Mask, of_all: Mask) -> Cover:
         """Return long intervals without any event of a thread."""
-        known = self._cover(seen) | self._cover_of_all(of_all)
+        seen_time = self._cover(seen) | self._cover_of_all(of_all)
         starts = np.arange(self._axis.threads, dtype=np.int64) * self._axis.stride
-        begin = np.sort(np.concatenate((known.end, starts)), kind="stable")
-        ends = np.concatenate((known.begin, starts + self._axis.stride - 2))
+        begin = np.sort(np.concatenate((seen_time.end, starts)), kind="stable")
+        ends = np.concatenate((seen_time.begin, starts + self._axis.stride - 2))
         end = np.sort(ends, kind="stable")
         # The first begin and the last end of a thread are the edges of its part.
         long = end - begin > QUIET_NS
@@ -473,11 +473,11 @@ def early_waits(trace: Trace) -> Rows:
 
     They waited for work that the trace does not contain. Empty if that launch is unknown.
     """
-    found, events = gaps(trace), trace.events
-    if len(found.rows) == 0 or found.calls[0] < 0:
+    idle, events = gaps(trace), trace.events
+    if len(idle.rows) == 0 or idle.calls[0] < 0:
         return np.empty(0, dtype=np.intp)
-    call, process = int(found.calls[0]), processes(trace)
-    waits = waiting_calls(trace, found.rows, found.calls) & (events.dur_ns > QUIET_NS)
+    call, process = int(idle.calls[0]), processes(trace)
+    waits = waiting_calls(trace, idle.rows, idle.calls) & (events.dur_ns > QUIET_NS)
     waits &= (events.end_ns <= events.begin_ns[call]) & (events.tid == events.tid[call])
     return np.flatnonzero(waits & (process == process[call]))
 

@@ -38,7 +38,7 @@ class StackCost(msgspec.Struct, frozen=True):
     """What recording all edges before each one takes, and all edges last."""
     calls_per_ms: float
 
-    def within(self, begin_ns: Numbers, end_ns: Numbers) -> Numbers:
+    def recorded_ns(self, begin_ns: Numbers, end_ns: Numbers) -> Numbers:
         """Return the estimated time of recording in each interval, at most its length."""
         first = np.searchsorted(self.edges_ns, begin_ns, side="left")
         behind = np.searchsorted(self.edges_ns, end_ns, side="left")

@@ -193,7 +193,7 @@ class _SearchedNames:
                 return None
             return [self._number.setdefault(name, len(self._number)) for name in names]
 
-    def known(self, pattern: Pattern[str]) -> bytearray:
+    def results(self, pattern: Pattern[str]) -> bytearray:
         """Return for each number whether its name contains the pattern: 1 if not, 2 if it does.
 
         0 means that the name has not been searched.
@@ -220,7 +220,7 @@ def _containing(trace: Trace, pattern: Pattern[str], codes: Rows) -> Mask:
     if numbers is None:
         contains[codes] = [search(names[code]) is not None for code in codes.tolist()]
         return contains
-    states = _searched.known(pattern)
+    states = _searched.results(pattern)
     for code in codes.tolist():
         state = states[numbers[code]]
         if not state:

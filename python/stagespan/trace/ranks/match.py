@@ -58,10 +58,10 @@ class MatchedCalls(msgspec.Struct, frozen=True):
     """From `begin_ns` to here as in `Collectives`."""
 
     @property
-    def known(self) -> NDArray[np.bool_]:
+    def is_recorded(self) -> NDArray[np.bool_]:
         """Whether each rank's trace contains each collective."""
-        known: NDArray[np.bool_] = self.begin_ns != NO_VALUE
-        return known
+        is_recorded: NDArray[np.bool_] = self.begin_ns != NO_VALUE
+        return is_recorded
 
     def columns(self, some: slice) -> MatchedCalls:
         """The part with these collectives; its arrays are views."""

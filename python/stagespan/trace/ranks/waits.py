@@ -229,7 +229,7 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
     edges = np.zeros((count, 2), dtype=np.int64)
     window_begin = window_begin_ns(summaries, clocks)
     for whole in matched.blocks:
-        np.add.at(took_part, whole.ranks, whole.known.sum(axis=1))
+        np.add.at(took_part, whole.ranks, whole.is_recorded.sum(axis=1))
         _widen(edges, held, computed, whole)
         block = _on_one_clock(whole, clocks)
         if not block.ops:
@@ -242,7 +242,7 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
             before = min(first, 1)
             part = block.columns(slice(first - before, first + at_once))
             inside = slice(before, None)
-            is_known = part.known
+            is_known = part.is_recorded
             begin = part.begin_ns - clocks.offset_ns[part.ranks][:, None]
             end = part.end_ns - clocks.offset_ns[part.ranks][:, None]
             arrival = np.where(is_known, begin, NO_VALUE)
@@ -320,7 +320,7 @@ def _on_one_clock(block: MatchedCalls, clocks: Clocks) -> MatchedCalls:
     )
     if len(rows) == len(block.ranks):
         return block
-    columns = np.flatnonzero(block.known[rows].sum(axis=0) >= 2)
+    columns = np.flatnonzero(block.is_recorded[rows].sum(axis=0) >= 2)
     return block.part(rows, columns)
 
 
@@ -331,7 +331,7 @@ def _still(
     latest: NDArray[np.int64],
 ) -> list[int | None]:
     """How long no data moved after the last rank had arrived; None if unknown."""
-    has_transit = block.known & (block.transit_ns >= 0)
+    has_transit = block.is_recorded & (block.transit_ns >= 0)
     after = np.maximum(end - np.maximum(begin, latest) - block.transit_ns, 0)
     most = np.iinfo(np.int64).max
     least = np.where(has_transit, after, most).min(axis=0)
@@ -340,7 +340,7 @@ def _still(
 
 def _positions(block: MatchedCalls) -> tuple[list[int | None], list[int | None]]:
     """Each collective's step and its number in the step, by the trace that has most of them."""
-    with_step = block.known & (block.step >= 0)
+    with_step = block.is_recorded & (block.step >= 0)
     row = int(with_step.sum(axis=1).argmax())
     steps: list[int | None] = []
     positions: list[int | None] = []
@@ -374,7 +374,7 @@ def _widen(
     so that the ranks of that block can be compared.
     """
     for row, rank in enumerate(block.ranks.tolist()):
-        at = np.flatnonzero(block.known[row])
+        at = np.flatnonzero(block.is_recorded[row])
         if len(at) == 0:
             continue
         begin, end = block.begin_ns[row, at[0]], block.end_ns[row, at].max()

@@ -177,10 +177,10 @@ def ascend_kernels(trace: Trace) -> Mask:
     events = trace.events
     pids = [pid for pid, name in trace.process_names.items() if name == ASCEND_DEVICE]
     on_device: Mask = np.isin(events.pid, pids) & (events.task_type >= 0)
-    known = _matching(trace.names, _ASCEND_COMPUTES)[events.task_type]
+    computes_by_type = _matching(trace.names, _ASCEND_COMPUTES)[events.task_type]
     idles = _matching(trace.names, _ASCEND_IDLES)
-    unknown = on_device & ~known & ~idles[events.task_type] & ~idles[events.name]
-    kernels: Mask = on_device & known
+    unknown = on_device & ~computes_by_type & ~idles[events.task_type] & ~idles[events.name]
+    kernels: Mask = on_device & computes_by_type
     if not unknown.any():
         return kernels
     talks = _matching(trace.names, _ASCEND_COMMUNICATES)
@@ -199,10 +199,10 @@ def ascend_collectives(trace: Trace) -> Mask:
     for (pid, tid), name in trace.thread_names.items():
         if name.startswith("Group") and trace.process_names.get(pid) in _ASCEND_COMMUNICATION:
             by_process.setdefault(pid, []).append(tid)
-    found: Mask = np.zeros(len(events), dtype=np.bool_)
+    collectives: Mask = np.zeros(len(events), dtype=np.bool_)
     for pid, tids in by_process.items():
-        found |= (events.pid == pid) & np.isin(events.tid, tids)
-    return found
+        collectives |= (events.pid == pid) & np.isin(events.tid, tids)
+    return collectives
 
 
 def _matching(names: list[str], pattern: re.Pattern[str]) -> Mask:

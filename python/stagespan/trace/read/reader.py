@@ -370,10 +370,10 @@ class EventReader:
                 self._buffer = self._buffer.strip()
             if len(self._buffer) > MOST_BYTES:
                 return f"the text after its events is longer than {MOST_BYTES >> 20} MiB"
-        rest = self._buffer.strip()
+        behind = self._buffer.strip()
         if not self._in_object:
-            return "there is text after its list of events" if rest else None
-        tail = _decode_object(b'{"":null' + rest)
+            return "there is text after its list of events" if behind else None
+        tail = _decode_object(b'{"":null' + behind)
         if tail is None:
             second = _HEAD.search(self._buffer, self._buffer.find(b"}") + 1)
             if second is not None:

@@ -61,10 +61,10 @@ class _Added:
             "tid": self.tid,
         }
         old, new = trace.events, {}
-        for each in fields(Events):
-            column = getattr(old, each.name)
-            added = np.array(columns.get(each.name, [MISSING] * count), dtype=column.dtype)
-            new[each.name] = np.concatenate((column, added))
+        for attribute in fields(Events):
+            column = getattr(old, attribute.name)
+            added = np.array(columns.get(attribute.name, [MISSING] * count), dtype=column.dtype)
+            new[attribute.name] = np.concatenate((column, added))
         arguments = dict(trace.arguments)
         if "events" in arguments:
             table = arguments["events"]
@@ -104,17 +104,17 @@ def _with_track(trace: Trace, what: str, track: str, tasks: Mask) -> Trace:
     labels, device = _devices(trace)
     pids = [pid for pid, name in trace.process_names.items() if name == ASCEND_OVERLAP]
     shown_by = (events.name == trace.names.index(track)) & np.isin(events.pid, pids)
-    on_track, known_by = np.flatnonzero(shown_by), np.flatnonzero(tasks)
+    on_track, on_tasks = np.flatnonzero(shown_by), np.flatnonzero(tasks)
     of_tracks = by_group(device[on_track], len(labels))
-    of_tasks = by_group(device[known_by], len(labels))
-    for label, rows, mine in zip(labels, of_tracks, of_tasks, strict=True):
-        shown, known = _union(events, on_track[rows]), _union(events, known_by[mine])
-        tolerance = _rounding(len(rows) + len(mine), _length(shown))
-        if _length(shown) - _length(known) <= tolerance:
+    of_tasks = by_group(device[on_tasks], len(labels))
+    for label, rows, of_device in zip(labels, of_tracks, of_tasks, strict=True):
+        by_track, by_tasks = _union(events, on_track[rows]), _union(events, on_tasks[of_device])
+        tolerance = _rounding(len(rows) + len(of_device), _length(by_track))
+        if _length(by_track) - _length(by_tasks) <= tolerance:
             continue
-        begin, end = minus(shown, known)
-        beside = _length(merged(*joined(shown, known))) - _length(shown)
-        sources = (_length(shown), TRACKS, _length(known), TASKS)
+        begin, end = minus(by_track, by_tasks)
+        beside = _length(merged(*joined(by_track, by_tasks))) - _length(by_track)
+        sources = (_length(by_track), TRACKS, _length(by_tasks), TASKS)
         settled.append(Settled(what, label, *sources, beside if beside > tolerance else 0))
         owner = places.process(ASCEND_DEVICE if what == COMPUTED else _GROUP, label)
         # Threads of collectives are those of groups.
@@ -158,20 +158,20 @@ def with_table(trace: Trace, table: CsvTable) -> Trace:
     if 2 * int(kernels[seen].sum()) < int(kernels.sum()):
         return trace
     lacking = np.flatnonzero((task < 0) | ~np.append(kernels, True)[task])
-    known = _union(events, np.flatnonzero(kernels))
+    in_tasks = _union(events, np.flatnonzero(kernels))
     begin, dur = rows.begin_ns[here], rows.dur_ns[here]
-    shown = merged(begin, begin + dur)
-    whole = merged(*joined(shown, known))
+    in_table = merged(begin, begin + dur)
+    whole = merged(*joined(in_table, in_tasks))
     tolerance = _rounding(len(here) + int(kernels.sum()), _length(whole))
-    if _length(shown) - _length(known) <= tolerance:
+    if _length(in_table) - _length(in_tasks) <= tolerance:
         return trace
     result = _retyped(trace, task[lacking], [rows.cores[at] for at in here[lacking].tolist()])
     result = _appended(result, rows, here[lacking[task[lacking] < 0]])
-    beside = _length(whole) - _length(shown)
+    beside = _length(whole) - _length(in_table)
     settled = Settled(
         COMPUTED,
         "",
-        *(_length(shown), TABLE, _length(known), TASKS),
+        *(_length(in_table), TABLE, _length(in_tasks), TASKS),
         beside if beside > tolerance else 0,
     )
     return replace(result, settled=(*trace.settled, settled))

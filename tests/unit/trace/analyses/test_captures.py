@@ -335,7 +335,7 @@ def test_equal_graphs_are_matched_in_order(tmp_path: Path) -> None:
             replay.replay(part, "execute_32")
     trace = view(replay.trace(tmp_path), capture.trace(tmp_path, "capture.json"))
     found = work_of(trace)
-    assert found.known.all()
+    assert found.has_operator.all()
     assert found.with_shapes.all()
     result = layers.analyze(trace)
     assert isinstance(result, Layers)
@@ -362,7 +362,7 @@ def test_streams_of_a_graph_may_run_in_another_order(tmp_path: Path) -> None:
     capture = Recorded().capture(ops).trace(tmp_path, "capture.json")
     mixed = [*ops[::2], *ops[1::2]]
     found = work_of(view(Recorded().replay(mixed).trace(tmp_path), capture))
-    assert found.known.all()
+    assert found.has_operator.all()
 
 
 @pytest.mark.parametrize("marks", [True, False])
@@ -370,7 +370,7 @@ def test_the_capture_may_be_in_the_same_trace(tmp_path: Path, marks: bool) -> No
     ops = model(2)
     recorded = Recorded().capture(ops, marks=marks).replay(ops).replay(ops)
     trace = view(recorded.trace(tmp_path))
-    assert work_of(trace).known.sum() == 16
+    assert work_of(trace).has_operator.sum() == 16
     assert report_of(trace).graphs[0].source == "a capture"
     assert operators_of_graphs(trace)["aten::silu", "32x256"] == 4
 
@@ -413,13 +413,13 @@ def test_matched_kernels_have_the_same_names(
     found = work_of(trace)
     hosts = found.operators
     rows = np.flatnonzero(trace.rows_of(["kernel"]))
-    assert len(set(found.call[found.known].tolist())) == found.known.sum()
+    assert len(set(found.call[found.has_operator].tolist())) == found.has_operator.sum()
     for row, operator in zip(rows.tolist(), found.operator.tolist(), strict=True):
         if operator >= 0:
             name = hosts.names[hosts.events.name[operator]]
             assert name == f"op::{trace.names[trace.events.name[row]]}"
     if first == second:
-        assert found.known.all()
+        assert found.has_operator.all()
 
 
 def _events_of(trace: Trace) -> list[tuple[Any, ...]]:
@@ -479,9 +479,9 @@ def test_graphs_of_real_traces_match_a_capture_made_of_their_kernels(
         ops = [Op(f"op::{each['name']}", each["name"], [[7, 9]]) for each in work]
         capture.capture(ops)
     found = work_of(view(read_trace(path), capture.trace(tmp_path)))
-    assert count == found.of_graph.sum() == found.known.sum() == found.with_shapes.sum()
+    assert count == found.of_graph.sum() == found.has_operator.sum() == found.with_shapes.sum()
     trace = view(read_trace(path))
-    assert work_of(trace).known.sum() == 0
+    assert work_of(trace).has_operator.sum() == 0
 
 
 def test_the_capture_of_another_real_model_is_refused(traces: Path) -> None:

@@ -32,7 +32,7 @@ def recorded(folder: Path, holes_us: Sequence[float]) -> tuple[float, int]:
     found = stack_cost(TraceView.of(program.trace(folder)))
     assert found is not None
     edges = found.edges_ns
-    cost = found.within(edges[:1], edges[-1:] + 1)
+    cost = found.recorded_ns(edges[:1], edges[-1:] + 1)
     return float(cost[0]), len(edges)
 
 

@@ -90,7 +90,7 @@ def test_all_sections_are_there_without_errors(browser: Browser, tmp_path: Path)
     assert len(browser.text(".findings > li")) == len(analysis.findings())
     finding = analysis.findings()[0]
     assert finding.first_line in browser.text(".findings > li summary")[0]
-    assert finding.rest in browser.text(".findings > li p")[0]
+    assert finding.explanation in browser.text(".findings > li p")[0]
     assert browser.evaluate("document.documentElement.dataset.ready") == "yes"
     assert browser.evaluate(f"{BOXES}.length") > 80
     ticks = browser.evaluate("document.querySelector('#analysis-idle .chart svg').textContent")

@@ -72,7 +72,7 @@ def test_all_results_are_in_the_page(tmp_path: Path) -> None:
     data = data_of(html.html_page(analysis))
     assert analysis.findings()
     texts = [(each["sentence"], each["rest"]) for each in data["findings"]]
-    assert texts == [(each.first_line, each.rest) for each in analysis.findings()]
+    assert texts == [(each.first_line, each.explanation) for each in analysis.findings()]
     assert [line[:13] for line in data["lines"]] == ["Time goes to:"]
     opened = {each["name"] for each in data["sections"] if each["open"]}
     assert opened == {"kernels", "critical_path"}

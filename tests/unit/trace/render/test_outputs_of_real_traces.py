@@ -68,7 +68,7 @@ def test_markdown_is_complete_and_well_formed(results: list[tuple[str, Analysis]
         page = markdown(analysis)
         for finding in analysis.findings():
             assert f"** {escaped(finding.first_line)}\n" in page, name
-            assert escaped(finding.rest) in page, name
+            assert escaped(finding.explanation) in page, name
         tables = [table for result in analysis.results.values() for table in result.tables()]
         for table in tables:
             assert f"### {escaped(table.title)}" in page, (name, table.title)
