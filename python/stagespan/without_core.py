@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stagespan.errors import StagespanError
@@ -23,20 +23,20 @@ from stagespan.errors import StagespanError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_reason = "it is not installed"
-_advice = "install stagespan for this Python on a machine that it supports"
+_ADVICE = "install stagespan for this Python on a machine that it supports"
+_reason = f"the extension cannot be imported (it is not installed): {_ADVICE}"
 
 
 def install(error: Exception) -> None:
     """Use this module as `stagespan._core`, and log the reason and what to do."""
-    global _advice, _reason
-    _reason = str(error) if isinstance(error, ImportError) else repr(error)
+    global _reason
+    problem, advice = str(error) if isinstance(error, ImportError) else repr(error), f": {_ADVICE}"
     if isinstance(error, ModuleNotFoundError) and "stagespan._core" not in sys.modules:
-        where, advice = _missing_file()
-        _reason += f": {where}"
-        _advice = advice or _advice
+        where, what_to_do = _missing_file()
+        problem, advice = f"{problem}: {where}", f": {what_to_do}"
     elif isinstance(error, ImportError) and error.name is None:
-        _advice = ""  # the extension has raised it, and says what to do
+        advice = ""  # the extension has raised it, and says what to do
+    _reason = f"the extension cannot be imported ({problem}){advice}"
     sys.modules["stagespan._core"] = sys.modules[__name__]
     setattr(sys.modules["stagespan"], "_core", sys.modules[__name__])  # noqa: B010
     logging.getLogger("stagespan").warning(
@@ -45,7 +45,7 @@ def install(error: Exception) -> None:
 
 
 def _missing_file() -> tuple[str, str]:
-    """Return what is wrong with the folder of the package, and what to do if that is special."""
+    """Return what is wrong with the folder of the package, and what to do."""
     import sysconfig
     from importlib.machinery import EXTENSION_SUFFIXES
     from pathlib import Path
@@ -64,12 +64,12 @@ def _missing_file() -> tuple[str, str]:
     if (sources / "CMakeLists.txt").is_file():
         # These sources hide an installed package from Python.
         return where, f"run `pip install {sources}`, and do not import stagespan from its sources"
-    return where, ""
+    return where, _ADVICE
 
 
 def reason() -> str:
     """Return why nothing is timed, and what to do."""
-    return f"the extension cannot be imported ({_reason}){_advice and f': {_advice}'}"
+    return _reason
 
 
 class _NeedsExtension(StagespanError, AttributeError):
@@ -79,8 +79,8 @@ class _NeedsExtension(StagespanError, AttributeError):
     """
 
 
-def __getattr__(name: str) -> NoReturn:
-    refuse()
+def __getattr__(name: str) -> Any:
+    return end if _VERBS.fullmatch(name) else refuse()
 
 
 def refuse() -> NoReturn:
@@ -93,18 +93,10 @@ class Nothing:
 
     id = overwritten = size_bytes = 0
 
-    def __init__(
-        self,
-        name: Any = None,
-        requests: Iterable[Any] = (),
-        *,
-        kind: str = "span",
-        reset_peak_memory: bool = False,
-        capture_memory: bool = False,
-        **options: Any,
-    ) -> None:
-        self.name, self.kind, self.requests = name, kind, tuple(requests)
-        self.reset_peak_memory, self.capture_memory = reset_peak_memory, capture_memory
+    def __init__(self, name: Any = None, requests: Iterable[Any] = (), **options: Any) -> None:
+        self.name, self.kind, self.requests = name, options.get("kind", "span"), tuple(requests)
+        self.reset_peak_memory = options.get("reset_peak_memory", False)
+        self.capture_memory = options.get("capture_memory", False)
 
     def __enter__(self) -> Nothing:
         return self
@@ -211,7 +203,7 @@ class Request:
         self._entered = request_adopted(None, self)
         self._entered.__enter__()
 
-    def _leave(self, kind: type[BaseException] | None) -> None:
+    def _leave(self, kind: object) -> None:
         entered, self._entered = self._entered, None
         if entered is not None:
             entered.__exit__(None, None, None)
@@ -244,7 +236,7 @@ _MEMBER = re.compile(r"[ \t]*[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{1,256}")
 
 def _headers_in(carrier: Any, *, is_trusted: bool) -> dict[str, str]:
     """Return the headers for the next process, whose extension checks them again."""
-    headers: dict[str, list[str]] = {"traceparent": [], "tracestate": [], "stagespan": []}
+    headers: defaultdict[str, list[str]] = defaultdict(list)
     for pair in carrier.items() if hasattr(carrier, "items") else carrier or ():
         # Pairs may be anything.
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
@@ -252,8 +244,8 @@ def _headers_in(carrier: Any, *, is_trusted: bool) -> dict[str, str]:
             name = _text(name)
             if isinstance(carrier, dict) and name.isupper():
                 name = name.removeprefix("HTTP_")  # in a WSGI environ
-            values = values if isinstance(values, (list, tuple)) else [values]
-            headers[name.lower()] += map(_text, values)
+            several = isinstance(values, (list, tuple))
+            headers[name.lower()] += map(_text, values if several else [values])
     parent, key = (
         values[0] if len({*values}) == 1 and len(values[0]) <= 256 else ""
         for values in (headers["traceparent"], headers["stagespan"])
@@ -277,19 +269,11 @@ def _text(value: Any) -> str:
 
 # --- what the package asks of the recorder --------------------------------------------------------
 
-_NAMES = """
-enable disable set_debug lost_add hooks_set_contexts hooks_set_decorator hooks_set_torch_callback
-memory_set_hook memory_forget_peak_rss memory_never_free profiler_set_names
-profiler_set_annotated_names service_set_start device_drop_completions recording_describe_program
-recording_describe_process recording_describe_worker recording_end recording_set_tell_fault
-recording_reserve_for_marks recording_why_not_in innermost_stage request_inheritance
-request_set_functions request_call_when_ended request_set_pipeline request_set_details
-request_set_context requests_forget_finished exceptions_keep_messages gauge_set segment_wait
-timed_by termination_watch termination_unwatch termination_await termination_watch_stops
-termination_mark_stop termination_before_fork termination_after_fork cpu_time_set system_counts_set
-calls_set_descriptions
-"""
-globals().update(dict.fromkeys(_NAMES.split(), end))
+_VERBS = re.compile(r"(\w+_)?(add|describe|drop|forget|keep|never|reserve|set)(_\w+)?")
+enable = disable = recording_end = recording_why_not_in = innermost_stage = segment_wait = end
+request_inheritance = request_call_when_ended = termination_watch = termination_unwatch = end
+termination_await = termination_watch_stops = termination_mark_stop = timed_by = end
+termination_before_fork = termination_after_fork = end
 is_enabled = is_debug = recording_is_cut_off = bool
 segment_now = recording_boot = int
 open_spans = stage_names = debug_stages = stage_kinds = requests_finished = list
