@@ -90,7 +90,8 @@ def print_page(page: Page, console: Console | None = None) -> None:
     console = screen(console)
     for result in page.results.values():
         if isinstance(result, Titled):
-            print_result(result, console)
+            # The page joins findings about one cause.
+            print_result(result, console, page.findings())
             return
     headline = page.headline()
     head: list[Block] = [] if headline is None else [Line(headline, "strong")]
@@ -157,11 +158,16 @@ def _print_line(line: Line, console: Console) -> None:
         console.print(Text(shown, _STYLES[line.style]), highlight=False, soft_wrap=True)
 
 
-def print_result(result: Result, console: Console | None = None) -> None:
-    """Print as much of a result's page as fits on a screen, by default to standard output."""
+def print_result(
+    result: Result, console: Console | None = None, findings: list[Finding] | None = None
+) -> None:
+    """Print as much of a result's page as fits on a screen, by default to standard output.
+
+    `findings` are those of its page, by default its own.
+    """
     console = screen(console)
     blocks = [*laid_out(result.head(), console), text_block("")]
-    print_blocks(blocks, result.findings(), [], console)
+    print_blocks(blocks, result.findings() if findings is None else findings, [], console)
 
 
 def one_liners(page: Page) -> list[tuple[str, str]]:

@@ -31,6 +31,7 @@ from stagespan.pages.result import (
     shortened,
 )
 from stagespan.trace.compare import cost_table as parts
+from stagespan.trace.compare.batch import BatchChange, batch_change
 from stagespan.trace.compare.cost_table import DONE, Cells, CostCell
 from stagespan.trace.compare.reasons import (
     COMMUNICATION,
@@ -136,6 +137,8 @@ class TraceComparison(StructResult, Titled, frozen=True):
     after: Side
     change_ns: Ns
     change_percent: float | None
+    batch: BatchChange | None
+    """None if the batch is as large as before, or if shapes do not show how large it is."""
     within_variation: bool
     """Whether the change of the mean is within the variation of the steps."""
     remarks: list[str]
@@ -157,6 +160,8 @@ class TraceComparison(StructResult, Titled, frozen=True):
     For each operator, they sum to its change in `operators`."""
     kernels: list[KernelChange]
     """By kernel and the operator that launched it; empty without a device."""
+    whole_kernels: Internal[list[KernelChange]]
+    """By kernel, whatever launched it: a device graph launches those of many operators."""
     new_kernels: list[KernelChange]
     """Kernels that only the second trace has."""
     vanished_kernels: list[KernelChange]
@@ -234,7 +239,7 @@ class TraceComparison(StructResult, Titled, frozen=True):
 
     def head(self) -> list[Block]:
         """The change, its parts with their sum, and the kernels or operators that changed most."""
-        changes: Sequence[CostChange] = self.kernels or self.operators
+        changes: Sequence[CostChange] = self.whole_kernels or self.operators
         changed = [each for each in changes if each.change_ns][:_KERNELS_SHOWN]
         rows = [(_short_label(each), each.before_ns, each.after_ns) for each in changed]
         kernels = Changes("kernel" if self.on_device else "operator", rows, self.before_ns)
@@ -381,6 +386,7 @@ def comparison_of(
         after=after,
         change_ns=change_ns,
         change_percent=share(change_ns, before.time_ns) if before.time_ns else None,
+        batch=batch_change(before.cells, after.cells) if alike and before.steps else None,
         within_variation=error_ns is not None and abs(change_ns) < error_ns,
         remarks=remarks,
         parts=costs.changes(part_name),
@@ -391,6 +397,7 @@ def comparison_of(
         waits=_largest_first(waits),
         why=_why(before, after),
         kernels=costs.kernels(by_operator=True) if on_device else [],
+        whole_kernels=of_kernels,
         new_kernels=[each for each in of_kernels if not each.before_count],
         vanished_kernels=[each for each in of_kernels if not each.after_count],
         renamed_kernels=[each for each in of_kernels if each.old_name],
@@ -478,6 +485,8 @@ def headline(comparison: TraceComparison) -> str:
         f"{what} takes {in_words(comparison.after_ns, 'ns')}, {in_words(abs(change), 'ns')} {than}"
         f" than before ({in_words(before, 'ns')}{percent})."
     )
+    if comparison.batch is not None:
+        text += f" {comparison.batch.sentence}"
     if comparison.alike and comparison.within_variation:
         error = in_words(comparison.error_ns(), "ns")
         text += f" This may be chance: two standard errors of the steps' means are {error}."
@@ -508,8 +517,12 @@ def title(comparison: TraceComparison) -> str:
 
 def findings(comparison: TraceComparison) -> list[Finding]:
     """The change of the total, and of each part that is large enough."""
-    severity = severity_of(comparison.change_ns, comparison.before_ns)
-    noise = comparison.within_variation or not comparison.alike
+    change_ns, batch = comparison.change_ns, comparison.batch
+    if batch is not None:
+        change_ns = batch.as_many_ns - batch.before_ns
+    severity = severity_of(change_ns, comparison.before_ns)
+    # Parts take longer for a larger batch: only the time of a sample shows whether that is good.
+    noise = comparison.within_variation or not comparison.alike or batch is not None
     findings_: list[Finding] = []
     if severity is not None:
         sentence = headline(comparison)
@@ -518,7 +531,7 @@ def findings(comparison: TraceComparison) -> list[Finding]:
         elif not noise:
             sentence += _mostly(comparison)
         code = f"comparison.{comparison.per}"
-        reached: Severity = "low" if noise else severity
+        reached: Severity = "low" if noise and batch is None else severity
         numbers = _numbers(comparison.change_ns, comparison.before_ns, comparison.after_ns)
         findings_.append(Finding(reached, sentence, _rests_on(comparison), code, numbers=numbers))
     codes = _codes(comparison)
@@ -701,7 +714,8 @@ def tables(comparison: TraceComparison) -> list[Table]:
         (f"Change by layer, {device}", comparison.layers, 2, _NAME),
         (f"Change by operator, {device}", comparison.operators, 2, _NAME),
         (host, comparison.host if comparison.on_device else [], 2, _NAME),
-        ("Change by kernel", comparison.kernels, 1, _KERNEL),
+        ("Change by kernel", comparison.whole_kernels, 1, _NAME),
+        ("Change by kernel and operator", comparison.kernels, 1, _KERNEL),
         (calls, comparison.waits, 1, (("label", "operator, call and line", ""),)),
         ("New kernels", comparison.new_kernels, 1, _NAME),
         ("Removed kernels", comparison.vanished_kernels, 1, _NAME),

@@ -87,9 +87,8 @@ def verdict(job: JobTraces) -> tuple[str, str]:
         sentence += f"; {count:,} of {ranks:,} ranks {'is' if count == 1 else 'are'} {word}"
     much = share(sums["waiting"], whole) >= _WAITED.medium
     late = next(iter(_late(job)), None) if much and job.matched.count else None
-    if late is not None and "ranks.waiting" in late.covers:
+    if late is not None and (percent := late.numbers["waited_percent"]) >= _MOSTLY:
         at = job.numbers.index(int(late.numbers["rank"]))
-        percent = late.numbers["waited_percent"]
         sentence += f"; {in_percent(percent)} of the waiting is for {job.rank_name(at)}"
     return word, f"{sentence}."
 
@@ -172,10 +171,16 @@ def _waiting(job: JobTraces) -> list[Finding]:
         "worst_calls": len(worst),
         "began_later_ns": before,
     }
-    # As many ranks wait less as are earlier than the mean, and the others arrive as much sooner.
-    compared = int((job.waits.compared > 0).sum())
-    gain = _gain(job.lost_ns / max(compared, 1), "all ranks arrive when they do on average")
+    gain = _gain(_lost_by_each(job), "all ranks arrive when they do on average")
     return [Finding(severity, sentence, evidence, "ranks.waiting", numbers, gain, caveat=caveat)]
+
+
+def _lost_by_each(job: JobTraces) -> float:
+    """The waiting of the mean rank.
+
+    As many ranks wait less as are earlier than the mean, and the others arrive as much sooner.
+    """
+    return job.lost_ns / max(int((job.waits.compared > 0).sum()), 1)
 
 
 def _gain(time_ns: float, how: str) -> Gain | None:
@@ -249,17 +254,21 @@ def _late(job: JobTraces) -> list[Finding]:
     if why != NOT_KNOWN and not is_stage:
         numbers["reason_ns"] = reasons[why]
     gain = _gain(caused, "it arrives together with the next slowest rank")
-    covers = _same_cause(job, at)
+    covers = _same_cause(job, at, caused)
     code = "ranks.late"
     return [
         Finding(severity, sentence, evidence, code, numbers, gain, caveat=caveat, covers=covers)
     ]
 
 
-def _same_cause(job: JobTraces, at: int) -> tuple[str, ...]:
-    """Return the codes of findings whose cause is that a rank is late."""
+def _same_cause(job: JobTraces, at: int, late_ns: int) -> tuple[str, ...]:
+    """Return the codes of findings whose cause is that a rank is late.
+
+    If it comes shortly after others that are late too, it is not the cause of most of the waiting.
+    """
     same = []
-    if share(int(job.waits.waited_for_ns[at]), job.lost_ns) >= _MOSTLY:
+    for_it = share(int(job.waits.waited_for_ns[at]), job.lost_ns)
+    if for_it >= _MOSTLY and 2 * late_ns >= _lost_by_each(job):
         same.append("ranks.waiting")
     if job.imbalance is not None and list(job.imbalance.above) == [at]:
         same.append("ranks.imbalance")

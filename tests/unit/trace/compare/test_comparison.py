@@ -12,7 +12,7 @@ from planted import Program
 from training import training
 
 from stagespan.pages.amounts import in_words
-from stagespan.pages.result import Finding, Unavailable
+from stagespan.pages.result import Changes, Finding, Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.compare import TraceComparison, compare
 from stagespan.trace.compare.alignment import likeness
@@ -339,6 +339,68 @@ def test_one_kernel_of_two_operators(tmp_path: Path) -> None:
         ("aten::add", 0, 1, 1),
     }
     assert found.change_ns == 100 * US
+
+
+def test_a_kernel_has_one_row_whatever_launches_it(tmp_path: Path) -> None:
+    # GIVEN a kernel that operators launch, and later a device graph
+    def trace(name: str, graph: bool) -> Trace:
+        program = Program()
+        for step in range(3):
+            with program.within(f"ProfilerStep#{step}", NOTE):
+                if graph:
+                    program.graph([100, 100], gap=1)
+                else:
+                    for _ in range(2):
+                        with program.within("aten::mm"):
+                            program.launch("graph_0", 100)
+                program.wait()
+        for event in program.events:
+            if event.get("cat") == "kernel":
+                event["name"] = "gemm"
+        (tmp_path / name).mkdir()
+        return program.trace(tmp_path / name)
+
+    found = against(trace("before", False), trace("after", True))
+    # THEN the first screen does not call it gone and new
+    assert "kernel" not in [block.heading for block in found.head() if isinstance(block, Changes)]
+    (table,) = (each for each in found.tables() if each.title == "Change by kernel")
+    assert [row[:4] for row in table.rows] == [("gemm", 200 * US, 200 * US, 0)]
+
+
+def batches(folder: Path, name: str, batch: int, us: int, inner: int = 512) -> Trace:
+    """Three steps with a product of a layer, and one with the gradient of its weights."""
+    program = Program()
+    for step in range(3):
+        with program.within(f"ProfilerStep#{step}", NOTE):
+            for dims in ([[batch, inner], [inner, 256]], [[batch, 256], [256, inner]],
+                         [[inner, batch], [batch, 256]]):  # fmt: skip
+                with program.within("aten::mm"):
+                    program.launch("gemm", us)
+                program.events[-1]["args"] = {"Input Dims": dims}
+            program.wait()
+    (folder / name).mkdir()
+    return program.trace(folder / name)
+
+
+def test_the_time_of_a_sample_if_the_batch_changed(tmp_path: Path) -> None:
+    before = batches(tmp_path, "before", 64, 1_000)
+    found = against(before, batches(tmp_path, "after", 256, 2_000))
+    # THEN a step takes twice as long, for four times as many samples, which is better
+    assert found.batch is not None
+    assert found.batch.times == 4
+    assert found.batch.as_many_ns == round(found.after_ns / 4)
+    assert finding_in(found, "comparison.step").severity == "better"
+    assert "throughput is 2" in finding_in(found, "comparison.step").sentence
+    assert {each.severity for each in found.findings()[1:]} == {"low"}
+
+
+@pytest.mark.parametrize(("batch", "inner"), [(64, 512), (64, 1_024)])
+def test_a_batch_as_large_as_before(batch: int, inner: int, tmp_path: Path) -> None:
+    # GIVEN the same shapes, or a larger layer
+    before = batches(tmp_path, "before", 64, 1_000)
+    found = against(before, batches(tmp_path, "after", batch, 2_000, inner))
+    assert found.batch is None
+    assert finding_in(found, "comparison.step").severity == "high"
 
 
 def test_a_change_within_the_variation_of_the_steps(tmp_path: Path) -> None:

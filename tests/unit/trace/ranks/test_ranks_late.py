@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planted import Program
 from planted_ranks import US, Call, codes_in, finding_in, ranks_in, together, write_rank
+from rich.console import Console
 
 from properties import examples
 from stagespan.pages.html.data import charts
+from stagespan.pages.markdown import markdown
+from stagespan.pages.terminal import print_page
 from stagespan.trace.evidence import window_of
 from stagespan.trace.paths import analyze_ranks
 from stagespan.trace.ranks.report import Ranks
@@ -105,6 +109,13 @@ def test_one_slow_rank_is_one_finding_and_the_headline(tmp_path: Path) -> None:
     assert {"ranks.waiting", "ranks.imbalance"} <= set(codes_in(ranks_in(tmp_path)))
     _, sentence = found.results["ranks"].title()
     assert sentence.endswith("100 % of the waiting is for rank 2.")
+    # THEN every form of the page has the same findings
+    shown = StringIO()
+    print_page(found, Console(file=shown, width=80))
+    for text in (shown.getvalue(), markdown(found)):
+        assert "waited" in text
+        assert "longer than the mean of all ranks" not in text
+        assert text.count("Gain: ") == len(codes)
 
 
 def test_a_rank_that_computes_longer(tmp_path: Path) -> None:
