@@ -24,7 +24,7 @@ from stagespan.trace.derived.kernel_kinds import (
     REDUCTION,
     inductor_kind,
 )
-from stagespan.trace.derived.windows import base_window
+from stagespan.trace.derived.windows import base_window, steps_of
 from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.peaks import device_peaks, kernel_profiler, vendor_of
 from stagespan.trace.read.groups import grouped
@@ -37,6 +37,7 @@ _TINY_NS = 5_000
 _TINY_LEAST = 10_000
 _TINY_SHARE = 50.0
 _FUSIBLE = tuple(KIND_OF_CODE.index(kind) for kind in (ELEMENTWISE, COPY, NORM, REDUCTION))
+_COMMUNICATES = KIND_OF_CODE.index(COMMUNICATION)
 _FUSIBLE_SHARES = Thresholds(60.0, 40.0, 30.0)
 _ELEMENTWISE_LEAST = 10.0
 # These already read memory only once, or cannot be fused with elementwise kernels.
@@ -157,6 +158,13 @@ def _fusible(kernels: KernelRows) -> Finding | None:
     if severity is None or share(int(kernels.time_ns[elementwise].sum()), total) < least:
         return None
     groups = grouped(kernels.name[chosen], kernels.time_ns[chosen])
+    merged, how = chosen, "all of them become part of other kernels"
+    if not (kernels.is_kernel & ~chosen & (kernels.kind != _COMMUNICATES)).any():
+        # Nothing else runs: what is fused is a kernel as well.
+        if len(groups) == 1:
+            return None
+        merged = chosen & ~_longest_of_steps(kernels, chosen)
+        how = "all of a step become part of its longest kernel"
     return Finding(
         of_size(severity, time),
         f"{in_words(time, 'ns')} ({in_percent(percent)} of device work) went into"
@@ -165,9 +173,23 @@ def _fusible(kernels: KernelRows) -> Finding | None:
         tuple(Evidence(names[each.code], None, each.time_ns, "ns") for each in groups[:2]),
         "kernels.memory_bound",
         numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
-        gain=_gain(kernels, chosen, "all of them become part of other kernels"),
+        gain=_gain(kernels, merged, how),
         action="torch.compile would fuse many of these kernels.",
     )
+
+
+def _longest_of_steps(kernels: KernelRows, chosen: Mask) -> Mask:
+    """Which of some kernels are the longest of their step, or of the trace without steps."""
+    steps = steps_of(kernels.trace)
+    begin = kernels.trace.events.begin_ns[kernels.rows]
+    step = np.zeros(len(begin), dtype=np.int64)
+    if steps is not None:
+        step = np.searchsorted(steps.begin_ns, begin, side="right")
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.lexsort((-kernels.time_ns[rows], step[rows]))]
+    longest = np.zeros(len(begin), dtype=np.bool_)
+    longest[rows[np.append(True, np.diff(step[rows]) > 0)]] = True
+    return longest
 
 
 def _layout(kernels: KernelRows) -> Finding | None:

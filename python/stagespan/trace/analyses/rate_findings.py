@@ -47,6 +47,19 @@ _NOUNS = {
     CONVOLUTION: ("rates.convolutions", "convolution"),
     ATTENTION: ("rates.attention", "call of attention", "calls of attention"),
 }
+# From this percentage of a peak on, a better kernel wins little.
+_NEAR_PERCENT = 80.0
+_NEAR = {
+    "memory": (
+        "the memory's peak",
+        "A better kernel wins little: smaller types or fusion with other operators move less data.",
+    ),
+    "compute": (
+        "the peak of its type",
+        "A better kernel wins little: fewer operations or a faster type, such as fp8, would help.",
+    ),
+}
+"""What limits a call near a peak, and what makes it faster."""
 _ADVICE = {
     (MATMUL, "AMD"): (
         "PYTORCH_TUNABLEOP_ENABLED=1 measures which kernel of hipBLASLt and rocBLAS is the fastest"
@@ -146,7 +159,7 @@ def _below(
         f" {counted(sum(each.calls for each in shapes), *noun)}{mostly} at"
         f" {_range([each.tflop_s or 0.0 for each in most])} TFLOP/s,"
         f" {_range(peaks, in_percent)} of the peak of {listed(types)}, although the memory was"
-        f" used at no more than {in_percent(memory)} of its peak.",
+        f" used at no more than {in_percent(memory)} of its peak.{_uneven(most)}",
         tuple(
             Evidence(f"{each.operator} {each.shape}", None, each.time_ns, "ns")
             for each in shapes[:2]
@@ -162,6 +175,22 @@ def _below(
             "peak_percent": max(peaks),
             "memory_percent": memory,
         },
+    )
+
+
+def _uneven(shapes: Iterable[ShapeRate]) -> str:
+    """A sentence about the calls of one shape that differ most; "" if all are alike."""
+    uneven = [each for each in shapes if each.is_uneven]
+    if not uneven:
+        return ""
+    first = max(uneven, key=lambda each: each.time_ns)
+    assert first.shortest_ns is not None
+    assert first.longest_ns is not None
+    times = three_digits(first.longest_ns / first.shortest_ns)
+    return (
+        f" Equal calls of {first.operator} take {in_words(first.shortest_ns, 'ns')} to"
+        f" {in_words(first.longest_ns, 'ns')} ({times} x): the clock of the device changed, or it"
+        " did other work beside some of them."
     )
 
 
@@ -251,6 +280,40 @@ def slow_in_memory(shapes: Sequence[ShapeRate], work_ns: int, vendor: str | None
         gain=_joined([each.gain_at(USED_WELL) for each in of_operator]),
         numbers={"time_ns": time, "percent": percent, "memory_percent": reached},
     )
+
+
+def at_the_peak(shapes: Sequence[ShapeRate], work_ns: int) -> Finding | None:
+    """Return a finding about an operator that takes most of the time, near a peak of the device."""
+    fast = [each for each in shapes if _of_peak(each) >= _NEAR_PERCENT]
+    times: dict[tuple[str, str | None], int] = {}
+    for each in fast:
+        times[each.operator, each.limit] = times.get((each.operator, each.limit), 0) + each.time_ns
+    name, limit = max(times, key=lambda key: times[key], default=("", None))
+    time = times.get((name, limit), 0)
+    percent = share(time, work_ns)
+    if percent < _DOMINANT_PERCENT or limit is None:
+        return None
+    of_operator = [each for each in fast if (each.operator, each.limit) == (name, limit)]
+    peak, action = _NEAR[limit]
+    of_peak = [_of_peak(each) for each in of_operator]
+    return Finding(
+        "low",
+        f"{in_words(time, 'ns')} ({in_percent(percent)} of device work) went into"
+        f" {counted(sum(each.calls for each in of_operator), 'call')} of {name} at"
+        f" {_range(of_peak, in_percent)} of {peak}.{_uneven(of_operator)}",
+        (Evidence(f"{name} {of_operator[0].shape}", None, of_operator[0].time_ns, "ns"),),
+        "rates.at_peak",
+        action=action,
+        covers=_covered(percent),
+        gain=_joined([each.gain_at(100.0) for each in of_operator]),
+        numbers={"time_ns": time, "percent": percent, "peak_percent": max(of_peak)},
+    )
+
+
+def _of_peak(shape: ShapeRate) -> float:
+    """The percentage of the peak that limits a call; 0 if none does."""
+    percents = {"memory": shape.memory_percent, "compute": shape.peak_percent}
+    return percents.get(shape.limit or "") or 0.0
 
 
 def dominant_on_host(shapes: Sequence[ShapeRate], work_ns: int) -> Finding | None:

@@ -18,6 +18,7 @@ from stagespan.trace.analyses.rate_findings import (
     Appends,
     appended,
     appends_to_larger,
+    at_the_peak,
     below_the_peak,
     dominant_on_host,
     slow_in_memory,
@@ -183,6 +184,7 @@ class Rates(StructResult, frozen=True):
             findings.append(unaligned(shapes, work_ns, self.work))
             findings += below_the_peak(shapes, work_ns, self.base.whole_ns, self.vendor)
             findings.append(slow_in_memory(shapes, work_ns, self.vendor))
+            findings.append(at_the_peak(shapes, work_ns))
         return [each for each in findings if each is not None]
 
     def chart(self) -> Chart | None:
@@ -359,6 +361,9 @@ class _PartTime(Figures, frozen=True):
     kind: int
     time_ns: Ns
     calls: Count | None
+    count: Count
+    min_ns: Ns
+    max_ns: Ns
 
 
 class _Found:
@@ -539,7 +544,10 @@ class _Found:
         for row in table.by(_PartTime, *columns, where=self._is_rated):
             made = self._kinds[row.kind]
             assert isinstance(made.cost, Cost)
-            work = Work(row.kind, made.call, made.cost, row.time_ns, row.calls or 0, peaks)
+            is_one = row.count == row.calls
+            extremes = (row.min_ns, row.max_ns) if is_one else (None, None)
+            calls = row.calls or 0
+            work = Work(row.kind, made.call, made.cost, row.time_ns, calls, peaks, *extremes)
             parts.append((row.part, work))
         return parts
 
@@ -627,6 +635,8 @@ class _Found:
             shape=self._kinds[work.kind].shape,
             type=self._type(work),
             kernel=kernels[0] if kernels else None,
+            shortest_ns=work.shortest_ns,
+            longest_ns=work.longest_ns,
             bytes_at_least=work.cost.bytes_at_least,
             limit=limit,
             reason=reason_of(work.call, work.cost, limit, work.time_ns / work.calls, units),

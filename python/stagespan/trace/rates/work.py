@@ -13,6 +13,10 @@ from stagespan.trace.rates.calls import Call, Cost
 from stagespan.trace.rates.limits import LIMITS
 from stagespan.trace.rates.peaks import Peaks
 
+# Equal calls differ if the longest takes so many times as long as the shortest, and the mean call
+# so many times.
+_UNEVEN_TIMES, _LONGER_TIMES = 1.5, 1.1
+
 
 class Rate(Figures, frozen=True):
     """The work of some calls and their rates. What a trace does not show is None."""
@@ -39,6 +43,9 @@ class ShapeRate(Rate, frozen=True):
     type: str
     """The name of the peak, such as "bf16", or else the type as in the trace."""
     kernel: str | None
+    shortest_ns: Ns | None
+    longest_ns: Ns | None
+    """The shortest and the longest call; None if calls launched several kernels."""
     bytes_at_least: bool
     """Whether the operator may have moved more bytes than the shapes show."""
     limit: Annotated[str, one_of(LIMITS)] | None
@@ -50,6 +57,15 @@ class ShapeRate(Rate, frozen=True):
     gain_at: Internal[Callable[[float], Gain | None]]
     """Returns the gain if all calls reach a percentage of the peak."""
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether equal calls take differently long, and that is much of their time."""
+        if self.shortest_ns is None or self.longest_ns is None:
+            return False
+        usual = self.time_ns / self.calls
+        longer = usual >= _LONGER_TIMES * self.shortest_ns
+        return longer and self.longest_ns >= _UNEVEN_TIMES * self.shortest_ns
+
 
 class Work(msgspec.Struct, frozen=True):
     """Some calls with the same arguments."""
@@ -60,6 +76,8 @@ class Work(msgspec.Struct, frozen=True):
     time_ns: int
     calls: int
     peaks: Peaks | None
+    shortest_ns: int | None = None
+    longest_ns: int | None = None
 
     @property
     def flops(self) -> float | None:

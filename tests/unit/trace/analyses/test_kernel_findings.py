@@ -84,6 +84,26 @@ def test_much_elementwise_work_that_is_not_fused(tmp_path: Path) -> None:
     assert "torch.compile" in finding.text
 
 
+def test_kernels_alone_can_only_be_fused_with_each_other(tmp_path: Path) -> None:
+    # GIVEN two steps of nothing but elementwise kernels, and later only one of them
+    program = Program()
+    for step in range(2):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            run(program, "vectorized_elementwise_kernel_add", 10, 200, "aten::add")
+            run(program, "vectorized_elementwise_kernel_mul", 10, 100, "aten::mul")
+            program.wait()
+    found = {each.code: each for each in findings_of(program.trace(tmp_path))}
+    gain = found["kernels.memory_bound"].gain
+    # THEN the longest of each step remains
+    assert gain is not None
+    assert gain.spared is not None
+    assert int(gain.spared.time_ns.sum()) == 2 * (10 * 300 - 10) * 1000
+    program = Program()
+    run(program, "vectorized_elementwise_kernel_add", 50, 200, "aten::add")
+    alone = findings_of(program.trace(tmp_path))
+    assert "kernels.memory_bound" not in [each.code for each in alone]
+
+
 @pytest.mark.parametrize("mark", ["Torch-Compiled Region: 0/0", "triton_poi_fused_add_0"])
 def test_a_compiled_program_is_not_told_to_compile(mark: str, tmp_path: Path) -> None:
     program = Program()

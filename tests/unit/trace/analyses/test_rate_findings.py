@@ -192,6 +192,35 @@ def test_an_operator_that_moves_data_slowly(us: int, is_slow: bool, tmp_path: Pa
         assert finding.gain.time_ns == pytest.approx(2_400_000 - least, rel=1e-3)
 
 
+def test_an_operator_near_the_memorys_peak_is_told_what_helps(tmp_path: Path) -> None:
+    # GIVEN additions at 90 % of the memory's peak, which allows 120 us, and a few products
+    program = Program()
+    for _ in range(5):
+        operator(program, "aten::add", "vectorized_add", 133, [[8192, 8192]] * 2, **TWO)
+        product(program, 10, [[64, 64], [64, 64]], times=1)
+    found = {each.code: each for each in analyze(written(program, tmp_path, H100)).findings()}
+    # THEN no profiler of kernels is advised, and the gain is what remains up to the peak
+    assert "kernels.dominant" not in found
+    assert "less data" in found["rates.at_peak"].action
+    assert found["rates.at_peak"].numbers["peak_percent"] == pytest.approx(90, abs=1)
+    assert found["rates.at_peak"].gain is not None
+    assert found["rates.at_peak"].gain.time_ns == pytest.approx(5 * 12_900, rel=0.05)
+
+
+@pytest.mark.parametrize(("slow_us", "is_uneven"), [(2_600, True), (1_200, False)])
+def test_equal_calls_that_take_differently_long(
+    slow_us: int, is_uneven: bool, tmp_path: Path
+) -> None:
+    program = Program()
+    for us in (1_100, 1_100, slow_us) * 3:
+        product(program, us, LARGE, times=1)
+    trace = written(program, tmp_path, H100)
+    (shape,) = rates_of(trace).by_shape
+    assert (shape.shortest_ns, shape.longest_ns) == (1_100_000, slow_us * 1000)
+    (finding,) = rates_of(trace).findings()
+    assert ("1.10 ms to 2.60 ms (2.36 x)" in finding.text) == is_uneven
+
+
 def test_calls_that_mostly_start_and_end_are_not_slow_in_memory(tmp_path: Path) -> None:
     # GIVEN fills of 4 KiB, each of 5 us
     program = Program()

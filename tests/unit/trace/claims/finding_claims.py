@@ -401,6 +401,15 @@ def _slow_in_memory(page: Page, finding: dict[str, Any]) -> Found:
     return {**found, "memory_percent": (reached, 0.01 * reached)}
 
 
+@of("rates.at_peak")
+def _at_the_peak(page: Page, finding: dict[str, Any]) -> Found:
+    """Return an operator's time; its rate is that of the table of shapes."""
+    named = re.search(r"calls? of (\S+) at ", finding["sentence"])
+    assert named is not None
+    found = _of_operators(page, finding, lambda operator: operator.name == named[1])
+    return {name: of for name, of in found.items() if name != "peak_percent"}
+
+
 @of("steps.after_device")
 def _after_device(page: Page, finding: dict[str, Any]) -> Found:
     """Return the time from the end of the last device work in the steps to that of the steps."""
