@@ -29,7 +29,7 @@ from stagespan.trace.derived.advice import STARTS_LOADER, Facts, advice_on
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.gains import gain_of_work, gain_shared_by
 from stagespan.trace.derived.gaps import QUIET_NS
-from stagespan.trace.derived.host_work import host_work
+from stagespan.trace.derived.host_work import FIRST_BATCH, LOADER_STARTS, host_work
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.missing import DAMAGED_TIMES
 from stagespan.trace.derived.step_ranges import step_begins, step_ranges
@@ -63,10 +63,7 @@ _BETWEEN_LEAST = 25.0
 _MAY_WORK = (LOADER_START, OTHER, UNSEEN, BETWEEN_OPERATORS)
 # The finding on compiled code is about compiling.
 _NO_FINDING = (OPERATORS, COMPILING)
-_FIRST_BATCH = re.compile(r"_MultiProcessingDataLoaderIter")
 _ENDS_LOADER = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): _shutdown_workers$")
-# The time before the first batch is the start of a loader if it is so many times as long as usual.
-_LOADER_STARTS = 10
 _NAMED = 20
 _ONLY = np.zeros(1, dtype=np.int64)
 _FILLERS = ("python_function", "user_annotation", "overhead")
@@ -199,12 +196,12 @@ def _starts_loader(trace: Trace, axis: Axis, begins: Numbers, ends: Numbers) -> 
     first = at[ends[at] == batches[0]]
     others = (ends - begins)[np.setdiff1d(at, first)]
     usual = int(np.median(others)) if len(others) else 0
-    starts[first] = (ends - begins)[first] >= _LOADER_STARTS * usual
+    starts[first] = (ends - begins)[first] >= LOADER_STARTS * usual
     return starts
 
 
 def _first_batches_rows(trace: Trace) -> Rows:
-    return np.flatnonzero(loads_data(trace) & named(trace, _FIRST_BATCH))
+    return np.flatnonzero(loads_data(trace) & named(trace, FIRST_BATCH))
 
 
 def _first_waits(trace: Trace, started_ns: Numbers) -> Cover:

@@ -23,7 +23,7 @@ from stagespan.trace.derived.gaps import (
     profiler_time,
     split_idle,
 )
-from stagespan.trace.derived.host_work import mostly_filled_by
+from stagespan.trace.derived.host_work import loader_starts, mostly_filled_by
 from stagespan.trace.derived.step_ranges import step_begins
 from stagespan.trace.derived.task_queue import origins
 from stagespan.trace.derived.windows import BaseWindow, base_window
@@ -53,6 +53,7 @@ def _split(trace: Trace, gaps: Gaps) -> IdleParts:
     result = split_idle(trace, gaps, step_begins(trace))
     # What launched the work of Ascend's graphs is unknown, but not what the host did before it.
     _move_parts(result, causes.NOT_TRACED, causes.HOST_WORK, heads(trace), gaps)
+    _move_parts(result, causes.DATA_LOADING, causes.LOADER_START, loader_starts(trace), gaps)
     compiled = result.parts[:, NAMES.index(causes.COMPILATION)]
     if compiled.any():
         again = compiled_again(trace).within(gaps.begin_ns, gaps.end_ns)
@@ -209,6 +210,9 @@ def _of_edge(trace: Trace, call: int, begin_ns: int, end_ns: int) -> dict[str, i
             times[named] = times.get(named, 0) + time
     if waited := early_waiting(trace).time_in(begin_ns, end_ns) if first else 0:
         times[causes.EARLIER_WORK] = waited
+    loading = times.get(causes.DATA_LOADING, 0)
+    starting = min(loading, loader_starts(trace).time_in(begin_ns, end_ns))
+    _move(times, causes.DATA_LOADING, causes.LOADER_START, starting)
     compiled = times.get(causes.FIRST_COMPILATION, 0)
     if compiled:
         again = compiled_again(trace).time_in(begin_ns, end_ns)

@@ -95,6 +95,28 @@ def _inside(around: Cover, begin: Numbers, end: Numbers) -> Mask:
     return inside
 
 
+FIRST_BATCH = re.compile(r"_MultiProcessingDataLoaderIter")
+"""Annotations of a loader with workers, of which the first waits until these have started."""
+LOADER_STARTS = 10
+"""A loader starts if its first batch takes so many times as long as usual."""
+
+
+@once
+def loader_starts(trace: Trace) -> Cover:
+    """Return how long a loader's first batch took beyond the usual one, if its workers started.
+
+    Empty for a trace that begins later, or has one batch only.
+    """
+    events, rows = trace.events, np.flatnonzero(loads_data(trace) & named(trace, FIRST_BATCH))
+    if len(rows) < 2:
+        return Cover(_NONE, _NONE)
+    rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
+    usual = int(np.median(events.dur_ns[rows[1:]]))
+    if events.dur_ns[rows[0]] < LOADER_STARTS * max(usual, 1):
+        return Cover(_NONE, _NONE)
+    return Cover(events.begin_ns[rows[:1]], events.end_ns[rows[:1]] - usual)
+
+
 # --- What filled a time ---
 
 

@@ -25,6 +25,7 @@ FIRST_COMPILATION = "first_compilation"
 KERNEL_LOADING = "kernel_loading"
 PROFILER = "profiler"
 START_UP = "start_up"
+LOADER_START = "loader_start"
 GRAPH_CAPTURE = "graph_capture"
 RUNTIME_CALL = "runtime_call"
 DEPENDENCY = "dependency"
@@ -89,10 +90,13 @@ ROWS: dict[str, CauseRow] = {
     FIRST_COMPILATION: CauseRow("the host compiled for the first time", "#7fa860", "once"),
     KERNEL_LOADING: CauseRow("the host loaded kernels at their first use", "#b36ad1", "once"),
     START_UP: CauseRow(
-        "the program started up: its first calls of the runtime created a context or loaded"
-        " modules",
+        "the program started up: its first calls created a context, loaded modules or connected"
+        " ranks",
         "#c9b458",
         "once",
+    ),
+    LOADER_START: CauseRow(
+        "the data loader started its workers and loaded their first batch", "#d68ab0", "once"
     ),
     GRAPH_CAPTURE: CauseRow("the host captured a device graph", "#6fae9a", "once"),
     PROFILER: CauseRow("the profiler itself took the time", "#9a9a9a", "profiler"),

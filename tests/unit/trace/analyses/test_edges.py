@@ -239,6 +239,30 @@ def test_a_first_compilation_is_neither_the_verdict_nor_a_gain(tmp_path: Path) -
     assert found.won_together_ns() < 10_000 * US
 
 
+@pytest.mark.parametrize("at_begin", [True, False])
+@pytest.mark.parametrize(("loader", "us", "once"), [
+    ("_MultiProcessingDataLoaderIter", 50, True), ("_MultiProcessingDataLoaderIter", 80_000, False),
+    ("_SingleProcessDataLoaderIter", 50, False)])  # fmt: skip
+def test_starting_the_workers_of_a_loader_is_done_once(
+    loader: str, us: int, once: bool, at_begin: bool, tmp_path: Path
+) -> None:
+    # GIVEN a first batch of 300 ms and others of `us`, before the device's first work or in a gap
+    found = Program()
+    if not at_begin:
+        found.operator("aten::copy_", us=100)
+        found.wait()
+    for number in range(20):
+        with found.within(f"enumerate(DataLoader)#{loader}.__next__", "user_annotation"):
+            found.work(us if number else 300_000)
+        found.operator(us=5_000)
+        found.wait()
+    page = analyze(found.trace(tmp_path))
+    parts = page.results["verdict"].to_dict()["parts_us"]
+    assert parts.get("loader_start", 0) == pytest.approx(299_950 if once else 0, abs=200)
+    codes = [each.code for each in page.findings()]
+    assert ("idle.start_up" in codes, "idle.data_loader" in codes) == (once, not once)
+
+
 def test_a_recompilation_is_a_loss_with_a_gain(tmp_path: Path) -> None:
     found = analyze(compiling(1).trace(tmp_path))
     verdict = found.results["verdict"].to_dict()

@@ -101,7 +101,7 @@ _OF_VERDICT = {
 _HOST_CAUSES = (
     "launch", "synchronisation", "between_steps", "host_work", "host_unseen", "data_loading",
     "memory_allocation", "compilation", "kernel_loading", "runtime_call", "profiler",
-    "start_up", "graph_capture", "first_compilation", "earlier_work",
+    "start_up", "loader_start", "graph_capture", "first_compilation", "earlier_work",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ _LOADS_KERNELS = r"Lazy Function Loading|ModuleLoad|LibraryLoad"
 _CAPTURES = r"BeginCapture|EndCapture|GraphInstantiate"
 # Calls that take longer are not those of a warm program.
 _LONG_NS = 200_000
-_ONCE = ("start_up", "kernel_loading", "first_compilation", "graph_capture")
+_ONCE = ("start_up", "loader_start", "kernel_loading", "first_compilation", "graph_capture")
 
 
 @check("host")
