@@ -77,7 +77,7 @@ _SENTENCES = {
     LOADER_START: "the program started the data loader, waited for its first batch or ended it",
     COMMUNICATING: "the program communicated while no operator ran",
     BETWEEN_STEPS: "no operator ran at the end of a step",
-    OTHER: "no operator ran",
+    OTHER: "annotated code or Python ran, and no operator",
     UNSEEN: "no operator ran, and the trace shows no other activity in that time",
     BETWEEN_OPERATORS: "the host was between two operators",
 }
@@ -160,8 +160,12 @@ def analyze(trace: Trace) -> Host | Unavailable:
     times = _parts(sets, base.whole_ns)
     in_base = operators & (events.end_ns >= base.begin_ns) & (events.begin_ns <= base.end_ns)
     in_base = in_base if in_base.any() else operators
+    computing, communicating = covers[OPERATORS], covers[COMMUNICATING]
+    hidden = communicating.time_in(0, base.whole_ns) + computing.time_in(0, base.whole_ns)
+    hidden -= (computing | communicating).time_in(0, base.whole_ns)
     return Host(
         span_ns=base.whole_ns,
+        room_ns=computing.time_in(0, base.whole_ns) - hidden,
         parts={part: time for part, time in zip(PARTS, times, strict=True) if time},
         exposed_calls=exposed_calls(trace, *work_of(trace), (base.begin_ns, base.end_ns)),
         operators=int(in_base.sum()),
@@ -258,6 +262,8 @@ class Host(StructResult, frozen=True):
     """Median duration of an operator."""
     filled: dict[_Part, dict[str, Ns]] = msgspec.field(name="instead_of_operators_us")
     """The time in ns by the name of what ran instead of operators, for each such part."""
+    room_ns: Internal[int]
+    """The time in which operators ran and nothing communicated."""
     exposed_calls: Internal[tuple[Rows, Numbers]]
     """The collectives, and the time of each in the base in which no operator ran."""
     evidence: Internal[dict[str, tuple[Evidence, ...]]]
@@ -308,10 +314,10 @@ class Host(StructResult, frozen=True):
         """Return what the steps win without a part, or if operators run beside it."""
         time, how = self.parts[part], _GAINS[part]
         if part == COMMUNICATING:
-            room = self.parts.get(OPERATORS, 0)
-            if room < time:
-                how = f"it runs beside all {in_words(room, 'ns')} of operators"
-            time = min(time, room)
+            if self.room_ns < time:
+                room = in_words(self.room_ns, "ns")
+                how = f"it runs beside all {room} of operators that have none beside them"
+            time = min(time, self.room_ns)
             return gain_shared_by(*self.exposed_calls, time, how) if time else None
         if part in _MAY_WORK and time:
             return gain_of_work(time, self.span_ns, how)

@@ -16,6 +16,7 @@ from stagespan.pages.figures import Count, Figures, Ns, one_of
 from stagespan.pages.result import Unavailable, shortened
 from stagespan.trace.derived.captures import captured_work
 from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.host_work import wait_for_collectives
 from stagespan.trace.derived.kernel_kinds import (
     ATTENTION,
     COMMUNICATION,
@@ -227,13 +228,15 @@ class KernelRows:
 def _of_host(trace: Trace, host: HostOperators) -> KernelRows:
     name = trace.events.name[host.rows].astype(np.int64)
     shape, shapes = _shapes(trace, host.rows)
+    kind = _kinds(trace, name, name)
+    kind[wait_for_collectives(trace, host.rows, host.own_ns)] = KIND_OF_CODE.index(COMMUNICATION)
     return KernelRows(
         trace=trace,
         on_device=False,
         rows=host.rows,
         time_ns=host.own_ns,
         is_kernel=np.ones(len(name), dtype=np.bool_),
-        kind=_kinds(trace, name, name),
+        kind=kind,
         name=name,
         operator=name,
         stage=name_codes(trace, stages_around(trace, host.rows)),

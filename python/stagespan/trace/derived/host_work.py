@@ -95,6 +95,22 @@ def _inside(around: Cover, begin: Numbers, end: Numbers) -> Mask:
     return inside
 
 
+def wait_for_collectives(trace: Trace, rows: Rows, own_ns: Numbers) -> Mask:
+    """Which operators spend most of their own time in a wait for a collective of any thread.
+
+    These contain others, such as nodes of autograd. Within those, the collective may run beside.
+    """
+    found: Mask = np.zeros(len(rows), dtype=np.bool_)
+    at = np.flatnonzero(named(trace, _WRAPS, rows) & (own_ns > 0))
+    if len(at) == 0:
+        return found
+    communicating = host_work(trace).communicating
+    begin, end = _times(trace, rows[at])
+    waits = communicating.within(begin, end) - (end - begin - own_ns[at])
+    found[at] = 2 * waits >= own_ns[at]
+    return found
+
+
 FIRST_BATCH = re.compile(r"_MultiProcessingDataLoaderIter")
 """Annotations of a loader with workers, of which the first waits until these have started."""
 LOADER_STARTS = 10

@@ -63,6 +63,29 @@ def test_the_collective_that_it_waits_for_is_named(name: str, tmp_path: Path) ->
     assert page["bar"]["name"] == "Host"
 
 
+def test_operators_that_wait_for_another_thread_communicate(tmp_path: Path) -> None:
+    # GIVEN a hook that waits 600 us for a collective of another thread, which goes on for 100 us
+    # beside an operator of 300 us
+    program = Program()
+    begin = program.now
+    with program.within("FSDP::pre_forward"):
+        program.work(600)
+    operator(program, 300)
+    program.thread = 9
+    program.event("gloo:all_gather", "user_annotation", begin, begin + 700)
+    trace = program.trace(tmp_path)
+    found = verdict_of(trace)
+    assert found.times_ns == {"communication-bound": 600 * US, "computing": 300 * US}
+    page = analyze(trace)
+    # THEN the time by kind is that of the verdict, and the rest of the operator can hide some
+    (line,) = (each for each in page.lines() if each.startswith("Time goes to"))
+    assert "communication 66.7 %; matrix products 33.3 %" in line
+    (finding,) = (each for each in page.findings() if each.code == "host.communication")
+    assert finding.gain is not None
+    assert finding.gain.time_ns == 200 * US
+    assert "200 µs of computation could run beside it" in str(page.results["communication"].line())
+
+
 def test_python_outside_of_operators_is_named(tmp_path: Path) -> None:
     # GIVEN a program that spends its time in a function of its own
     program = Program()
