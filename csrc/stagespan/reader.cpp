@@ -67,9 +67,11 @@ Held held_by(const ThreadSlot& slot, std::uint64_t capacity) {
 }
 
 void sort_by_begin(std::vector<SpanCopy>& spans) {
-  std::sort(spans.begin(), spans.end(), [](const SpanCopy& a, const SpanCopy& b) {
+  const auto is_before = [](const SpanCopy& a, const SpanCopy& b) {
     return a.begin_ticks != b.begin_ticks ? a.begin_ticks < b.begin_ticks : a.id < b.id;
-  });
+  };
+  // Those of a thread without nested spans are.
+  if (!std::is_sorted(spans.begin(), spans.end(), is_before)) std::sort(spans.begin(), spans.end(), is_before);
 }
 
 bool copy_frame(ArenaView arena, const OpenFrame& frame, OpenCopy& copy) {
@@ -101,6 +103,7 @@ std::vector<SpanCopy> read_spans(ArenaView arena) {
   for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
     const std::uint64_t capacity = arena.header().ring_spans;
     const Held held = held_by(arena.slot(i), capacity);
+    result.reserve(result.size() + held.head - held.oldest);
     for (std::uint64_t number = held.oldest; number < held.head; ++number)
       if (const auto copy = copy_record(arena, i, number)) result.push_back(*copy);
   }

@@ -28,6 +28,27 @@ constexpr std::chrono::microseconds kPause{50};
 constexpr std::uint64_t kMostCopied = 4ULL << 30;
 constexpr std::int64_t kMost_ns = 4'000'000'000'000'000'000;  // sums of three such numbers are not used
 constexpr std::uint64_t kMostTicks = 1ULL << 63;
+constexpr std::uint64_t kMostSpare = 8ULL << 20;
+
+// The memory of the latest copy that was released, all of it zero but the first word, which is its size.
+std::atomic<std::byte*> g_spare{nullptr};
+
+std::uint64_t& size_of_spare(std::byte* spare) { return *reinterpret_cast<std::uint64_t*>(spare); }
+
+// Returns zeroed memory, of which only what is written takes space.
+std::byte* zeroed_memory(std::uint64_t bytes) {
+  if (std::byte* const spare = g_spare.exchange(nullptr)) {
+    if (size_of_spare(spare) == bytes) {
+      size_of_spare(spare) = 0;
+      return spare;
+    }
+    munmap(spare, size_of_spare(spare));
+  }
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  madvise(memory, bytes, MADV_NOHUGEPAGE);
+  return static_cast<std::byte*>(memory);
+}
 
 template <class T>
 T plain(const std::atomic<T>& value) noexcept {
@@ -38,6 +59,8 @@ template <class Record>
 std::uint32_t commit_of(const Record& record) noexcept {
   return plain(record.commit);
 }
+
+constexpr std::uint64_t kScratchBytes = 32 << 10;
 
 class Copier {
  public:
@@ -58,9 +81,13 @@ class Copier {
   std::string read_header(const std::string& what, ArenaHeader& found);
   void read_to(void* to, std::uint64_t offset, std::uint64_t bytes);
   /// Copies bytes of the file to the same place of the copy.
-  void take(const void* first, std::uint64_t bytes) { read_to(at(offset_of(first)), offset_of(first), bytes); }
+  void take(const void* first, std::uint64_t bytes);
+  void note_written(std::uint64_t begin, std::uint64_t end);
   template <class Item, class Number>
   void take_whole(Item* first, std::uint64_t count, Number number);
+  /// Copies items from their place in the file; those that changed meanwhile are zero.
+  template <class Item, class Number>
+  void copy_whole(std::uint64_t offset, Item* to, std::uint64_t count, Number number);
 
   /// Takes the items of those pieces that are in the file.
   template <class Item, class Number>
@@ -100,6 +127,7 @@ class Copier {
   std::uint32_t slots_ = 0;
   std::uint32_t blocks_ = 0;
   std::vector<std::uint8_t> block_is_missing_;
+  alignas(64) std::byte scratch_[kScratchBytes];
 };
 
 // Bytes that the file does not contain stay zero.
@@ -162,12 +190,8 @@ std::string Copier::open(const std::string& what) {
   const auto found = std::make_unique<ArenaHeader>();
   if (std::string wrong = read_header(what, *found); !wrong.empty()) return wrong;
   const ArenaOptions sizes{found->ring_spans, found->frames_per_thread, found->segment_entries};
-  void* const memory =
-      mmap(nullptr, found->size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
-  madvise(memory, found->size_bytes, MADV_NOHUGEPAGE);
-  copy_.memory = {static_cast<std::byte*>(memory), UnmapArena{found->size_bytes}};
-  copy_.arena = ArenaView(static_cast<std::byte*>(memory));
+  copy_.memory = {zeroed_memory(found->size_bytes), ReleaseArena{found->size_bytes, {}}};
+  copy_.arena = ArenaView(copy_.memory.get());
   lay_out_arena(copy_.arena, sizes);
   return {};
 }
@@ -194,25 +218,44 @@ void Copier::take_header() {
   header().slot_high_water.store(slots_, relaxed);
 }
 
+void Copier::note_written(std::uint64_t begin, std::uint64_t end) {
+  auto& written = copy_.memory.get_deleter().written;
+  if (!written.empty() && written.back().first <= begin && begin <= written.back().second)
+    written.back().second = std::max(written.back().second, end);
+  else
+    written.emplace_back(begin, end);
+}
+
+void Copier::take(const void* first, std::uint64_t bytes) {
+  note_written(offset_of(first), offset_of(first) + bytes);
+  read_to(at(offset_of(first)), offset_of(first), bytes);
+}
+
 template <class Item, class Number>
-void Copier::take_whole(Item* first, std::uint64_t count, Number number) {
-  if (count == 0) return;
-  using Value = decltype(number(*first));
+void Copier::copy_whole(std::uint64_t offset, Item* to, std::uint64_t count, Number number) {
   const std::uint64_t bytes = count * sizeof(Item);
-  take(first, bytes);
-  std::vector<Value> before(count);
-  for (std::uint64_t i = 0; i < count; ++i) before[i] = number(first[i]);
+  decltype(number(*to)) before[kScratchBytes / sizeof(Item)];
+  read_to(static_cast<void*>(to), offset, bytes);
+  for (std::uint64_t i = 0; i < count; ++i) before[i] = number(to[i]);
   load_fence();  // the data read next is not older than these numbers
-  take(first, bytes);
+  read_to(static_cast<void*>(to), offset, bytes);
   load_fence();
-  std::vector<std::byte> again(bytes);
-  read_to(again.data(), offset_of(first), bytes);
+  read_to(scratch_, offset, bytes);
   for (std::uint64_t i = 0; i < count; ++i) {
     Item after;
-    std::memcpy(static_cast<void*>(&after), again.data() + i * sizeof(Item), sizeof(Item));
-    if (before[i] != number(first[i]) || before[i] != number(after))
-      std::memset(static_cast<void*>(first + i), 0, sizeof(Item));
+    std::memcpy(static_cast<void*>(&after), scratch_ + i * sizeof(Item), sizeof(Item));
+    if (before[i] != number(to[i]) || before[i] != number(after))
+      std::memset(static_cast<void*>(to + i), 0, sizeof(Item));
   }
+}
+
+template <class Item, class Number>
+void Copier::take_whole(Item* first, std::uint64_t count, Number number) {
+  note_written(offset_of(first), offset_of(first + count));
+  // So few at once that all three copies stay in the processor's cache.
+  constexpr std::uint64_t kAtOnce = kScratchBytes / sizeof(Item);
+  for (std::uint64_t i = 0; i < count; i += kAtOnce)
+    copy_whole(offset_of(first + i), first + i, std::min(kAtOnce, count - i), number);
 }
 
 void Copier::take_slots() {
@@ -367,19 +410,26 @@ void Copier::take_pieces(const std::atomic<std::uint8_t>* pieces, Item* items, s
 
 void Copier::take_segments() {
   const std::uint32_t used = std::min(plain(header().segment_high_water), header().segment_entries);
-  SegmentEntry* const entries = copy_.arena.segments();
-  take_pieces(header().segment_pieces, entries, used, kSegmentsAtOnce,
-              [](const SegmentEntry& entry) { return plain(entry.number); });
-  for (std::uint32_t i = 0; i < used; ++i) {
-    const SegmentCopy copy{entries[i].load(), plain(entries[i].number)};
-    if (copy.number == 0) continue;
-    if (copy.status >= kStatusCount || copy.origin > kOriginNested)
-      ++copy_.damaged;
-    else
-      copy_.segments.push_back(copy);
+  const auto number_of = [](const SegmentEntry& entry) { return plain(entry.number); };
+  copy_.segments.reserve(used);
+  SegmentEntry entries[kSegmentsAtOnce / 2];
+  constexpr std::uint32_t kAtOnce = sizeof(entries) / sizeof(entries[0]);
+  for (std::uint32_t first = 0; first < used; first += kAtOnce) {
+    if (plain(header().segment_pieces[first / kSegmentsAtOnce]) != kPieceRecorded) continue;
+    const std::uint32_t count = std::min(kAtOnce, used - first);
+    copy_whole(offset_of(copy_.arena.segments() + first), entries, count, number_of);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const SegmentCopy copy{entries[i].load(), plain(entries[i].number)};
+      if (copy.number == 0) continue;
+      if (copy.status >= kStatusCount || copy.origin > kOriginNested)
+        ++copy_.damaged;
+      else
+        copy_.segments.push_back(copy);
+    }
   }
-  std::stable_sort(copy_.segments.begin(), copy_.segments.end(),
-                   [](const auto& a, const auto& b) { return a.number < b.number; });
+  const auto is_before = [](const auto& a, const auto& b) { return a.number < b.number; };
+  if (!std::is_sorted(copy_.segments.begin(), copy_.segments.end(), is_before))
+    std::stable_sort(copy_.segments.begin(), copy_.segments.end(), is_before);
 }
 
 void Copier::take_links() {
@@ -453,9 +503,9 @@ void Copier::take_work_keys() {
   load_fence();
   take(&header().work_key_count, sizeof(header().work_key_count));
   load_fence();
-  take(copy_.arena.work_keys(), kMaxWorkKeys * sizeof(WorkKey));
   const std::uint32_t keys = std::min(plain(header().work_key_count), kMaxWorkKeys);
   header().work_key_count.store(keys, relaxed);
+  take(copy_.arena.work_keys(), keys * sizeof(WorkKey));
   for (std::uint32_t i = 0; i < keys; ++i) copy_.arena.work_keys()[i].text[kWorkKeyBytes] = '\0';
 }
 
@@ -489,25 +539,30 @@ void Copier::check_names() {
   const ArenaView arena = copy_.arena;
   take(&header().name_count, sizeof(header().name_count));
   load_fence();
-  take(&arena.name(0), offset_of(arena.work_keys()) - offset_of(&arena.name(0)));
-  const std::uint32_t count = plain(header().name_count);
-  if (count > kMaxStages) ++copy_.damaged;
-  for (std::uint32_t stage = 0; stage < std::min(count, kMaxStages); ++stage) {
-    const NameEntry& entry = arena.name(stage);
-    if (entry.length_bytes > kMaxNameBytes || entry.offset > kNamePoolBytes - entry.length_bytes) {
+  const std::uint32_t count = std::min(plain(header().name_count), kMaxStages);
+  if (plain(header().name_count) > kMaxStages) ++copy_.damaged;
+  take(&arena.name(0), count * sizeof(NameEntry));
+  const auto is_possible = [](const NameEntry& entry) {
+    return entry.length_bytes <= kMaxNameBytes && entry.offset <= kNamePoolBytes - entry.length_bytes;
+  };
+  std::uint32_t pool_bytes = 0;
+  for (std::uint32_t stage = 0; stage < count; ++stage)
+    if (const NameEntry& entry = arena.name(stage); is_possible(entry))
+      pool_bytes = std::max(pool_bytes, entry.offset + entry.length_bytes);
+  take(arena.name_pool(), pool_bytes);
+  for (std::uint32_t stage = 0; stage < count; ++stage) {
+    NameEntry& entry = arena.name(stage);
+    if (is_possible(entry)) {
+      copy_.names.emplace_back(arena.name_pool() + entry.offset, entry.length_bytes);
+    } else {
       ++copy_.damaged;
       copy_.names.push_back("(damaged name " + std::to_string(stage) + ")");
-    } else {
-      copy_.names.emplace_back(arena.name_pool() + entry.offset, entry.length_bytes);
     }
-  }
-  header().name_count.store(static_cast<std::uint32_t>(copy_.names.size()), relaxed);
-  for (std::uint32_t stage = 0; stage < kMaxStages; ++stage) {
-    NameEntry& entry = arena.name(stage);
     if (entry.kind < kStageKinds) continue;
-    if (stage < count) ++copy_.damaged;
+    ++copy_.damaged;
     entry.kind = kExecution;
   }
+  header().name_count.store(count, relaxed);
 }
 
 void Copier::check_block(StatsBlock& block) {
@@ -709,7 +764,17 @@ std::string recording_marks(int fd) {
   return Copier(fd, unused).marks();
 }
 
-void UnmapArena::operator()(std::byte* base) const noexcept { munmap(base, size_bytes); }
+void ReleaseArena::operator()(std::byte* base) const noexcept {
+  std::uint64_t total = 0;
+  for (const auto& [begin, end] : written) total += end - begin;
+  if (total > kMostSpare) {
+    munmap(base, size_bytes);
+    return;
+  }
+  for (const auto& [begin, end] : written) std::memset(base + begin, 0, end - begin);
+  size_of_spare(base) = size_bytes;
+  if (std::byte* const before = g_spare.exchange(base)) munmap(before, size_of_spare(before));
+}
 
 std::string copy_recording(int fd, const std::string& what, RecordingParts parts, RecordingCopy& copy) {
   return Copier(fd, copy).copy_all(parts, what);

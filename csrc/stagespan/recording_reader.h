@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "arena.h"
@@ -19,8 +20,10 @@ struct SegmentCopy : SegmentFields {
   std::uint64_t number = 0;
 };
 
-struct UnmapArena {
+/// Leaves the memory of a copy to the next one, because new pages cost more than what is copied to them.
+struct ReleaseArena {
   std::uint64_t size_bytes = 0;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> written;  // the begin and end of what is not zero
   void operator()(std::byte* base) const noexcept;
 };
 
@@ -33,7 +36,7 @@ struct UnmapArena {
 // that it was still there afterwards. With only two copies, a record whose number was stored during the copy could be
 // half an older one.
 struct RecordingCopy {
-  std::unique_ptr<std::byte, UnmapArena> memory;
+  std::unique_ptr<std::byte, ReleaseArena> memory;
   ArenaView arena;
   ProcessInfo info{};
   std::vector<std::string> names;                           // by stage
