@@ -30,6 +30,7 @@
 #include "stagespan/reader.h"
 #include "stagespan/recorder.h"
 #include "stagespan/recording_reader.h"
+#include "stagespan/ring_watch.h"
 #include "stagespan/segment_row.h"
 #include "stagespan/snapshot.h"
 #include "stagespan/span_row.h"
@@ -651,6 +652,16 @@ py::list threads_of(const Recording& recording) {
   return result;
 }
 
+// `of` are the files of recordings, what recording_heads() has returned of each, and the size of its rings.
+bool wait_for_recordings(int signal_fd, double seconds,
+                         const std::vector<std::tuple<int, std::vector<std::uint64_t>, std::uint64_t>>& of,
+                         const std::vector<std::string>& folders) {
+  std::vector<ReadRings> recordings;
+  for (const auto& [fd, heads, ring_spans] : of) recordings.push_back({fd, heads, ring_spans});
+  const py::gil_scoped_release unlocked;
+  return wait_for_rings(signal_fd, seconds, recordings, folders);
+}
+
 // --- asking its process -----------------------------------------------------------------------------------
 
 [[noreturn]] void throw_errno() {
@@ -737,6 +748,8 @@ void define_recording(py::module_& module) {
       .def("threads", threads_of)
       .def("lost", lost_of);
   module.def("recording_heads", recording_heads, py::arg("fd"));
+  module.def("recording_wait", wait_for_recordings, py::arg("signal_fd"), py::arg("seconds"), py::arg("recordings"),
+             py::arg("folders"));
   module.def(
       "recording_marks",
       [](int fd) {

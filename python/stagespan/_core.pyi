@@ -1120,6 +1120,17 @@ def recording_heads(fd: int) -> list[int]:
     """Return how many spans each thread has recorded, without reading the rest of an open file.
     Empty if the file is not a recording that can be read."""
 
+def recording_wait(
+    signal_fd: int,
+    seconds: float,
+    recordings: Sequence[tuple[int, Sequence[int], int]],
+    folders: Sequence[str],
+) -> bool:
+    """Wait until a ring has to be read, and return whether that is so. ``recordings`` are open
+    files, with the latest result of `recording_heads` and the size of a ring. The wait also ends
+    after ``seconds``, if ``signal_fd`` can be read, and soon if there are other files in a folder.
+    """
+
 def recording_marks(fd: int) -> bytes:
     """Return bytes that change whenever something is recorded in an open file, or a span opens.
     Empty if the file is not a recording that can be read."""

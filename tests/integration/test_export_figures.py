@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import bisect
 import math
+import os
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -224,13 +227,37 @@ def test_a_process_that_fills_half_of_its_ring_is_read_at_once(folder: Path) -> 
     tell(process, 1)
     (path,) = folder.glob("*.stagespan")
     totals = Totals(Pending(Rules()))
-    with path.open("rb") as file:
+    reader, writer = os.pipe()
+    with path.open("rb") as file, open(reader, "rb"), open(writer, "wb"):
         of_process = ReadProcess(Recording(str(path), everything=False), file.fileno())
+
+        def is_due(longest_s: float = 0) -> bool:
+            return _core.recording_wait(reader, longest_s, [of_process.rings], [])
+
         for spans, is_filling in ((2000, False), (2100, True), (100, False)):
             totals.update(of_process, of_process.read(spans=True))
-            assert not of_process.is_filling()
+            assert not is_due()
             tell(process, spans)
-            assert of_process.is_filling() == is_filling
+            assert is_due() == is_filling
+        # THEN it is also read if that happens while it is waited for, and a signal ends the wait
+        waiting = threading.Thread(target=tell, args=(process, 3500))
+        waiting.start()
+        assert is_due(600)
+        waiting.join()
+        totals.update(of_process, of_process.read(spans=True))
+        os.write(writer, b".")
+        assert not is_due(600)
+
+
+def test_a_new_recording_ends_the_wait_for_others(folder: Path) -> None:
+    first = started(EXPORTED, "numbers_of_requests")
+    tell(first, 1)
+    reader, writer = os.pipe()
+    with open(reader, "rb"), open(writer, "wb"), ThreadPoolExecutor() as executor:
+        waiting = executor.submit(_core.recording_wait, reader, 60, [], [str(folder)])
+        until(lambda: waiting.running())
+        tell(started(EXPORTED, "numbers_of_requests"), 1)
+        assert not waiting.result(30)
 
 
 def test_parts_wait_for_a_request_that_goes_on_for_long(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,6 @@ _LOGGER = logging.getLogger("stagespan")
 _FROM_ENVIRONMENT = "environment"
 """The value of --otlp without a URL."""
 _LEAST_PAUSE_S = 0.5
-_LOOK_S = 0.05
-"""Between two looks at how much processes record, whose pace may have changed."""
 _LONGEST_PAUSE_S = 1.0
 """While requests are sent or kept. A recording has room for those of a second or two only."""
 
@@ -256,14 +253,15 @@ def command(
                     told.add(type(error))
                     _LOGGER.warning("A reading has failed (%r): the next one follows.", error)
 
-        pause_s = _LEAST_PAUSE_S
-        longest_s = _LONGEST_PAUSE_S if awaited else math.inf
-        while not _is_over_after(pause_s, ending, node if awaited else None):
+        pause_s = 0.0 if awaited else _LEAST_PAUSE_S
+        while not ending.wait(pause_s):
             began_s = time.process_time()
             step()
             # Reading figures takes at most a twentieth of a core.
             pause_s = max(_LEAST_PAUSE_S, 20 * (time.process_time() - began_s))
-            pause_s = min(pause_s, longest_s, node.longest_pause_s())
+            if awaited:
+                node.wait(ending.reader, _LONGEST_PAUSE_S)
+                pause_s = 0.0
         ending.allow_work()
         if keeper is not None:  # before a last reading, which can take all of the time
             keeper.write()
@@ -274,18 +272,6 @@ def command(
             keeper.close(ending.left_s())
         node.close()
         ending.end()
-
-
-def _is_over_after(pause_s: float, ending: Ending, node: Node | None) -> bool:
-    """Wait, but no longer than until a process records so fast that ``node`` has to read it.
-
-    Returns whether a signal has come.
-    """
-    until_s = time.monotonic() + pause_s
-    while not ending.wait(max(min(_LOOK_S, until_s - time.monotonic()), 0)):
-        if time.monotonic() >= until_s or (node is not None and node.is_filling()):
-            return False
-    return True
 
 
 def _hand_over(

@@ -39,7 +39,7 @@ class Ending:
         # A handler that takes a lock could run while its thread has it. `signal.sigtimedwait`
         # returns a signal that has not come if it was interrupted for longer than its timeout, as
         # by SIGSTOP.
-        self._reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # readable after a signal
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
@@ -48,7 +48,7 @@ class Ending:
 
     def wait(self, seconds: float) -> bool:
         """Wait, and return whether a signal has come."""
-        return bool(select.select([self._reader], [], [], seconds)[0])
+        return bool(select.select([self.reader], [], [], seconds)[0])
 
     def is_over(self) -> bool:
         """Whether nothing more should be begun."""
@@ -65,7 +65,7 @@ class Ending:
         """
         saved, self._saving = os.pipe2(os.O_CLOEXEC)
         _core.termination_end_after(saved, int(1000 * _LONGEST_S))
-        _core.termination_end_after(self._reader, int(1000 * _LONGEST_UNSAVED_S))
+        _core.termination_end_after(self.reader, int(1000 * _LONGEST_UNSAVED_S))
         threading.Thread(target=self._save, args=(save,), daemon=True).start()
 
     def _save(self, save: Callable[[float], object]) -> None:

@@ -37,8 +37,10 @@ from stagespan.export.otlp_sending import (
     is_disabled,
 )
 from stagespan.export.otlp_spans import (
-    SPANS_OF_A_CALL,
+    BYTES_OF_A_CALL,
+    BYTES_OF_QUEUE,
     encoded,
+    number_of_bytes,
     number_of_spans,
     with_own,
 )
@@ -226,8 +228,10 @@ class Otlp:
             lambda exporter, batch: deliver(
                 exporter.export, batch, self._of_traces, number_of_spans
             ),
-            SPANS_OF_A_CALL,
+            BYTES_OF_A_CALL,
             size=number_of_spans,
+            weight=number_of_bytes,
+            most=BYTES_OF_QUEUE,
         )
         try:
             self._metrics = Sender(

@@ -249,21 +249,34 @@ def _session() -> Any:
     from requests.utils import get_auth_from_url, get_netrc_auth
 
     class Session(requests.Session):  # type: ignore[misc, unused-ignore]
+        # What the environment says of an address is looked up once, and a request is the same as
+        # the one before but for its body.
         auth: Any
+        prepared: tuple[Any, Any] = None, None
+        merged: tuple[Any, Any] = None, None
 
         def prepare_request(self, request: Any) -> Any:
-            if self.auth is None:  # otherwise ~/.netrc is searched again for each request
+            if self.auth is None:
                 of_url = get_auth_from_url(request.url)
                 known = get_netrc_auth(request.url) or (of_url if any(of_url) else None)
                 self.auth = known or _unchanged
-            return super().prepare_request(request)
+            of = request.url, request.headers
+            if self.prepared[0] != of or self.cookies or self.auth is not _unchanged:
+                self.prepared = of, super().prepare_request(request)
+                return self.prepared[1]
+            prepared = self.prepared[1].copy()
+            prepared.prepare_body(request.data, None)
+            return prepared
 
         def merge_environment_settings(
             self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
         ) -> Any:
             # Otherwise REQUESTS_CA_BUNDLE is preferred to OTEL_EXPORTER_OTLP_CERTIFICATE.
             verify = self.verify if verify is None else verify
-            return super().merge_environment_settings(url, proxies, stream, verify, cert)
+            of = url, proxies, stream, verify, cert
+            if self.merged[0] != of:
+                self.merged = of, super().merge_environment_settings(*of)
+            return dict(self.merged[1])
 
     return Session()
 
@@ -428,14 +441,18 @@ class Sender:
         batch: int = _BATCH_ITEMS,
         longest_call_s: float = _LONGEST_CALL_S,
         size: Callable[[Any], int] = _one,
+        weight: Callable[[Any], int] = _one,
+        most: int = _MOST_ITEMS,
     ) -> None:
-        """``export`` takes what ``make`` returns, and at most ``batch`` items.
+        """``export`` takes what ``make`` returns, and items whose weight is at most ``batch``.
 
         It returns how many of them were not delivered. A call that takes longer than
-        ``longest_call_s`` is given up. An item counts as ``size`` says, which is at most ``batch``.
+        ``longest_call_s`` is given up. An item counts as ``size`` says if it is lost, and those in
+        the queue weigh at most ``most``.
         """
-        self._make, self._export, self._batch, self._size = make, export, batch, size
-        self._waiting = 0  # the size of the items in the queue
+        self._make, self._export, self._size = make, export, size
+        self._batch, self._weight, self._most = batch, weight, most
+        self._waiting = 0  # the weight of the items in the queue
         self._exporter = make()
         self._items: deque[tuple[Any, Callable[[], object] | None]] = deque()
         self._changed = threading.Condition()
@@ -458,11 +475,11 @@ class Sender:
         with self._changed:
             last = None
             for item in items:
-                size = self._size(item)
-                if self._waiting + size > _MOST_ITEMS:
-                    self.lost["otlp_queue"] += size
+                weight = self._weight(item)
+                if self._waiting + weight > self._most:
+                    self.lost["otlp_queue"] += self._size(item)
                     continue
-                self._waiting += size
+                self._waiting += weight
                 last = item, None
                 self._items.append(last)
             if last is not None:
@@ -479,13 +496,13 @@ class Sender:
                 if not self._items:
                     return
                 batch = [self._items.popleft()]
-                size = self._size(batch[0][0])
+                weight = self._weight(batch[0][0])
                 while self._items:
-                    size += self._size(self._items[0][0])
-                    if size > self._batch:
+                    weight += self._weight(self._items[0][0])
+                    if weight > self._batch:
                         break
                     batch.append(self._items.popleft())
-                self._waiting -= sum(self._size(item) for item, _ in batch)
+                self._waiting -= sum(self._weight(item) for item, _ in batch)
             self._call([item for item, _ in batch])
             for _, done in batch:
                 if done is not None:
@@ -538,6 +555,6 @@ class Sender:
             self._changed.notify()
         self._thread.join(max(end - time.monotonic(), 0))
         with self._changed:
-            self.lost["otlp_end"] += self._waiting
+            self.lost["otlp_end"] += sum(self._size(item) for item, _ in self._items)
             self._items.clear()
             self._waiting = 0

@@ -24,9 +24,11 @@ except ImportError as error:
 
 _HALF = (1 << 64) - 1
 _SCOPE = "stagespan"
-SPANS_OF_A_CALL = 2048
-"""About the most spans that a collector is sent at once. One message has at most 512, and about
-256 KiB."""
+BYTES_OF_A_CALL = 2 << 20
+"""About the most that a collector is sent at once. By gRPC, collectors take 4 MiB, unless they are
+told otherwise. One message has at most 512 spans, and about 256 KiB."""
+BYTES_OF_QUEUE = 32 << 20
+"""The most that waits to be sent: some 100,000 spans."""
 
 # The numbers of OTLP.
 _INTERNAL = 1
@@ -54,6 +56,11 @@ class Encoded(NamedTuple):
 def number_of_spans(message: EncodedSpans) -> int:
     """Return how many spans are in a message."""
     return message.spans
+
+
+def number_of_bytes(message: EncodedSpans) -> int:
+    """Return how many bytes a message has."""
+    return len(message.data)
 
 
 # --- resources ------------------------------------------------------------------------------------

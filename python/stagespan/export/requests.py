@@ -209,12 +209,12 @@ class Taker:
         if not len(rows):
             return None
         rows = rows[rows["number"].argsort(kind="stable")]
-        returned = numpy.array([key for key in copy.segment_keys if key < 0], "i8")
+        keys = copy.segment_ends()["key"]
         of_numbers = self._batches_of(copy)
         numbers = rows["number"].tolist() if of_numbers else ()
         parts = Parts(
             *(resource, rows, self._spans_of(copy, numpy.ascontiguousarray(rows["number"]))),
-            *(copy.segment_rows(returned), details),
+            *(copy.segment_rows(keys[keys < 0]), details),
             batches={at: of_numbers[n] for at, n in enumerate(numbers) if n in of_numbers},
             complete_ns=copy.complete_ns if self._complete_ns is None else self._complete_ns,
             clock=copy.clock,
@@ -285,13 +285,12 @@ class Taker:
             self._complete_ns = max(self._complete_ns or 0, int(dropped["end_ns"].max()))
             self.missed["spans_unread"] += len(dropped)
         # A thread of whose spans none was there before may have overwritten some in between.
-        is_known = are_in(spans["id"], before["id"])
-        _, of_thread, counts = numpy.unique(
-            spans["thread"], return_inverse=True, return_counts=True
-        )
-        known = numpy.bincount(of_thread, is_known, len(counts))
-        if (known[counts + 1 >= copy.ring_spans] == 0).any():
-            self._complete_ns = max(self._complete_ns or 0, copy.complete_ns)
+        threads = spans["thread"].astype("u8")
+        strange = threads[~are_in(threads, threads[are_in(spans["id"], before["id"])])]
+        if len(strange) + 1 >= copy.ring_spans:
+            _, counts = numpy.unique(strange, return_counts=True)
+            if (counts + 1 >= copy.ring_spans).any():
+                self._complete_ns = max(self._complete_ns or 0, copy.complete_ns)
         return len(gone)
 
     def _still_untaken(self, rows: NDArray[np.void]) -> NDArray[np.void]:

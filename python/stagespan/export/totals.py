@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
-import operator
 import os
 import threading
 import time
@@ -45,6 +43,8 @@ MOST_UNITS = 100
 MOST_PIPELINES = 200
 _MOST_GROUPS = 256
 _SHORTEST_PAUSE_S = 0.005
+_ENOUGH_S = 0.3
+"""Until a ring is full, for a reading that is late."""
 _BEGIN_HERE = [_core.ORIGINS.index(origin) for origin in ("root", "remote")]
 """The origins of requests that begin in a process (`began_here`)."""
 
@@ -188,14 +188,10 @@ class ReadProcess:
             if handle != self.handle:
                 os.close(handle)
 
-    def is_filling(self) -> bool:
-        """Whether a thread has recorded half of its ring since the latest reading."""
-        if self.handle < 0 or self.has_ended:
-            return False
-        heads = _core.recording_heads(self.handle)
-        before = itertools.chain(self._heads, itertools.repeat(0))
-        most = max(map(operator.sub, heads, before), default=0)
-        return 2 * most > self.latest.ring_spans
+    @property
+    def rings(self) -> tuple[int, list[int], int]:
+        """Its open file, and the spans of each ring up to the latest reading, and at most."""
+        return self.handle, self._heads, self.latest.ring_spans
 
     def accept(self, copy: Recording) -> None:
         """Take what `read` has returned as the latest copy."""
@@ -241,7 +237,8 @@ def _pause_s(before: Recording | None, copy: Recording, new: int) -> float:
     """Return the most seconds until the next reading, from the rates since ``before``.
 
     Without one they are those since the process began. It is half of what the fastest thread needs
-    to fill its ring, or the requests to fill their table, of which there are ``new`` ones.
+    to fill its ring, or the requests to fill their table, of which there are ``new`` ones; or up to
+    three quarters, if it leaves `_ENOUGH_S`.
     """
     if copy.read_ns is None:
         return math.inf
@@ -251,7 +248,8 @@ def _pause_s(before: Recording | None, copy: Recording, new: int) -> float:
     part = max(fastest / copy.ring_spans, new / copy.most_segments)
     if part <= 0:
         return math.inf
-    return max((copy.read_ns - since_ns) / part / 2e9, _SHORTEST_PAUSE_S)
+    full_s = (copy.read_ns - since_ns) / part / 1e9
+    return max(full_s / 2, min(full_s - _ENOUGH_S, full_s * 3 / 4), _SHORTEST_PAUSE_S)
 
 
 def _latest(
@@ -577,11 +575,6 @@ class Exported:
             live = [one for one in self._processes.values() if not one.has_ended]
             ends_s = (one.read_at_s + one.longest_pause_s for one in live)
             return max(min(ends_s, default=math.inf) - time.monotonic(), _SHORTEST_PAUSE_S)
-
-    def is_filling(self) -> bool:
-        """Whether a process records so much that it has to be read now."""
-        with self._lock:
-            return any(one.is_filling() for one in self._processes.values())
 
     def exemplars(self) -> Exemplars:
         """Return the latest request of each bucket."""
