@@ -44,3 +44,15 @@ def test_a_signal_handler_may_import_another_package_meanwhile() -> None:
     assert lazy("loads") is package["loads"]
     with pytest.raises(AttributeError, match="has no attribute 'dumps'"):
         lazy("dumps")
+
+
+def test_a_name_can_have_another_one_in_the_package() -> None:
+    # GIVEN a package that has a function by another name
+    package = package_named("package")
+    with OnFirstUse(package) as lazy:
+        exec("from json import loads as read, dumps", package)
+    assert ([*lazy], "read" in package) == (["read", "dumps"], False)
+    # THEN it is found by this name alone
+    assert lazy("read")("[1]") == [1]
+    with pytest.raises(AttributeError, match="has no attribute 'loads'"):
+        lazy("loads")

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan.errors import StagespanError
 from stagespan.process import forks
@@ -63,6 +63,13 @@ def load(name: str) -> Any:
         _loading.pop(token, None)
 
 
+class _Noted(NamedTuple):
+    """A name that a module has, in the place of its value."""
+
+    module: str
+    name: str
+
+
 class OnFirstUse:
     """The names of a package that are imported when they are first used.
 
@@ -82,7 +89,7 @@ class OnFirstUse:
 
     def __init__(self, package: dict[str, Any]) -> None:
         self._package = package
-        self._modules: dict[str, str] = {}
+        self._noted: dict[str, _Noted] = {}
 
     def __enter__(self) -> OnFirstUse:
         self._replacing.acquire()
@@ -93,8 +100,11 @@ class OnFirstUse:
     def __exit__(self, *error: object) -> None:
         builtins.__import__ = self._import
         self._replacing.release()
-        for name in self._modules:
-            self._package.pop(name, None)
+        self._noted = {
+            name: value for name, value in [*self._package.items()] if isinstance(value, _Noted)
+        }
+        for name in self._noted:
+            del self._package[name]
 
     def _note(
         self,
@@ -106,19 +116,18 @@ class OnFirstUse:
     ) -> Any:
         if globals is not self._package:  # an import of another thread, for example
             return self._import(name, globals, locals, fromlist or (), level)
-        names = dict.fromkeys(fromlist or (), name)
-        self._modules |= names
-        return SimpleNamespace(**names)
+        return SimpleNamespace(**{each: _Noted(name, each) for each in fromlist or ()})
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
+        return iter(self._noted)
 
     def __call__(self, name: str) -> object:
         """Import a name, and keep it in the package. Raises AttributeError for an unknown one."""
-        if name not in self._modules:
+        if name not in self._noted:
             package = self._package["__name__"]
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = self._package[name] = getattr(load(self._modules[name]), name)
+        noted = self._noted[name]
+        value = self._package[name] = getattr(load(noted.module), noted.name)
         return value
 
 

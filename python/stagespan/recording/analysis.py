@@ -21,14 +21,6 @@ from stagespan.trace.read.columns import Codebook, absent, without_events
 from stagespan.trace.read.model import MISSING, Events, Trace
 
 
-def is_recording(path: Path) -> bool:
-    """Whether a path is a recording's file, or the id of a process and not a file or folder."""
-    text = str(path)
-    return path.suffix == RECORDING_SUFFIX or (
-        text.isascii() and text.isdigit() and not path.exists()
-    )
-
-
 def trace_of(recording: Recording, path: str) -> Trace:
     """Return the slices of a recording as the trace that ``stagespan dump`` writes of it.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from stagespan.errors import StagespanError
-from stagespan.recording.analysis import analyze_recording, analyze_recordings, is_recording
-from stagespan.report import analysis as reports
-from stagespan.report import reader
+from stagespan.process.files import RECORDING_SUFFIX
+from stagespan.report.reader import looks_like_report
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.paths import analyze_path
 from stagespan.trace.read.remote import local_path
@@ -63,12 +63,33 @@ def analyze(
         return analyze_path(local, local_path(against), jobs)
     if captures or device is not None:
         return analyze_path(local, captures=[local_path(each) for each in captures], device=device)
-    if is_recording(local):
-        return analyze_recording(local)
-    if local.is_file() and reader.looks_like_report(local):
-        return reports.analyze_report(local)
-    without_traces = reports.reports_without_traces(local)
-    if without_traces:
-        return reports.analyze_reports(local, without_traces)
-    of_ranks = analyze_recordings(local)
-    return analyze_path(local, None, jobs, cluster, progress) if of_ranks is None else of_ranks
+    result = _of_own_files(local)
+    return analyze_path(local, None, jobs, cluster, progress) if result is None else result
+
+
+def _of_own_files(path: Path) -> Analysis | None:
+    """Analyse a recording, a timing report or a folder of either; None if a path is not one."""
+    # What a trace does not need is imported here.
+    if _is_recording(path):
+        from stagespan.recording.analysis import analyze_recording
+
+        return analyze_recording(path)
+    if path.is_file() and looks_like_report(path):
+        from stagespan.report.analysis import analyze_report
+
+        return analyze_report(path)
+    if not path.is_dir():
+        return None
+    from stagespan.recording.analysis import analyze_recordings
+    from stagespan.report.analysis import analyze_reports, reports_without_traces
+
+    without_traces = reports_without_traces(path)
+    return analyze_reports(path, without_traces) if without_traces else analyze_recordings(path)
+
+
+def _is_recording(path: Path) -> bool:
+    """Whether a path is a recording's file, or the id of a process and not a file or folder."""
+    text = str(path)
+    return path.suffix == RECORDING_SUFFIX or (
+        text.isascii() and text.isdigit() and not path.exists()
+    )

@@ -257,7 +257,7 @@ def _kinds(trace: Trace, name: NDArray[np.int64], operator: NDArray[np.int64]) -
     Convolutions are computed by matrix products, too, and mixtures of experts by work of all kinds.
     """
     table = np.full(len(trace.names) + 1, KIND_OF_CODE.index(OTHER), dtype=np.int64)
-    for code in np.union1d(name, operator).tolist():
+    for code in values_of(np.concatenate((name, operator))).tolist():
         if code >= 0:
             table[code] = KIND_OF_CODE.index(kind_of(trace.names[code]))
     kind, around = table[name], table[operator]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from difflib import SequenceMatcher
 from functools import cached_property
 
 import msgspec
@@ -392,6 +391,8 @@ class _Search:
             calls[:common] = tape.calls[:common]
             return calls
         if len(code) * len(tape.code) <= _MOST_PAIRS:
+            from difflib import SequenceMatcher  # few traces need it
+
             matcher = SequenceMatcher(None, code.tolist(), tape.code.tolist(), autojunk=False)
             for at, other, length in matcher.get_matching_blocks():
                 calls[at : at + length] = tape.calls[other : other + length]

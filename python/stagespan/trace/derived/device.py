@@ -295,10 +295,10 @@ def streams(trace: Trace, rows: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
     """Device and stream of each of `rows`; process and thread if the arguments lack them."""
     events = trace.events
     device, stream = events.device[rows], events.stream[rows]
-    return (
-        np.where(device == MISSING, events.pid[rows], device),
-        np.where(stream == MISSING, events.tid[rows], stream),
-    )
+    for column, otherwise in ((device, events.pid), (stream, events.tid)):
+        lacks = np.flatnonzero(column == MISSING)
+        column[lacks] = otherwise[rows[lacks]]
+    return device, stream
 
 
 @once
@@ -337,7 +337,7 @@ def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:
     beside = works_there & np.isin(events.pid, values_of(events.pid[rows]))
     categories = [c for c in values_of(events.category[rows]).tolist() if trace.categories[c]]
     beside &= np.isin(events.category, categories)
-    rows = np.union1d(rows, np.flatnonzero(beside))
+    rows = values_of(np.concatenate((rows, np.flatnonzero(beside))))
     names, of = numbered(events.name[rows])
     copies = np.array([_COPIES.search(trace.names[code]) is not None for code in names], np.bool_)
     marks = [_STREAM_EVENTS.search(trace.names[code]) is not None for code in names]

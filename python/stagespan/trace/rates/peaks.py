@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +245,7 @@ def _whole(value: object) -> int | None:
 
 @cache
 def _known_rows() -> tuple[_Row, ...]:
-    file = resources.files("stagespan.trace.rates") / "devices.csv"
+    file = Path(__file__).with_name("devices.csv")
     return _rows(file.read_text(encoding="utf-8"), "devices.csv")
 
 

@@ -7,7 +7,6 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,6 +93,8 @@ class ByteStream:
 
 def _one_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the pieces. Another thread creates the next one while a piece is in use."""
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="stagespan-gunzip") as thread:
         try:
             coming = thread.submit(next, pieces, None)

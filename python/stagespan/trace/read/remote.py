@@ -8,17 +8,19 @@ import importlib
 import os
 import shutil
 import stat
-import tarfile
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stagespan.errors import TraceError
 from stagespan.process.messages import message_of
 from stagespan.process.urls import file_system, is_url
+
+if TYPE_CHECKING:
+    from tarfile import TarFile
 
 _LEAST_LIMIT_BYTES = 512 << 20
 _MOST_RATIO = 50
@@ -87,6 +89,8 @@ def _fetched(url: str) -> Path:
 
 
 def _unpacked(path: Path, unpack: Callable[[Path, Path], None]) -> Path:
+    import tarfile
+
     folder = _temporary()
     target = folder / path.name.partition(".")[0]
     target.mkdir()
@@ -153,8 +157,10 @@ class _Limited:
 
 
 @contextlib.contextmanager
-def _opened_tar(path: Path) -> Iterator[tarfile.TarFile | None]:
+def _opened_tar(path: Path) -> Iterator[TarFile | None]:
     """Open an archive of tar with any compression; None if the file is not one."""
+    import tarfile
+
     for name in ("io", "gzip", "bz2", "lzma", "compression.zstd"):
         with contextlib.ExitStack() as closing:
             try:

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from properties import examples
-from stagespan.trace.read.groups import RowGroup, distinct, grouped, numbered, pairs, values_of
+from stagespan.trace.read.groups import (
+    RowGroup,
+    distinct,
+    grouped,
+    numbered,
+    pairs,
+    quantile,
+    values_of,
+)
 
 # Near and far apart: the former are looked up in a table, few of the latter in a hash table.
 _VALUES = st.integers(-3, 3) | st.integers(-(2**40), 2**40) | st.sampled_from([-(2**63), 2**63 - 1])
@@ -31,6 +39,23 @@ def test_many_values_that_are_far_apart() -> None:
     found, index = pairs(column, -column)
     assert found.tolist() == [[value, -value] for value in values.tolist()]
     assert np.array_equal(found[index], np.stack((column, -column), axis=1))
+
+
+@given(st.lists(st.integers(-2_000, 2_000), min_size=1, max_size=60), st.integers(1, 10**8))
+def test_values_of_any_distance(numbers: list[int], distance: int) -> None:
+    column = np.array(numbers, dtype=np.int64) * distance
+    values, index = numbered(column)
+    assert values.tolist() == sorted(set(column.tolist())) == values_of(column).tolist()
+    assert np.array_equal(values[index], column)
+
+
+@given(
+    st.lists(st.integers(0, 2**40), min_size=1, max_size=12),
+    st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]) | st.floats(0, 1),
+)
+def test_quantiles_are_those_of_numpy(numbers: list[int], share: float) -> None:
+    figures = np.array(numbers, dtype=np.int64)
+    assert quantile(figures, share) == np.quantile(figures, share)
 
 
 def test_pairs_of_narrow_columns() -> None:
