@@ -1,6 +1,7 @@
 // trace_passes.cpp: gives the passes of csrc/trace columns of numpy, to read and to fill, without copies.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "trace/distinct.h"
 #include "trace/division.h"
 #include "trace/nesting.h"
+#include "trace/paths.h"
 #include "trace/places.h"
 #include "trace/schedule.h"
 
@@ -54,6 +56,12 @@ void check(bool holds, const char* what) {
   if (!holds) throw py::value_error(what);
 }
 
+/// The bytes of numbers, or None if they were not found.
+py::object bytes_of(const std::vector<std::int64_t>& numbers, bool done) {
+  if (!done) return py::none();
+  return py::bytearray(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(numbers[0]));
+}
+
 void nest(const py::buffer& begin, const py::buffer& end, const py::buffer& thread, const py::buffer& parent,
           const py::buffer& longer, const py::buffer& own) {
   const Numbers begins(begin, false), ends(end, false), threads(thread, false);
@@ -63,6 +71,19 @@ void nest(const py::buffer& begin, const py::buffer& end, const py::buffer& thre
     check(size == count, "the arrays differ in length");
   const py::gil_scoped_release released;
   trace::nest({begins.data(), ends.data(), threads.data(), count}, parents.fill(), longers.fill(), owns.fill());
+}
+
+void begun_around(const py::buffer& begins, const py::buffer& asked, const py::buffer& around) {
+  const Mask begin(begins, false);
+  const Numbers places(asked, false);
+  Numbers filled(around, true);
+  check(places.size() == filled.size(), "the arrays differ in length");
+  check(std::is_sorted(places.data(), places.data() + places.size()), "the edges do not ascend");
+  const bool inside = places.size() == 0 || (places.data()[0] >= 0 && places.data()[places.size() - 1] <
+                                                                          static_cast<std::int64_t>(begin.size()));
+  check(inside, "an edge does not exist");
+  const py::gil_scoped_release released;
+  trace::begun_around(begin.data(), begin.size(), places.data(), places.size(), filled.fill());
 }
 
 void first_around(const py::buffer& parent, const py::buffer& chosen, const py::buffer& around) {
@@ -77,16 +98,34 @@ void first_around(const py::buffer& parent, const py::buffer& chosen, const py::
   trace::first_around(parents.data(), mask.data(), count, filled.fill());
 }
 
-/// Returns -1, without filling the arrays, if the begins do not ascend.
-std::int64_t merge(const py::buffer& begin, const py::buffer& end, const py::buffer& merged) {
+/// Returns the parent and the word of each node.
+py::tuple paths(const py::buffer& parent, const py::buffer& word, std::int64_t deepest, const py::buffer& node,
+                const py::buffer& folded) {
+  const Numbers parents(parent, false), words(word, false);
+  Numbers filled(node, true);
+  Mask too_deep(folded, true);
+  const std::size_t count = parents.size();
+  for (const std::size_t size : {words.size(), filled.size(), too_deep.size()})
+    check(size == count, "the arrays differ in length");
+  check(deepest > 0, "a path has at least one element");
+  for (std::size_t at = 0; at < count; ++at)
+    check(parents.data()[at] < static_cast<std::int64_t>(count), "an element has a parent that does not exist");
+  trace::PathNodes nodes;
+  {
+    const py::gil_scoped_release released;
+    nodes = trace::paths_of({parents.data(), words.data(), count, deepest}, filled.fill(), too_deep.fill());
+  }
+  return py::make_tuple(bytes_of(nodes.parent, true), bytes_of(nodes.word, true));
+}
+
+/// Unites intervals, and returns the number of the result.
+std::size_t merge(const py::buffer& begin, const py::buffer& end, const py::buffer& merged) {
   const Numbers begins(begin, false), ends(end, false);
   Numbers filled(merged, true);
   const std::size_t count = begins.size();
   check(ends.size() == count && filled.size() == 2 * count, "the arrays differ in length");
   const py::gil_scoped_release released;
-  const trace::IntervalTable intervals{begins.data(), ends.data(), count};
-  if (!trace::ascends(intervals)) return -1;
-  return static_cast<std::int64_t>(trace::merge(intervals, filled.fill(), filled.fill() + count));
+  return trace::merge({begins.data(), ends.data(), count}, filled.fill(), filled.fill() + count);
 }
 
 /// Unites two disjoint ascending sets, and returns the number of intervals.
@@ -170,12 +209,6 @@ void divide(const py::buffer& part, const py::buffer& request, const py::buffer&
   trace::divide({of, kind, depth, level, since, owner, begin, end, count},
                 {requests.data(), requests.data() + number, number},
                 {owners.fill(), outputs, outputs + number, outputs + 2 * number});
-}
-
-/// The bytes of numbers, or None if they were not found.
-py::object bytes_of(const std::vector<std::int64_t>& numbers, bool done) {
-  if (!done) return py::none();
-  return py::bytearray(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(numbers[0]));
 }
 
 template <class T>
@@ -278,7 +311,9 @@ std::size_t place_events(const py::buffer& process, const py::buffer& tid, const
 
 void define_trace_passes(py::module_& module) {
   module.def("trace_nest", &nest);
+  module.def("trace_begun_around", &begun_around);
   module.def("trace_first_around", &first_around);
+  module.def("trace_paths", &paths);
   module.def("trace_merge", &merge);
   module.def("trace_unite", &unite);
   module.def("trace_covered_until", &covered_until);

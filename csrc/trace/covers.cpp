@@ -1,7 +1,9 @@
-// covers.cpp: the union in one pass, and a search that begins where the previous one ended.
+// covers.cpp: the union in one pass over each part that ascends, and a search that begins where the previous one ended.
 #include "trace/covers.h"
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
 namespace stagespan::trace {
 
@@ -18,16 +20,86 @@ void add(const IntervalTable& intervals, std::size_t at, std::int64_t* begin, st
   }
 }
 
-}  // namespace
+/// A disjoint, ascending set that takes intervals which come near its end.
+struct Union {
+  std::vector<std::int64_t> begin, end;
 
-bool ascends(const IntervalTable& intervals) noexcept {
-  return std::is_sorted(intervals.begin, intervals.begin + intervals.count);
+  IntervalTable table() const noexcept { return {begin.data(), end.data(), begin.size()}; }
+
+  /// Adds an interval; false if it ends before the last of the set begins.
+  bool add(std::int64_t from, std::int64_t until) {
+    if (!begin.empty() && begin.back() > from && begin.back() > until) return false;
+    while (!begin.empty() && begin.back() > from) {
+      until = std::max(until, end.back());
+      begin.pop_back();
+      end.pop_back();
+    }
+    if (!begin.empty() && from <= end.back()) {
+      end.back() = std::max(end.back(), until);
+    } else {
+      begin.push_back(from);
+      end.push_back(until);
+    }
+    return true;
+  }
+};
+
+Union united(const Union& first, const Union& second) {
+  Union result;
+  result.begin.resize(first.begin.size() + second.begin.size());
+  result.end.resize(result.begin.size());
+  const std::size_t count = unite(first.table(), second.table(), result.begin.data(), result.end.data());
+  result.begin.resize(count);
+  result.end.resize(count);
+  return result;
 }
 
-std::size_t merge(const IntervalTable& intervals, std::int64_t* begin, std::int64_t* end) noexcept {
+// Adds an interval to the first set that takes it, beginning with the one that took the previous one.
+void add_to_one(std::vector<Union>* sets, std::size_t* latest, std::int64_t from, std::int64_t until) {
+  for (std::size_t turn = 0; turn < sets->size(); ++turn) {
+    const std::size_t at = (*latest + turn) % sets->size();
+    if ((*sets)[at].add(from, until)) {
+      *latest = at;
+      return;
+    }
+  }
+  *latest = sets->size();
+  sets->emplace_back().add(from, until);
+}
+
+// Events of many threads, which are sorted.
+Union of_sorted(const IntervalTable& intervals, std::size_t first) {
+  std::vector<std::size_t> order(intervals.count - first);
+  std::iota(order.begin(), order.end(), first);
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return intervals.begin[a] < intervals.begin[b]; });
+  Union result;
+  for (const std::size_t at : order) result.add(intervals.begin[at], intervals.end[at]);
+  return result;
+}
+
+}  // namespace
+
+std::size_t merge(const IntervalTable& intervals, std::int64_t* begin, std::int64_t* end) {
+  constexpr std::size_t most_sets = 32;
   std::size_t merged = 0;
-  for (std::size_t at = 0; at < intervals.count; ++at) add(intervals, at, begin, end, &merged);
-  return merged;
+  if (std::is_sorted(intervals.begin, intervals.begin + intervals.count)) {
+    for (std::size_t at = 0; at < intervals.count; ++at) add(intervals, at, begin, end, &merged);
+    return merged;
+  }
+  std::vector<Union> sets;
+  std::size_t latest = 0, at = 0;
+  for (; at < intervals.count && sets.size() < most_sets; ++at)
+    add_to_one(&sets, &latest, intervals.begin[at], intervals.end[at]);
+  if (at < intervals.count) sets.push_back(of_sorted(intervals, at));
+  while (sets.size() > 1) {
+    const std::size_t half = (sets.size() + 1) / 2;
+    for (std::size_t one = 0; one + half < sets.size(); ++one) sets[one] = united(sets[one], sets[one + half]);
+    sets.resize(half);
+  }
+  std::copy(sets[0].begin.begin(), sets[0].begin.end(), begin);
+  std::copy(sets[0].end.begin(), sets[0].end.end(), end);
+  return sets[0].begin.size();
 }
 
 std::size_t unite(const IntervalTable& first, const IntervalTable& second, std::int64_t* begin,

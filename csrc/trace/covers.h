@@ -13,12 +13,9 @@ struct IntervalTable {
   std::size_t count;
 };
 
-/// Whether the begins ascend.
-bool ascends(const IntervalTable& intervals) noexcept;
-
-/// Writes the union of intervals whose begins ascend, disjoint and ascending, and returns how many there are. Intervals
-/// that touch are joined.
-std::size_t merge(const IntervalTable& intervals, std::int64_t* begin, std::int64_t* end) noexcept;
+/// Writes the union of intervals, disjoint and ascending, and returns how many there are. Intervals that touch are
+/// joined. It takes linear time if the intervals ascend, or a few parts of them that alternate.
+std::size_t merge(const IntervalTable& intervals, std::int64_t* begin, std::int64_t* end);
 
 /// The same for the union of two such sets, each disjoint and ascending. There is room for all intervals of both.
 std::size_t unite(const IntervalTable& first, const IntervalTable& second, std::int64_t* begin,

@@ -1,4 +1,4 @@
-// distinct.cpp: a table of all values if they are close together, else a small hash table.
+// distinct.cpp: a bit for each possible value if they are close together, else a small hash table.
 #include "trace/distinct.h"
 
 #include <algorithm>
@@ -14,8 +14,40 @@ namespace {
 
 using Key = std::pair<std::int64_t, std::int64_t>;
 
-// A table has at most one entry for each element, or this many.
-constexpr std::uint64_t kSmallTable = 1024;
+// There are at most this many bits for each element, or so many in all.
+constexpr std::uint64_t kMostBits = 64, kFewBits = 1 << 16;
+
+/// Values in a range, as a bit for each possible one.
+class BitSet {
+ public:
+  explicit BitSet(std::size_t size) : words_((size + 63) / 64) {}
+
+  void add(std::size_t value) noexcept { words_[value / 64].bits |= std::uint64_t{1} << value % 64; }
+
+  /// Appends the values, ascending, to which `base` is added. `rank` can be used then.
+  void number(std::uint64_t base, std::vector<std::int64_t>* values) {
+    for (std::size_t at = 0; at < words_.size(); ++at) {
+      words_[at].before = static_cast<std::int64_t>(values->size());
+      for (std::uint64_t bits = words_[at].bits; bits != 0; bits &= bits - 1)
+        values->push_back(
+            static_cast<std::int64_t>(base + 64 * at + static_cast<std::uint64_t>(__builtin_ctzll(bits))));
+    }
+  }
+
+  /// How many values are lower than this one.
+  std::int64_t rank(std::size_t value) const noexcept {
+    const Word& word = words_[value / 64];
+    return word.before + __builtin_popcountll(word.bits & ((std::uint64_t{1} << value % 64) - 1));
+  }
+
+ private:
+  struct Word {
+    std::uint64_t bits = 0;
+    std::int64_t before = 0;
+  };
+
+  std::vector<Word> words_;
+};
 
 /// Few different keys, numbered in the order in which they come: the slots stay in the first-level cache.
 class FewKeys {
@@ -74,16 +106,12 @@ bool number(const T* column, std::size_t count, std::int64_t* index, std::vector
   const auto offset = [base](T value) {
     return static_cast<std::size_t>(static_cast<std::uint64_t>(std::int64_t{value}) - base);
   };
-  if (offset(high) < std::max<std::uint64_t>(count, kSmallTable)) {
-    std::vector<std::int64_t> table(offset(high) + 1);
-    for (std::size_t at = 0; at < count; ++at) table[offset(column[at])] = 1;
-    for (std::size_t at = 0; at < table.size(); ++at) {
-      if (table[at] == 0) continue;
-      table[at] = static_cast<std::int64_t>(values->size());
-      values->push_back(static_cast<std::int64_t>(base + at));
-    }
+  if (offset(high) < std::max<std::uint64_t>(kMostBits * count, kFewBits)) {
+    BitSet bits(offset(high) + 1);
+    for (std::size_t at = 0; at < count; ++at) bits.add(offset(column[at]));
+    bits.number(base, values);
     if (index != nullptr)
-      for (std::size_t at = 0; at < count; ++at) index[at] = table[offset(column[at])];
+      for (std::size_t at = 0; at < count; ++at) index[at] = bits.rank(offset(column[at]));
     return true;
   }
   FewKeys keys;

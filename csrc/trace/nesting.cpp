@@ -2,6 +2,7 @@
 #include "trace/nesting.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace stagespan::trace {
 
@@ -43,6 +44,20 @@ void nest(const Intervals& intervals, std::int64_t* parent, std::int64_t* longer
     top = static_cast<std::int64_t>(at);
   }
   finish();
+}
+
+void begun_around(const bool* is_begin, std::size_t count, const std::int64_t* asked, std::size_t number,
+                  std::int64_t* around) {
+  std::vector<std::int64_t> open;
+  std::size_t next = 0;
+  for (std::size_t at = 0; at < count && next < number; ++at) {
+    for (; next < number && asked[next] == static_cast<std::int64_t>(at); ++next)
+      around[next] = open.empty() ? -1 : open.back();
+    if (is_begin[at])
+      open.push_back(static_cast<std::int64_t>(at));
+    else if (!open.empty())
+      open.pop_back();
+  }
 }
 
 void first_around(const std::int64_t* parent, const bool* chosen, std::size_t count, std::int64_t* around) noexcept {

@@ -20,6 +20,11 @@ struct Intervals {
 /// `own`, its time while no later one of the thread is open: each moment belongs to the one that began last.
 void nest(const Intervals& intervals, std::int64_t* parent, std::int64_t* longer, std::int64_t* own) noexcept;
 
+/// For some begins of calls that nest, among all their begins and ends in the order of time: the begin of the call
+/// around each, or -1. `asked` ascends.
+void begun_around(const bool* is_begin, std::size_t count, const std::int64_t* asked, std::size_t number,
+                  std::int64_t* around);
+
 /// For each element of a forest, the first chosen one from itself up to its root, or -1. `parent` is an index or -1; in
 /// a cycle without a chosen element there is none.
 void first_around(const std::int64_t* parent, const bool* chosen, std::size_t count, std::int64_t* around) noexcept;

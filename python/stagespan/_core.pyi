@@ -1310,6 +1310,14 @@ def trace_nest(
     open. An interval ends after its start.
     """
 
+def trace_begun_around(
+    is_begin: NDArray[np.bool_], asked: NDArray[np.int64], around: NDArray[np.int64]
+) -> None:
+    """Find the begin of the call around some begins, or -1, all as edges in the order of time.
+
+    ``asked`` ascends. Raises ValueError if it does not, or if an edge does not exist.
+    """
+
 def trace_first_around(
     parent: NDArray[np.int64], chosen: NDArray[np.bool_], around: NDArray[np.int64]
 ) -> None:
@@ -1322,7 +1330,22 @@ def trace_first_around(
 def trace_merge(begin: NDArray[np.int64], end: NDArray[np.int64], merged: NDArray[np.int64]) -> int:
     """Write the union of intervals into the two rows of ``merged``, and return its length.
 
-    It is ascending and disjoint. Returns -1 if the begins do not ascend.
+    It is ascending and disjoint.
+    """
+
+def trace_paths(
+    parent: NDArray[np.int64],
+    word: NDArray[np.int64],
+    deepest: int,
+    node: NDArray[np.int64],
+    folded: NDArray[np.bool_],
+) -> tuple[bytearray, bytearray]:
+    """Find the nodes of a forest in which all elements with the same path of words are one.
+
+    Returns the parent of each node, or -1, and its last word, as int64: parents come first, and the
+    nodes of a level are sorted by both. ``node`` gets the node of each element, and ``folded``
+    whether its path has more than ``deepest`` elements. Raises ValueError if a parent does not
+    exist.
     """
 
 def trace_unite(

@@ -190,5 +190,8 @@ def _culprit(
 def largest(time_ns: Numbers, count: int) -> list[int]:
     """Return the numbers of the gaps with the most time, the longest first; at most `count`."""
     known = np.flatnonzero(time_ns)
+    if len(known) > count:
+        least = np.partition(time_ns[known], -count)[-count]
+        known = known[time_ns[known] >= least]
     result: list[int] = known[np.argsort(-time_ns[known], kind="stable")[:count]].tolist()
     return result

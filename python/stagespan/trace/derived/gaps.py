@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -403,7 +404,7 @@ LATENCY_NS = 50_000
 JUST_LAUNCHED_NS = 10_000
 
 
-class IdleParts(msgspec.Struct, frozen=True):
+class IdleParts(msgspec.Struct, frozen=True, dict=True):
     """The gaps' times by cause."""
 
     parts: NDArray[np.int64]
@@ -423,11 +424,19 @@ class IdleParts(msgspec.Struct, frozen=True):
     crosses_step: Mask
     """Whether a step ended between the launch before the gap and the launch after it."""
 
-    @property
-    def cause(self) -> NDArray[np.intp]:
-        """The cause of the largest part of each gap, as an index into NAMES."""
-        result: NDArray[np.intp] = self.parts.argmax(axis=1)
-        return result
+    @cached_property
+    def cause(self) -> NDArray[np.int8]:
+        """The cause of the largest part of each gap, as an index into NAMES; the first of several.
+
+        The parts must not change any more.
+        """
+        largest = self.parts[:, 0].copy()
+        cause = np.zeros(len(largest), dtype=np.int8)
+        for number in range(1, len(NAMES)):
+            time = self.parts[:, number]
+            cause[time > largest] = number
+            np.maximum(largest, time, out=largest)
+        return cause
 
 
 def split_idle(trace: Trace, gaps: Gaps, step_begins: Numbers) -> IdleParts:

@@ -6,10 +6,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan import _core
 from stagespan.pages.amounts import in_words
 from stagespan.pages.result import share
 from stagespan.trace.derived.device import device_work, launch_of
-from stagespan.trace.read.groups import counts_of
+from stagespan.trace.read.groups import counts_of, quantile, values_of
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -74,10 +75,12 @@ def stack_cost(trace: Trace) -> StackCost | None:
     if len(rows) == 0:
         return None
     calls = launch_of(trace, device_work(trace).rows)
+    tid = events.tid[rows]
     tids = events.tid[calls[calls >= 0]]
-    tids = tids[np.isin(tids, events.tid[rows])]
-    found, counts = counts_of(tids if len(tids) else events.tid[rows])
-    rows = rows[events.tid[rows] == found[np.argmax(counts)]]
+    tids = tids[np.isin(tids, values_of(tid))]
+    found, counts = counts_of(tids if len(tids) else tid)
+    rows = rows[tid == found[np.argmax(counts)]]
+    del tid
     at = np.concatenate((events.begin_ns[rows], events.end_ns[rows]))
     order = np.argsort(at, kind="stable")
     edges = at[order]
@@ -110,35 +113,19 @@ def _look_ups(
     begun[is_begin] = is_built_in[trace.events.name[rows[order[is_begin]]]]
     # From the end of a call to the start of the next one in the same function.
     follows = np.flatnonzero(begun[1:] & ~is_begin[:-1])
-    function = _open_before(is_begin, follows + 1)
+    function = np.empty(len(follows), dtype=np.int64)
+    _core.trace_begun_around(is_begin, follows + 1, function)
     calls = np.bincount(function + 1, minlength=1)
     ends = np.cumsum(calls)
     in_functions = follows[np.argsort(function, kind="stable")]
     calls[0] = 0  # that are in no function: left out
     for one in np.flatnonzero(calls >= _FEWEST_CALLS):
         parts = np.array_split(in_functions[ends[one - 1] : ends[one]], _PARTS_OF_FUNCTION)
-        first_ns, last_ns = (np.quantile(times[parts[at]], _QUANTILE) for at in (0, -1))
+        first_ns, last_ns = (quantile(times[parts[at]], _QUANTILE) for at in (0, -1))
         if last_ns < _LEAST_GROWTH * max(first_ns, 1.0):
             continue
-        least = np.array([np.quantile(times[part], _QUANTILE) for part in parts])
+        least = np.array([quantile(times[part], _QUANTILE) for part in parts])
         if (np.diff(least) > 0).all():
             for part, cost in zip(parts, least, strict=True):
                 costs[part + 1] = cost
     return costs
-
-
-def _open_before(is_begin: NDArray[np.bool_], asked: Rows) -> Rows:
-    """Return, for some starts in the order of time, the start of the call around them, or -1.
-
-    It is the latest begin before them at the depth of which they are one deeper.
-    """
-    step = np.where(is_begin, np.int8(1), np.int8(-1))
-    depth = np.cumsum(step, dtype=np.int32)
-    keys = np.flatnonzero(is_begin)
-    # Sorted by depth, and by time within a depth.
-    keys += depth[keys] * np.int64(len(is_begin))
-    keys.sort()
-    around = depth[asked].astype(np.int64) - 1
-    latest = keys[np.searchsorted(keys, around * len(is_begin) + asked) - 1]
-    result: Rows = np.where(around > 0, latest % len(is_begin), -1)
-    return result

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stagespan import _core
 from stagespan.trace.derived.threads import Axis, ThreadIndex, threads
-from stagespan.trace.read.groups import firsts_of, numbered, sums
+from stagespan.trace.read.groups import firsts_of, sums
 from stagespan.trace.read.intervals import Endpoints, Numbers, Rows, nested, outermost_first
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -268,33 +268,14 @@ class Paths:
         No path has more than `deepest` nodes, so that the memory is proportional to the number of
         intervals.
         """
-        self.node: Rows = np.full(len(word), -1, dtype=np.intp)
-        level = levels(parents_of)
-        self.folded: NDArray[np.bool_] = level >= deepest
+        self.node: Rows = np.empty(len(word), dtype=np.int64)
+        self.folded: NDArray[np.bool_] = np.empty(len(word), dtype=np.bool_)
         """The intervals that are too deep and belong to the last node around them."""
-        # 16-bit numbers are sorted fastest.
-        small = level.astype(np.int16) if level.max(initial=0) < 2**15 else level
-        order = np.argsort(small, kind="stable")
-        words = int(word.max(initial=0)) + 1
-        parents: list[Rows] = [np.empty(0, dtype=np.intp)]
-        named: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
-        count = begin = 0
-        for stop in np.cumsum(np.bincount(level)).tolist():
-            here = order[begin:stop]
-            holder = parents_of[here]
-            if len(parents) > deepest:
-                self.node[here] = self.node[holder]
-                begin = stop
-                continue
-            above = np.where(holder >= 0, self.node[holder], -1)
-            codes, of = numbered((above + 1) * words + word[here])
-            self.node[here] = count + of
-            parents.append((codes // words - 1).astype(np.intp))
-            named.append(codes % words)
-            count, begin = count + len(codes), stop
-        self.parent: Rows = np.concatenate(parents)
+        above, word = (np.ascontiguousarray(each, np.int64) for each in (parents_of, word))
+        parent, words = _core.trace_paths(above, word, deepest, self.node, self.folded)
+        self.parent: Rows = np.frombuffer(parent, dtype=np.int64)
         """The parent of each node, or -1."""
-        self.word: NDArray[np.int64] = np.concatenate(named)
+        self.word: NDArray[np.int64] = np.frombuffer(words, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.parent)

@@ -29,9 +29,6 @@ def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
     begin, end = (np.ascontiguousarray(each, np.int64) for each in (begin, end))
     union = np.empty((2, len(begin)), dtype=np.int64)
     count = _core.trace_merge(begin, end, union)
-    if count < 0:
-        order = np.argsort(begin, kind="stable")
-        count = _core.trace_merge(begin[order], end[order], union)
     # Copies, so that no more memory than needed is kept.
     return union[0, :count].copy(), union[1, :count].copy()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stagespan import _core
-from stagespan.trace.derived.trees import first_around
+from stagespan.trace.derived.trees import Paths, first_around
 from stagespan.trace.read.intervals import Cover, looked_up, merged, nested, used_codes
 
 
@@ -72,6 +72,85 @@ def test_the_union_of_intervals_in_any_order_is_the_same() -> None:
     for order in (slice(None), np.argsort(begin), [2, 0, 3, 1]):
         union = merged(begin[order], end[order])
         assert [each.tolist() for each in union] == [[1, 9], [7, 9]]
+
+
+def test_the_union_of_intervals_of_several_threads_in_turns() -> None:
+    source = random.Random(11)
+    for threads in (1, 3, 40, 200):
+        # GIVEN threads of which each has intervals that ascend, overlap or contain earlier ones
+        drawn = []
+        at = [0] * threads
+        for _ in range(600):
+            thread = source.randrange(threads)
+            at[thread] += source.randint(0, 4)
+            begin = 1_000 * thread + at[thread] - source.choice((0, 0, 0, 3))
+            drawn.append((begin, begin + source.randint(0, 5)))
+        begin, end = np.array(drawn, dtype=np.int64).T
+        order = np.argsort(begin, kind="stable")
+        # THEN their union is the same as if they were sorted
+        union, expected = merged(begin, end), merged(begin[order], end[order])
+        assert [each.tolist() for each in union] == [each.tolist() for each in expected]
+        assert (union[0][1:] > union[1][:-1]).all()
+
+
+def test_nodes_of_the_paths_of_words() -> None:
+    source = random.Random(12)
+    for _ in range(300):
+        # GIVEN forests whose parents are not always before their children
+        count, deepest = source.randint(0, 14), source.randint(1, 4)
+        points = list(range(count))
+        source.shuffle(points)
+        parent = np.full(count, -1, dtype=np.int64)
+        for at in range(1, count):
+            parent[points[at]] = points[source.randrange(at)] if source.random() < 0.8 else -1
+        word = integers(*(source.randint(0, 2) for _ in range(count)))
+        found = Paths(parent, word, deepest)
+        paths = [path_to(at, parent, word) for at in range(count)]
+        # THEN elements with the same first words have one node
+        kept = [path[:deepest] for path in paths]
+        nodes = sorted(set(kept), key=lambda path: (len(path), path))
+        assert len(found) == len(nodes)
+        assert [nodes[at] for at in found.node.tolist()] == kept
+        assert found.folded.tolist() == [len(path) > deepest for path in paths]
+        # THEN nodes have the node above them, which comes first
+        above = [nodes.index(path[:-1]) if len(path) > 1 else -1 for path in nodes]
+        assert found.parent.tolist() == above
+        assert found.word.tolist() == [path[-1] for path in nodes]
+
+
+def path_to(at: int, parent: np.ndarray, word: np.ndarray) -> tuple[int, ...]:
+    """The words from a root to an element."""
+    path: list[int] = []
+    while at >= 0:
+        path.append(int(word[at]))
+        at = int(parent[at])
+    return tuple(path[::-1])
+
+
+def test_elements_that_are_around_each_other_have_paths() -> None:
+    node, folded = np.empty(3, dtype=np.int64), np.empty(3, dtype=np.bool_)
+    _core.trace_paths(integers(1, 0, 1), integers(5, 6, 7), 9, node, folded)
+    assert len(set(node.tolist())) == 3
+
+
+def test_the_call_around_some_begins_of_nested_calls() -> None:
+    source = random.Random(13)
+    for _ in range(200):
+        # GIVEN the begins and ends of calls that nest, and the begins of all that are open
+        is_begin, open_, around, asked = [], [], [], []
+        for at in range(source.randint(0, 20)):
+            if open_ and source.random() < 0.5:
+                open_.pop()
+                is_begin.append(False)
+                continue
+            if source.random() < 0.5:
+                asked.append(at)
+                around.append(open_[-1] if open_ else -1)
+            open_.append(at)
+            is_begin.append(True)
+        found = np.empty(len(asked), dtype=np.int64)
+        _core.trace_begun_around(np.array(is_begin, dtype=np.bool_), integers(*asked), found)
+        assert found.tolist() == around
 
 
 def test_the_union_of_two_unions_is_that_of_all_their_intervals() -> None:
@@ -214,6 +293,13 @@ ONE, TWO, MASK = integers(0), integers(0, 0), np.array([False, True])
         (lambda: _core.trace_first_around(TWO, TWO, TWO), TypeError),
         (lambda: _core.trace_first_around(ONE, np.array([1], np.int8), ONE), TypeError),
         (lambda: _core.trace_first_around(integers(1), np.array([False]), ONE), ValueError),
+        (lambda: _core.trace_begun_around(MASK, TWO, ONE), ValueError),
+        (lambda: _core.trace_begun_around(MASK, integers(1, 0), TWO.copy()), ValueError),
+        (lambda: _core.trace_begun_around(MASK, integers(2), ONE.copy()), ValueError),
+        (lambda: _core.trace_begun_around(MASK, integers(-1), ONE.copy()), ValueError),
+        (lambda: _core.trace_paths(TWO, ONE, 1, TWO.copy(), MASK.copy()), ValueError),
+        (lambda: _core.trace_paths(TWO, TWO, 0, TWO.copy(), MASK.copy()), ValueError),
+        (lambda: _core.trace_paths(integers(2, 0), TWO, 1, TWO.copy(), MASK.copy()), ValueError),
         (lambda: _core.trace_merge(TWO, TWO, TWO), ValueError),
         (lambda: _core.trace_merge(TWO, ONE, TWO), ValueError),
         (lambda: _core.trace_unite(TWO, TWO, ONE, TWO, TWO), ValueError),
