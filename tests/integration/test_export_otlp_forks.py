@@ -155,7 +155,7 @@ def test_starting_twice_sends_once(folder: Path, tmp_path: Path) -> None:
             EXPORTED, "starting_twice", received.url, OTEL_EXPORTER_OTLP_ENDPOINT=received.url
         )
         _, errors = ended(process, 0, timeout_s=120)
-        assert ids(received) == {"r": 1, "again": 1}
+        assert ids(received) == {"r": 1, "again": 1, "failed": 1}
         assert errors.count("with other options: those of the first call hold") == 1
 
 

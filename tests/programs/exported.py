@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pathlib
 import random
@@ -411,9 +412,16 @@ def starting_twice() -> None:
     running.close()
     assert otlp.start(sys.argv[1]) is not running
     # AND with other options, a line says that those of the first call hold
-    otlp.start(sys.argv[1], one_in=10)
+    again = otlp.start(sys.argv[1], one_in=10)
     with stagespan.request("again"):
         pass
+    # AND if it was closed, they hold for what was not sent yet
+    again.close()
+    with stagespan.request("while nothing is sent"):
+        pass
+    otlp.start(sys.argv[1], one_in=0)
+    with contextlib.suppress(ValueError), stagespan.request("failed"):
+        raise ValueError
 
 
 def disabled_sdk() -> None:

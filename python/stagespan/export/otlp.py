@@ -356,13 +356,15 @@ class Running:
         buckets: AnyBuckets,
         before: Running | None = None,
     ) -> None:
-        """``before`` was closed and had the same options; what it has sent is not sent again."""
+        """``before`` had the same address and was closed; what it has sent is not sent again."""
         self.options = (rules, operation, buckets)
         """What `start` was given besides the address."""
         self._make = partial(Otlp, url, operation, buckets)
         self._of_parents: list[object] = []
         self._is_closed = self._is_told = False
         self._source: ThisProcess = ThisProcess(rules) if before is None else before._source
+        if before is not None and before.options[0] != rules:
+            self._source.choose(rules)
         self._prepare()
         self._connected()
         if rules.one_in == 1:  # each request is sent, so that it can be a parent
@@ -526,8 +528,6 @@ def start(
                 addresses[0],
             )
         return before
-    if before is not None and before.options != options:
-        before = None
     running = _running[addresses] = Running(url, *options, before)
     termination.watch(_close_all)
     return running

@@ -48,6 +48,11 @@ class ThisProcess(Exported):
             for process in self._processes.values():
                 self._totals.update(process, copy, at_end=at_end)
 
+    def choose(self, rules: Rules) -> None:
+        """Choose by other rules those requests that end from now on."""
+        with self._lock:
+            self._rules, self._totals.requests = rules, Pending(rules)
+
     @property
     def identity(self) -> str | None:
         """What identifies this process, as in `Recording.identity`; None before it was read."""
