@@ -22,6 +22,7 @@ from stagespan.errors import StagespanError
 from stagespan.export.parts import AWAITED_OTLP
 
 EXPORTED = PROGRAMS / "exported.py"
+LIVE = PROGRAMS / "live.py"
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="there is no OTLP over gRPC")
@@ -149,6 +150,76 @@ def test_a_call_that_hangs_is_given_up_and_counted() -> None:
     assert sender.lost["otlp_queue"] > 0
     sender.close()
     hang.set()
+
+
+def test_what_waits_for_a_collector_is_bounded_by_its_bytes() -> None:
+    # GIVEN an exporter whose calls take messages of a megabyte, and do not return
+    hang, taken = threading.Event(), list[int]()
+
+    def export(exporter: object, batch: list[bytes]) -> int:
+        taken.append(len(batch))
+        hang.wait(60)
+        return 0
+
+    sender = otlp_sending.Sender(
+        lambda: None, export, 4 << 20, size=lambda _: 512, weight=len, most=32 << 20
+    )
+    sender.put([b" " * (1 << 20)] * 40)
+    # THEN a call has so many, the queue as many more, and the spans of the others are counted
+    assert sender.lost["otlp_queue"] >= 512 * (40 - 32 - 4)
+    until(lambda: taken)
+    assert taken[0] <= 4
+    hang.set()
+    assert until(lambda: 512 * sum(taken) + sender.lost["otlp_queue"] == 512 * 40)
+    assert max(taken) == 4
+    sender.close()
+    assert sender.sent == 512 * sum(taken)
+
+
+@contextmanager
+def in_trouble(trouble: str) -> Iterator[Any]:
+    if trouble == "down":
+        with refusing() as url:
+            yield collector.Received(), url
+    else:
+
+        def answer() -> int:
+            time.sleep(0.5 if trouble == "slow" else 0)
+            return 200
+
+        with collector.http(answer, rejected=3 if trouble == "partly" else 0) as received:
+            yield received, received.url
+
+
+@pytest.mark.parametrize(
+    "trouble", ["slow", "partly", pytest.param("down", marks=pytest.mark.full)]
+)
+def test_each_span_of_a_fast_thread_is_delivered_or_counted(folder: Path, trouble: str) -> None:
+    # GIVEN a collector that answers slowly, takes only a part, or is not there
+    variables = {"OTEL_EXPORTER_OTLP_TIMEOUT": "2", "OTEL_METRIC_EXPORT_INTERVAL": "1000000"}
+    with (
+        in_trouble(trouble) as (received, url),
+        exporter("--otlp", url, **variables) as (_, port),
+    ):
+        process = started(LIVE, "growing", "1500", STAGESPAN_JOB="svc")
+        assert process.stdout is not None
+        sent = int(process.stdout.readline())
+
+        def lost(*causes: str) -> float:
+            found = (of(scraped(port), "stagespan_lost_total", cause=cause) for cause in causes)
+            return sum(filter(None, found))
+
+        def accounted() -> float:
+            return len(received.spans()) + lost("otlp_queue", "otlp_failed", "otlp_timeout")
+
+        def is_unread() -> bool:  # the machine is too busy
+            return lost("requests_unread", "spans_unread") > 0
+
+        # THEN each request and each of its stages has arrived, or is lost for a reason
+        assert until(lambda: accounted() == 7 * sent or is_unread(), 120)
+        calls = len(received.paths)
+        assert lost("otlp_rejected") == (3 * calls if trouble == "partly" else 0)
+        end(process)
 
 
 def test_a_sender_goes_on_if_it_cannot_connect_again(caplog: pytest.LogCaptureFixture) -> None:
