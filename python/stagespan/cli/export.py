@@ -25,6 +25,8 @@ _LOGGER = logging.getLogger("stagespan")
 _FROM_ENVIRONMENT = "environment"
 """The value of --otlp without a URL."""
 _LEAST_PAUSE_S = 0.5
+_SHORT_S = 0.05
+"""The CPU time of a reading that is repeated as soon as there are new recordings."""
 _LONGEST_PAUSE_S = 1.0
 """While requests are sent or kept. A recording has room for those of a second or two only."""
 
@@ -257,11 +259,12 @@ def command(
         while not ending.wait(pause_s):
             began_s = time.process_time()
             step()
-            # Reading figures takes at most a twentieth of a core.
-            pause_s = max(_LEAST_PAUSE_S, 20 * (time.process_time() - began_s))
+            took_s = time.process_time() - began_s
             if awaited:
-                node.wait(ending.reader, _LONGEST_PAUSE_S)
-                pause_s = 0.0
+                for_new = took_s < _SHORT_S
+                node.wait(ending.reader, _LONGEST_PAUSE_S, for_new=for_new)
+            else:  # reading figures takes at most a twentieth of a core
+                pause_s = max(_LEAST_PAUSE_S, 20 * took_s)
         ending.allow_work()
         if keeper is not None:  # before a last reading, which can take all of the time
             keeper.write()

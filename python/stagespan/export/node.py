@@ -349,13 +349,17 @@ class Node(Exported):
         with self._lock:
             self._read(is_shown=False)
 
-    def wait(self, handle: int, longest_s: float) -> None:
-        """Wait until ``handle`` can be read, or processes have to be read, or there are others."""
+    def wait(self, handle: int, longest_s: float, *, for_new: bool) -> None:
+        """Wait until ``handle`` can be read, or processes have to be read.
+
+        With ``for_new``, also until other files are in their folders.
+        """
         with self._lock:
             live = [one for one in self._processes.values() if not one.has_ended]
         rings = [one.rings for one in live if one.handle >= 0]
         longest_s = min(longest_s, self.longest_pause_s())
-        _core.recording_wait(handle, longest_s, rings, recording_folders())
+        folders = recording_folders() if for_new else []
+        _core.recording_wait(handle, longest_s, rings, folders)
 
     def _read(self, *, is_shown: bool) -> None:
         self._began_at = time.monotonic()
