@@ -53,6 +53,10 @@ def _split(trace: Trace, gaps: Gaps) -> IdleParts:
     result = split_idle(trace, gaps, step_begins(trace))
     # What launched the work of Ascend's graphs is unknown, but not what the host did before it.
     _move_parts(result, causes.NOT_TRACED, causes.HOST_WORK, heads(trace), gaps)
+    # If the launch is unknown, a stream's wait shows that there was one.
+    waits = np.flatnonzero(device_work(trace).is_wait)
+    times = Cover(trace.events.begin_ns[waits], trace.events.end_ns[waits])
+    _move_parts(result, causes.NOT_TRACED, causes.DEPENDENCY, times, gaps)
     _move_parts(result, causes.DATA_LOADING, causes.LOADER_START, loader_starts(trace), gaps)
     compiled = result.parts[:, NAMES.index(causes.COMPILATION)]
     if compiled.any():

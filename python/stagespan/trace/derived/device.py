@@ -49,8 +49,12 @@ _NOT_WORK_SUFFIXES = (*LAUNCH_SUFFIXES, "_sync", "_annotation")
 _ON_HOST = ("cpu_op", "python_function", "user_annotation")
 _STREAM = re.compile(r"^stream\b(?!.*queue)", re.IGNORECASE)
 _COPIES = re.compile(r"memcpy|^dma(?:_|\b)", re.IGNORECASE)
-# Between the work of a stream: its waits for an event of another stream, and its own events.
-_STREAM_EVENTS = re.compile(r"^event_(?:wait|record)", re.IGNORECASE)
+# Between the work of a stream: its waits, and the marks for which others wait. A kernel of the
+# program has parameters or words around such a name.
+_STREAM_EVENTS = re.compile(
+    r"(?:^|[_ ])(?:wait|record|notify|event)$|^event_(?:wait|record)\w*$", re.IGNORECASE
+)
+_STREAM_WAITS = re.compile("wait", re.IGNORECASE)
 _ASCEND_COPY = "MEMCPY"
 # The event around a kernel that has the counters of XPU's scope profiler.
 _COUNTERS = re.compile(r"^metrics: ")
@@ -66,11 +70,14 @@ class DeviceWork(msgspec.Struct, frozen=True, dict=True):
     """The device's part of a trace. Arrays have one element for each event of `Trace.events`."""
 
     kind: NDArray[np.int8]
-    """NOT_DEVICE, COMPUTE (including memset and MTIA's event_wait), COMMUNICATION or COPY."""
+    """NOT_DEVICE, COMPUTE (including memset), COMMUNICATION or COPY. A stream's waits and marks are
+    not work."""
     is_kernel: Mask
-    """Which events are kernels: neither copies nor memsets nor events of a stream."""
+    """Which events are kernels: neither copies nor memsets."""
     is_custom: Mask
     """Which events are communication by kernels other than those of NCCL, RCCL and HCCL."""
+    is_wait: Mask
+    """Which events are waits of a stream, such as for an event of another one; not on Ascend."""
 
     @cached_property
     def rows(self) -> NDArray[np.intp]:
@@ -106,6 +113,9 @@ def device_work(trace: Trace) -> DeviceWork:
     kind[trace.rows_of(["gpu_memcpy"])] = COPY
     if not is_ascend(trace):
         is_kernel = is_kernel | _add_others(trace, kind)
+    marks = _named(trace, is_kernel, lambda name: _STREAM_EVENTS.search(name) is not None)
+    is_kernel = is_kernel & ~marks
+    kind[marks] = NOT_DEVICE
     kind[_named(trace, is_kernel, lambda name: _COMMUNICATION.search(name) is not None)] = (
         COMMUNICATION
     )
@@ -114,7 +124,8 @@ def device_work(trace: Trace) -> DeviceWork:
     others = is_kernel & (kind == COMPUTE)
     custom = _named(trace, others, lambda name: kind_of(name) == KIND_OF_COMMUNICATION)
     kind[custom] = COMMUNICATION
-    return DeviceWork(kind, is_kernel, custom)
+    waits = _named(trace, marks, lambda name: _STREAM_WAITS.search(name) is not None)
+    return DeviceWork(kind, is_kernel, custom, waits)
 
 
 def _named(trace: Trace, rows: Mask, condition: Callable[[str], bool]) -> Mask:
@@ -340,9 +351,8 @@ def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:
     rows = values_of(np.concatenate((rows, np.flatnonzero(beside))))
     names, of = numbered(events.name[rows])
     copies = np.array([_COPIES.search(trace.names[code]) is not None for code in names], np.bool_)
-    marks = [_STREAM_EVENTS.search(trace.names[code]) is not None for code in names]
     kind[rows] = np.where(copies[of], COPY, COMPUTE)
-    kernels[rows] = ~(copies | np.array(marks, np.bool_))[of]
+    kernels[rows] = ~copies[of]
     return kernels
 
 

@@ -229,7 +229,10 @@ def idle_causes(page: Page) -> Iterator[Claim]:
     edges = parts.get("preparation", 0.0) + parts.get("finishing", 0.0)
     host = sum(parts.get(cause, 0.0) for cause in _HOST_CAUSES) + edges
     outside = idle.before + idle.after
-    least, most = (idle.host_least + outside) / 1000, (idle.host_most + outside) / 1000
+    # If the launch of the first work is unknown, so is what it waited for.
+    before = idle.before if raw.launch(raw.device[0]) is not None else 0
+    least = (idle.host_least + before + idle.after) / 1000
+    most = (idle.host_most + outside) / 1000
     yield lies_between("idle causes", "because of the host", host, least, most, 0.05)
     # The time from the first launch to its start is a cause of its own.
     yield lies_between("idle causes", "before and after", edges, 0, outside / 1000, 0.05)
@@ -243,7 +246,8 @@ def idle_causes(page: Page) -> Iterator[Claim]:
     yield lies_between(
         "idle causes", "unexplained", unexplained, 0, idle.may_be_unexplained / 1000, 0.05
     )
-    if unexplained:
+    unexplained -= (idle.before - before) / 1000
+    if unexplained > 0.05:
         # The next work with a known launch decides, not only the next work.
         contradicted = idle.contradicted / 1000
         state = WRONG if unexplained > idle.unknown / 1000 - 0.9 * contradicted + 0.05 and (

@@ -132,7 +132,11 @@ class RawTrace:
     @cached_property
     def device(self) -> list[Event]:
         """The device's events by begin."""
-        work = [each for each in self.events if each.category in _DEVICE]
+        work = [
+            each
+            for each in self.events
+            if each.category in _DEVICE and each.name not in ("event_wait", "event_record")
+        ]
         return sorted(work, key=lambda each: each.begin)
 
     def kind(self, event: Event) -> str:
@@ -144,9 +148,8 @@ class RawTrace:
 
     def is_kernel(self, event: Event) -> bool:
         """Whether a device event is neither a copy nor a fill."""
-        return event.category in ("kernel", "Kernel", "mtia_ccp_events") and event.name not in (
-            "dma_request", "event_wait", "event_record",
-        )  # fmt: skip
+        kernels = ("kernel", "Kernel", "mtia_ccp_events")
+        return event.category in kernels and event.name != "dma_request"
 
     @cached_property
     def devices(self) -> set[Any]:
