@@ -10,6 +10,7 @@ import numpy as np
 
 from stagespan.pages.amounts import counted, in_percent, in_words, three_digits
 from stagespan.pages.figures import Count, Figures, Internal, MeanNs, Ns, first, one_of
+from stagespan.pages.kernel_names import kernel_label
 from stagespan.pages.result import (
     LONGEST_NAME,
     Chart,
@@ -51,12 +52,16 @@ from stagespan.trace.derived.step_times import (
 )
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence, window_of
+from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 
 _GAPS_SHOWN = 5
 _GAP_SHARES = Thresholds(50.0, 25.0)
 
+
+# Percent of the device's work: less work outside of the steps is told in tables only.
+_LEAST_OUTSIDE = 5.0
 
 _Part = Annotated[str, one_of([*PARTS, *(part for part in HOST_PARTS if part not in PARTS)])]
 
@@ -99,6 +104,7 @@ def analyze(trace: Trace) -> Steps | Unavailable:
         earlier_recorded=None if earlier_ns is None else times.earlier.recorded,
         outside=len(outside),
         outside_ns=int(trace.events.dur_ns[outside].sum()),
+        outside_most=_most_outside(trace, times.device_rows, outside),
         edges=edges,
         ranges=ranges,
         base=base_window(trace),
@@ -139,6 +145,8 @@ class Steps(StructResult, frozen=True):
     """The number of device events that were not launched in a step."""
     outside_ns: Ns = msgspec.field(name="device_events_outside_us")
     """Their total duration."""
+    outside_most: Internal[str]
+    """What most of it is, in words; "" if it is little of the device's work."""
     edges: Internal[list[Edge]]
     ranges: Internal[StepRanges]
     base: Internal[BaseWindow | None]
@@ -267,6 +275,8 @@ class Steps(StructResult, frozen=True):
         spread = self.step_ns
         is_plain = self.source == "profiler" and not self.ranges.overlapping
         how = "" if is_plain else f". {self.how}"
+        if self.outside_most:
+            how = f"{how.removesuffix('.')}. {self.outside_most}"
         if len(self.steps) == 1:
             what = f" of {self.phases[0].phase}" if self.phases else ""
             return f"1{what}, {in_words(float(self.total_ns), 'ns')}{how}"
@@ -289,6 +299,23 @@ class PhaseTime(Figures, frozen=True):
     steps: Count
     median_ns: Ns
     total_ns: Ns
+
+
+def _most_outside(trace: Trace, device: Rows, outside: Rows) -> str:
+    """A sentence about the device's work that no step launched; "" if it is little."""
+    events = trace.events
+    # What has no launch in the trace may be of a step.
+    outside = outside[launch_of(trace, outside) >= 0]
+    time_ns = events.dur_ns[outside]
+    percent = share(int(time_ns.sum()), int(events.dur_ns[device].sum()))
+    if percent < _LEAST_OUTSIDE:
+        return ""
+    most = grouped(events.name[outside].astype(np.int64), time_ns)[0]
+    return (
+        f"{in_percent(percent)} of device work ({in_words(int(time_ns.sum()), 'ns')}) is not in"
+        f" them: the longest is {shortened(kernel_label(trace.names[most.code]), 60)}"
+        f" ({in_words(most.time_ns, 'ns')})."
+    )
 
 
 def _phases(steps: list[Step]) -> list[PhaseTime]:

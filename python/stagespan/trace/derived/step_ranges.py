@@ -134,7 +134,9 @@ OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 # Annotations of the framework, which are parts of steps.
 FRAMEWORK = re.compile(
     rf"^{COLLECTIVE}|^FSDP::|^## Call Compiled|^Optimizer\.|compile_id="
-    r"|^enumerate\(DataLoader\)|\(dynamo_timed\)$|^DistributedDataParallel|^PyTorch Profiler"
+    r"|^enumerate\(DataLoader\)|\(dynamo_timed\)$|^PyTorch Profiler"
+    r"|^(?:FullySharded|Distributed)?DataParallel\b|^Torch-Compiled Region|^TORCHDYNAMO$"
+    r"|^(?:TorchDynamo|AOTDispatcher|Pregraph) "
 )
 _DIGITS = re.compile(r"\d+")
 _EXCHANGES = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost", re.IGNORECASE)

@@ -156,6 +156,22 @@ def test_work_after_the_mark_belongs_to_the_step_that_launched_it(tmp_path: Path
     assert found.findings() == []
 
 
+@pytest.mark.parametrize("us", [400, 10])
+def test_work_outside_of_the_steps_is_told_with_its_longest_part(us: int, tmp_path: Path) -> None:
+    # GIVEN five steps of 100 us, and before them one kernel, launched in the trace
+    program = Program()
+    program.operator("aten::prepare", us=us)
+    program.wait()
+    for number in range(5):
+        with program.within(f"ProfilerStep#{number}", "user_annotation"):
+            program.operator(us=100)
+    line = steps_of(program.trace(tmp_path)).line()
+    # THEN little work is not worth a sentence
+    outside = "44.4 % of device work (400 µs) is not in them: the longest is kernel_prepare"
+    assert (outside in line) == (us == 400)
+    assert line.count("is not in them") == (us == 400)
+
+
 def test_a_slow_step_is_reported_with_its_difference(tmp_path: Path) -> None:
     program = Program()
     for number in range(10):

@@ -93,7 +93,11 @@ def test_an_annotation_that_repeats_occasionally(tmp_path: Path) -> None:
     assert marked == ["train step"] * 7
 
 
-@pytest.mark.parametrize("name", ["nccl:all_reduce", "xccl:all_reduce"])
+@pytest.mark.parametrize("name", [
+    "nccl:all_reduce", "xccl:all_reduce", "FSDP::pre_forward (layers.0)", "DataParallel.forward",
+    "DistributedDataParallel.forward", "FullyShardedDataParallel.forward",
+    "FullyShardedDataParallel._pre_forward", "Torch-Compiled Region: 0/0", "Pregraph bytecode",
+    "TorchDynamo Cache Lookup"])  # fmt: skip
 def test_marks_of_the_framework_are_not_steps(name: str, tmp_path: Path) -> None:
     # GIVEN collectives that repeat, and two calls of a function
     program = Program()
