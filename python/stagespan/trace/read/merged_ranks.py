@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from stagespan.trace.read.groups import pairs, values_of
+from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import MISSING, Trace
+from stagespan.trace.read.plausibility import LAUNCH_SUFFIXES
 
-# SGLang writes the rank in front of each process: "[TP00-DP00-PP00-EP00] 0".
-_RANK = re.compile(r"^\[([^\]]+)\]\s")
+# SGLang writes the rank in front of each process: "[TP00-DP00-PP00-EP00] 0". Others name it.
+_RANK = re.compile(r"^\[([^\]]+)\]\s|\brank[ _:-]?(\d+)\b", re.IGNORECASE)
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -28,13 +30,11 @@ def separated(trace: Trace) -> Trace:
     # One device, or processes with the numbers of their devices, as torch writes them.
     if len(rows) == 0 or (pid == pid[0]).all() or (pid == number).all():
         return trace
-    ranks = {
-        pid: match[1] for pid, name in trace.named_ids.items() if (match := _RANK.match(str(name)))
-    }
     owners, of = pairs(number, pid)
     numbers = owners[:, 0]
     if len(values_of(numbers)) == len(numbers):
         return trace
+    ranks = _by_name(trace) or _by_number(trace, values_of(owners[:, 1]))
     device = events.device.copy()
     # Of several with one number, the first rank keeps it.
     taken = set(numbers.tolist())
@@ -59,3 +59,27 @@ def separated(trace: Trace) -> Trace:
             correlation[mine] += rank_of[name] * step
         events = replace(events, correlation=correlation)
     return replace(trace, events=events)
+
+
+def _by_name(trace: Trace) -> dict[int, str]:
+    """Return the rank of each process whose name, or number, contains it."""
+    texts = {pid: str(name) for pid, name in trace.named_ids.items()}
+    for pid, name in trace.process_names.items():
+        texts.setdefault(pid, name)
+    found = {pid: match for pid, text in texts.items() if (match := _RANK.search(text))}
+    return {pid: match[1] or match[2] for pid, match in found.items()}
+
+
+def _by_number(trace: Trace, devices: Numbers) -> dict[int, str]:
+    """Return the rank of each process if the numbers of each rank's are moved by the same amount.
+
+    The processes that launch are then as far apart as those of the devices.
+    """
+    events = trace.events
+    launches = [name.endswith(LAUNCH_SUFFIXES) for name in [*trace.categories, ""]]
+    calls = np.array(launches)[events.category] & (events.correlation != MISSING)
+    hosts = values_of(events.pid[calls])
+    if len(hosts) != len(devices) or not np.array_equal(np.diff(hosts), np.diff(devices)):
+        return {}
+    pairs_of = enumerate(zip(hosts.tolist(), devices.tolist(), strict=True))
+    return {pid: str(rank) for rank, both in pairs_of for pid in both}

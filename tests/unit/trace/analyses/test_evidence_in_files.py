@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,17 @@ def test_a_mark_without_work_may_be_a_cycle_that_only_began(
 # --- Devices of merged ranks ---
 
 
-def test_devices_of_merged_ranks_are_told_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "process",
+    [
+        lambda rank, pid: f"[TP{rank:02d}-DP00] {pid}",
+        lambda rank, pid: f"rank {rank}: process {pid}",
+        lambda rank, pid: 100_000 * rank + pid,
+    ],
+)
+def test_devices_of_merged_ranks_are_told_apart(
+    process: Callable[[int, int], object], tmp_path: Path
+) -> None:
     # GIVEN two ranks in one file, which have one device number, stream and correlations
     merged: list[dict[str, Any]] = []
     for rank in range(2):
@@ -82,9 +93,7 @@ def test_devices_of_merged_ranks_are_told_apart(tmp_path: Path) -> None:
         for _ in range(10):
             program.operator(us=100 + 50 * rank)
             program.wait()
-        for event in program.events:
-            label = f"[TP{rank:02d}-DP00] {event['pid']}"
-            merged.append(event | {"pid": label})
+        merged += [each | {"pid": process(rank, each["pid"])} for each in program.events]
     path = tmp_path / "merged.json"
     path.write_text(json.dumps({"traceEvents": merged}))
     found = analyze(read_trace(path))
