@@ -32,6 +32,7 @@ from stagespan.trace.derived.step_ranges import (
     Repeat,
     StepRanges,
     all_repeats,
+    longest_repeat,
     same_block,
     step_ranges,
     trains,
@@ -58,6 +59,8 @@ _MOST_MORE = 2
 # The most layers in a block, and the fraction of it that belongs to only one of them.
 _MOST_PARTS = 4
 _FEW = 0.1
+# The least part of the calls of a model that is in layers.
+_MOSTLY = 0.75
 # The most layers by calls of attention, relative to the repetitions.
 _MOST_MORE_BY_ATTENTION = 2.0
 # The largest difference of the time of an attention call from that in the block.
@@ -363,7 +366,8 @@ def _median_layer(
 def _equal_runs(codes: Numbers) -> list[list[Repeat]]:
     """Group the repetitions by block."""
     groups: list[list[Repeat]] = []
-    for repeat in all_repeats(codes, _LEAST_TIMES, _LEAST_LENGTH, _MOST):
+    found = all_repeats(codes, _LEAST_TIMES, _LEAST_LENGTH, _MOST)
+    for repeat in (inner for outer in found for inner in _of_calls(codes, outer)):
         block = codes[repeat.begin : repeat.begin + repeat.length]
         for group in groups:
             first = group[0]
@@ -373,6 +377,26 @@ def _equal_runs(codes: Numbers) -> list[list[Repeat]]:
         else:
             groups.append([repeat])
     return groups
+
+
+def _of_calls(codes: Numbers, calls: Repeat) -> list[Repeat]:
+    """Return the layers of each repetition if it mostly repeats a block, as calls of a model do.
+
+    Otherwise, return the repetition itself. A call can begin in the middle of a layer.
+    """
+    length = calls.length
+    inner = longest_repeat(codes[calls.begin :][: 2 * length], _LEAST_TIMES, _LEAST_LENGTH)
+    if inner is None or inner.length * inner.times < _MOSTLY * length:
+        return [calls]
+    layer = codes[calls.begin + inner.begin :][: inner.length]
+    inside = codes[calls.begin : calls.end]
+    begins = np.arange(len(inside) - len(layer) + 1)
+    for at, code in enumerate(layer.tolist()):
+        begins = begins[inside[begins + at] == code]
+    firsts = begins[np.append(True, np.diff(begins) != len(layer))]
+    times = np.diff(np.append(np.searchsorted(begins, firsts), len(begins)))
+    each = zip((calls.begin + firsts).tolist(), times.tolist(), strict=True)
+    return [Repeat(begin, len(layer), count) for begin, count in each]
 
 
 def _block(trace: Trace, rows: Rows, runs: list[Repeat], origin_ns: int) -> LayerBlock:

@@ -164,6 +164,19 @@ def test_the_median_layer_has_its_kernels_in_order_with_collectives(tmp_path: Pa
     ]
 
 
+@pytest.mark.parametrize("turn", [0, 10])
+def test_calls_of_a_model_are_divided_into_its_layers(turn: int, tmp_path: Path) -> None:
+    # GIVEN five calls of a model of 12 layers and a head, and no steps; the trace begins with a
+    # layer, or in the middle of one
+    calls = ("abcdefgh" * 12 + "xy") * 5
+    found = repeated_kernels(tmp_path, calls[turn:])
+    assert isinstance(found, Layers)
+    (block,) = found.repeated
+    assert (block.length, found.median_layer is not None) == (8, True)
+    # THEN incomplete layers count as well
+    assert block.layers == 5 * 12 - turn // 8
+
+
 def test_what_interrupts_the_layers_does_not_make_two_of_them(tmp_path: Path) -> None:
     # GIVEN ten layers, and something else behind the fourth
     found = repeated_kernels(tmp_path, "abcd" * 4 + "x" + "abcd" * 6)
