@@ -35,6 +35,9 @@ _CACHED_BYTES = 1 << 25
 _ANY_NAME = re.compile(r"^(?:AMD Radeon Graphics)?$")
 
 
+_MOBILE = re.compile(r"\b(?:Laptop|Mobile|Max-Q)\b", re.IGNORECASE)
+
+
 class Peaks(msgspec.Struct, frozen=True, eq=False):
     """The highest rates of one device."""
 
@@ -111,9 +114,12 @@ def peaks_of(name: str, memory_bytes: int | None = None, units: int | None = Non
 
     A row of STAGESPAN_PEAKS comes before those of stagespan. A device without a name of its own is
     found by its memory and its number of units, if these fit one device only. A part of a device
-    (MIG) is unknown. Raises SettingsError if the user's file cannot be read.
+    (MIG) is unknown, and a device of a laptop is not the one whose name it has. Raises
+    SettingsError if the user's file cannot be read.
     """
-    rows = [*_own_rows(), *_known_rows()]
+    mobile = _MOBILE.search(name) is not None
+    known = [each for each in _known_rows() if mobile == bool(_MOBILE.search(each.peaks.name))]
+    rows = [*_own_rows(), *known]
     memory = None if memory_bytes is None else memory_bytes / 2**30
     if _ANY_NAME.search(name.strip()):
         same = [each for each in rows if _fits(each, memory) and each.peaks.units == units]
