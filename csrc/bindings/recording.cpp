@@ -232,8 +232,9 @@ py::dict info(const Recording& recording) {
   result["segment_entries"] = header.segment_entries;
   const std::uint64_t since = header.amounts_since_ticks.load(std::memory_order_relaxed);
   result["amounts_since_ns"] = since != 0 ? recording.copy.fit.unix_ns(since) : 0;
-  result["amounts_written"] = header.amount_head.load(std::memory_order_relaxed);
-  result["amounts_kept"] = recording.copy.arena.amount_count();
+  const RingView<AmountRecord> amounts = recording.copy.arena.ring_of<AmountRecord>();
+  result["amounts_written"] = amounts.head.load(std::memory_order_relaxed);
+  result["amounts_kept"] = amounts.capacity;
   result["now_ns"] = now != 0 ? py::object(py::int_(recording.copy.fit.unix_ns(now))) : py::object(py::none());
   return result;
 }
@@ -461,7 +462,7 @@ py::list segment_dicts(const py::buffer& rows, const py::list& names, const py::
 py::dict failures_of(const Recording& recording, bool of_requests) {
   const NoCollection by_allocations;
   py::dict result;
-  for (const FailureFields& failure : read_failures(recording.copy.arena)) {
+  for (const FailureFields& failure : read_ring<FailureRecord>(recording.copy.arena)) {
     if ((failure.span == 0) != of_requests) continue;
     const std::string_view message = text_in(failure.message);
     result[py::int_(of_requests ? failure.request : failure.span)] =
@@ -570,15 +571,22 @@ py::list dicts_of(const Recording& recording, const Keys& keys, bool has_ended) 
   return result;
 }
 
-py::object links_of(const Recording& recording) {
-  return owned(link_row_type().array_of(read_links(recording.copy.arena)));
+#define STAGESPAN_RING_ROWS(Name, LIST, per_request, further) STAGESPAN_ROW_TYPE(rows_of_##Name, Name##Fields, LIST)
+STAGESPAN_SHARED_RINGS(STAGESPAN_RING_ROWS)
+
+// The records of the shared ring with this name, as they were written.
+py::object records_of(const Recording& recording, const std::string& ring) {
+#define STAGESPAN_RING_ARRAY(Name, LIST, per_request, further) \
+  if (ring == #Name) return owned(rows_of_##Name().array_of(read_ring<Name##Record>(recording.copy.arena)));
+  STAGESPAN_SHARED_RINGS(STAGESPAN_RING_ARRAY)
+  throw py::key_error(ring);
 }
 
 // [(id of the hop, number of the segment that has sent it, queue, time, count of messages to the queue)]
 py::list sent_of(const Recording& recording) {
   const NoCollection by_allocations;
   py::list result;
-  for (const SentFields& sent : read_sent(recording.copy.arena))
+  for (const SentFields& sent : read_ring<SentRecord>(recording.copy.arena))
     result.append(py::make_tuple(sent.hop, sent.request, recording.name_of(sent.stage),
                                  recording.copy.fit.unix_ns(sent.ticks), sent.count));
   return result;
@@ -739,7 +747,7 @@ void define_recording(py::module_& module) {
       .def("segment_ends", segment_ends_of)
       .def("segment_dicts", dicts_of, py::arg("keys") = py::none(), py::arg("has_ended") = false)
       .def("fields", fields_of, py::arg("numbers"))
-      .def("links", links_of)
+      .def("records", records_of, py::arg("ring"))
       .def("sent", sent_of)
       .def("received", received_of)
       .def("failures", failures_of, py::arg("of_requests") = false)

@@ -51,6 +51,5 @@ PyObject* RowType::array_of(const void* rows, std::size_t count) {
 STAGESPAN_ROW_TYPE(span_row_type, SpanRow, STAGESPAN_SPAN_ROW_FIELDS)
 STAGESPAN_ROW_TYPE(segment_row_type, SegmentRow, STAGESPAN_SEGMENT_ROW_FIELDS)
 STAGESPAN_ROW_TYPE(segment_end_type, SegmentEnd, STAGESPAN_SEGMENT_END_FIELDS)
-STAGESPAN_ROW_TYPE(link_row_type, LinkFields, STAGESPAN_LINK_FIELDS)
 
 }  // namespace stagespan::python

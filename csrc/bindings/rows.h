@@ -15,20 +15,19 @@ namespace stagespan::python {
 /// A field of a row.
 struct RowField {
   const char* name;
-  std::array<char, 4> format;  // in numpy, with a zero at its end
+  std::array<char, 5> format;  // in numpy, with a zero at its end
   std::size_t offset;
 };
 
 /// The name of a type in numpy: of numbers, and of texts in whole words.
 template <class T>
-constexpr std::array<char, 4> format_of() {
+constexpr std::array<char, 5> format_of() {
   constexpr std::size_t size = sizeof(T);
-  static_assert(size < 100);
-  const char digits[] = {'0' + size / 10, '0' + size % 10};
+  static_assert(size < 1000);
   if constexpr (std::is_arithmetic_v<T>)
-    return {std::is_floating_point_v<T> ? 'f' : (std::is_signed_v<T> ? 'i' : 'u'), digits[1]};
+    return {std::is_floating_point_v<T> ? 'f' : (std::is_signed_v<T> ? 'i' : 'u'), '0' + size};
   else
-    return size < 10 ? std::array<char, 4>{'S', digits[1]} : std::array<char, 4>{'S', digits[0], digits[1]};
+    return {'S', '0' + size / 100, '0' + size / 10 % 10, '0' + size % 10};  // numpy accepts leading zeroes
 }
 
 /// The type of the rows of arrays, which is made when it is first needed: most processes never import numpy.
@@ -69,6 +68,5 @@ class RowType {
 RowType& span_row_type();
 RowType& segment_row_type();
 RowType& segment_end_type();
-RowType& link_row_type();
 
 }  // namespace stagespan::python

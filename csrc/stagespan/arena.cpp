@@ -19,6 +19,8 @@ constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t unit) { return (
 std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions& sizes) noexcept {
   const std::uint64_t slot_frames =
       std::uint64_t{frames_per_slot(sizes.frames_per_thread)} * (kMaxThreads + kHiddenSlots);
+#define STAGESPAN_RING_REGION(Name, LIST, per_request, further) \
+  {region_of(k##Name##Ring), sizeof(Name##Record), kSharedRingSizes[k##Name##Ring].capacity(sizes.segment_entries)},
   const struct {
     Region region;
     std::uint64_t stride;
@@ -39,12 +41,8 @@ std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions
       {kRegionDevice, sizeof(DeviceRecord), kDeviceSpans},
       {kRegionDeviceBlocks, sizeof(StatsBlock), std::uint64_t{kMaxDeviceStages} * kDeviceFigures},
       {kRegionSegments, sizeof(SegmentEntry), sizes.segment_entries},
-      {kRegionLinks, sizeof(LinkRecord), std::uint64_t{sizes.segment_entries} * kLinksPerRequest},
-      {kRegionSent, sizeof(SentRecord), std::uint64_t{sizes.segment_entries} * kSentPerRequest},
-      {kRegionAmounts, sizeof(AmountRecord), std::uint64_t{sizes.segment_entries} * kAmountsPerRequest},
       {kRegionFields, sizeof(FieldsEntry), sizes.segment_entries},
-      {kRegionFailures, sizeof(FailureRecord), kFailures},
-      {kRegionWorkBlocks, sizeof(WorkBlock), kMaxWorkBlocks},
+      STAGESPAN_SHARED_RINGS(STAGESPAN_RING_REGION){kRegionWorkBlocks, sizeof(WorkBlock), kMaxWorkBlocks},
   };
   std::uint64_t offset = round_up(sizeof(ArenaHeader), kPageBytes);
   for (const auto& want : wanted) {

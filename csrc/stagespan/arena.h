@@ -15,6 +15,17 @@ struct ArenaOptions {
   std::uint32_t segment_entries = kDefaultRequests;  // a multiple of kSegmentsAtOnce
 };
 
+/// A ring that all threads of the process write.
+template <class Record>
+struct RingView {
+  Record* records;
+  std::uint64_t capacity;
+  std::atomic<std::uint64_t>& head;   // records ever written
+  std::atomic<std::uint8_t>* pieces;  // their PieceState
+
+  Record& operator[](std::uint64_t number) const noexcept { return records[number % capacity]; }
+};
+
 /// Typed access to an arena at any address. Does not own the memory.
 class ArenaView {
  public:
@@ -39,14 +50,13 @@ class ArenaView {
            std::size_t{slot} * frames_per_slot(header().frames_per_thread);
   }
   SegmentEntry* segments() const noexcept { return region<SegmentEntry>(kRegionSegments); }
-  LinkRecord* links() const noexcept { return region<LinkRecord>(kRegionLinks); }
-  std::uint64_t link_count() const noexcept { return std::uint64_t{header().segment_entries} * kLinksPerRequest; }
-  SentRecord* sent() const noexcept { return region<SentRecord>(kRegionSent); }
-  std::uint64_t sent_count() const noexcept { return std::uint64_t{header().segment_entries} * kSentPerRequest; }
-  AmountRecord* amounts() const noexcept { return region<AmountRecord>(kRegionAmounts); }
-  std::uint64_t amount_count() const noexcept { return std::uint64_t{header().segment_entries} * kAmountsPerRequest; }
   FieldsEntry* fields() const noexcept { return region<FieldsEntry>(kRegionFields); }
-  FailureRecord* failures() const noexcept { return region<FailureRecord>(kRegionFailures); }
+  template <class Record>
+  RingView<Record> ring_of() const noexcept {
+    return {region<Record>(region_of(Record::kRing)),
+            kSharedRingSizes[Record::kRing].capacity(header().segment_entries), header().shared_heads[Record::kRing],
+            header().shared_pieces[Record::kRing]};
+  }
   WorkBlock* work_blocks() const noexcept { return region<WorkBlock>(kRegionWorkBlocks); }
   OpenFrame* detached() const noexcept { return region<OpenFrame>(kRegionDetached); }
   SpanRecord* ring(std::uint32_t slot) const noexcept {

@@ -46,22 +46,16 @@ namespace stagespan {
 //   | StatsBlock *|  x 3 x max_device_stages: elapsed, queue and tail of a stage
 //   +-------------+ regions[kRegionSegments]
 //   | SegmentEntry*|  x segment_entries: the latest requests in this process, found through their numbers
-//   +-------------+ regions[kRegionLinks]
-//   | LinkRecord *|  x kLinksPerRequest x segment_entries: which requests a batch served, the latest ones
-//   +-------------+ regions[kRegionSent]
-//   | SentRecord *|  x kSentPerRequest x segment_entries: the latest messages that requests have sent
-//   +-------------+ regions[kRegionAmounts]
-//   | AmountRec. *|  x kAmountsPerRequest x segment_entries: the work of single spans, the latest amounts
 //   +-------------+ regions[kRegionFields]
 //   | FieldsEntry*|  x segment_entries: what the program has said of the request in the same place
-//   +-------------+ regions[kRegionFailures]
-//   | FailureRec.*|  x kFailures: the types of the latest exceptions that spans and requests have ended with
+//   +-------------+ regions[kRegionSharedRings + i], for each of STAGESPAN_SHARED_RINGS
+//   | records    *|  x capacity: the latest ones that all threads have written
 //   +-------------+ regions[kRegionWorkBlocks]
 //   | WorkBlock  *|  x kMaxWorkBlocks: distributions by (stage, work key), claimed when first needed
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 18;
+inline constexpr std::uint32_t kLayoutVersion = 19;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -94,13 +88,9 @@ inline constexpr std::uint32_t kMaxDeviceStages = 1024;  // the last one is shar
 inline constexpr std::uint32_t kDefaultRequests = 4096;
 inline constexpr std::uint32_t kFewestRequests = 64;
 inline constexpr std::uint32_t kMostRequests = 1U << 16;
-inline constexpr std::uint32_t kLinksPerRequest = 4;
-inline constexpr std::uint32_t kSentPerRequest = 4;
-inline constexpr std::uint32_t kAmountsPerRequest = 8;
 inline constexpr std::uint32_t kMostFields = 8;  // of a request
 inline constexpr std::uint32_t kFieldNameBytes = 32;
 inline constexpr std::uint32_t kFieldTextBytes = 64;
-inline constexpr std::uint32_t kFailures = 4096;
 inline constexpr std::uint32_t kMessageBytes = 200;
 inline constexpr std::uint32_t kMostExceptionTypes = 256;
 inline constexpr std::uint32_t kMostGauges = 64;
@@ -121,10 +111,6 @@ inline constexpr std::uint32_t kFramesAtOnce = 256;
 inline constexpr std::uint32_t kBlocksAtOnce = 16;
 inline constexpr std::uint32_t kDeviceStagesAtOnce = 16;
 inline constexpr std::uint32_t kSegmentsAtOnce = 64;
-inline constexpr std::uint32_t kLinksAtOnce = kSegmentsAtOnce * kLinksPerRequest;
-inline constexpr std::uint32_t kSentAtOnce = kSegmentsAtOnce * kSentPerRequest;
-inline constexpr std::uint32_t kAmountsAtOnce = kSegmentsAtOnce * kAmountsPerRequest;
-inline constexpr std::uint32_t kFailuresAtOnce = 128;
 inline constexpr std::uint32_t kWorkBlocksAtOnce = 4;
 
 /// The distance of two slots' frames in the arrays of frames and of locals. It is the same in both, so that a thread
@@ -207,6 +193,32 @@ inline constexpr const char* kCauseNames[kCauseCount] = {
     "first_chunk_clock",
 };
 
+// The rings that all threads of a process write, one record after another. RING(Name, LIST, per_request, further): a
+// `Name`Record has the fields of the list, and there are so many for each entry of a request, and so many in any case.
+#define STAGESPAN_SHARED_RINGS(RING)                                                          \
+  RING(Link, STAGESPAN_LINK_FIELDS, 4, 0)          /* which requests a batch served */        \
+  RING(Sent, STAGESPAN_SENT_FIELDS, 4, 0)          /* the messages that requests have sent */ \
+  RING(Amount, STAGESPAN_AMOUNT_FIELDS, 8, 0)      /* the work of single spans */             \
+  RING(Failure, STAGESPAN_FAILURE_FIELDS, 0, 4096) /* the exceptions that spans and requests ended with */
+
+#define STAGESPAN_RING_NUMBER(Name, LIST, per_request, further) k##Name##Ring,
+enum SharedRing : std::uint32_t { STAGESPAN_SHARED_RINGS(STAGESPAN_RING_NUMBER) kSharedRings };
+
+struct SharedRingSizes {
+  std::uint32_t per_request;
+  std::uint32_t further;
+
+  constexpr std::uint64_t capacity(std::uint32_t segment_entries) const {
+    return std::uint64_t{segment_entries} * per_request + further;
+  }
+  /// The number of records that are reserved in a recording's file at once, in whole pages.
+  constexpr std::uint32_t at_once() const { return kSegmentsAtOnce * (per_request != 0 ? per_request : 2); }
+};
+
+#define STAGESPAN_RING_SIZES(Name, LIST, per_request, further) {per_request, further},
+inline constexpr SharedRingSizes kSharedRingSizes[kSharedRings] = {STAGESPAN_SHARED_RINGS(STAGESPAN_RING_SIZES)};
+inline constexpr std::uint32_t kMostRingPieces = kMostRequests / kSegmentsAtOnce;
+
 enum Region : std::uint32_t {
   kRegionNames,
   kRegionNamePool,
@@ -223,14 +235,12 @@ enum Region : std::uint32_t {
   kRegionDevice,
   kRegionDeviceBlocks,
   kRegionSegments,
-  kRegionLinks,
-  kRegionSent,
-  kRegionAmounts,
   kRegionFields,
-  kRegionFailures,
-  kRegionWorkBlocks,
+  kRegionSharedRings,
+  kRegionWorkBlocks = kRegionSharedRings + std::uint32_t{kSharedRings},
   kRegionCount,
 };
+constexpr Region region_of(SharedRing ring) { return static_cast<Region>(kRegionSharedRings + std::uint32_t{ring}); }
 
 struct RegionInfo {
   std::uint64_t offset;
@@ -368,24 +378,18 @@ struct ArenaHeader {
   std::atomic<std::uint8_t> block_pieces[kMaxBlocks / kBlocksAtOnce];
   std::atomic<std::uint8_t> device_block_pieces[kMaxDeviceStages / kDeviceStagesAtOnce];
   std::atomic<std::uint8_t> segment_pieces[kMostRequests / kSegmentsAtOnce];
-  std::atomic<std::uint8_t> link_pieces[kMostRequests / kSegmentsAtOnce];
-  std::atomic<std::uint8_t> sent_pieces[kMostRequests / kSegmentsAtOnce];
-  std::atomic<std::uint8_t> amount_pieces[kMostRequests / kSegmentsAtOnce];
   std::atomic<std::uint8_t> fields_pieces[kMostRequests / kSegmentsAtOnce];
-  std::atomic<std::uint8_t> failure_pieces[kFailures / kFailuresAtOnce];
+  std::atomic<std::uint8_t> shared_pieces[kSharedRings][kMostRingPieces];
   std::atomic<std::uint8_t> work_block_pieces[kMaxWorkBlocks / kWorkBlocksAtOnce];
   std::atomic<std::uint32_t> work_block_count;
   std::atomic<std::uint32_t> field_count;  // names of fields that are recorded; a name never changes
   std::atomic<std::uint32_t> gauge_count;
   char field_names[kMostFields][kFieldNameBytes];
   GaugeEntry gauges[kMostGauges];
-  std::atomic<std::uint64_t> failure_head;         // failure records ever written
-  std::atomic<std::uint32_t> segment_high_water;   // segment entries ever used
-  std::atomic<std::uint32_t> detached_high_water;  // detached frames ever used
-  std::atomic<std::uint64_t> link_head;            // link records ever written
-  std::atomic<std::uint64_t> sent_head;            // records of sent messages ever written
-  std::atomic<std::uint64_t> amount_head;          // amount records ever written
-  std::atomic<std::uint64_t> amounts_since_ticks;  // the amounts of spans that began later are all there
+  std::atomic<std::uint32_t> segment_high_water;          // segment entries ever used
+  std::atomic<std::uint32_t> detached_high_water;         // detached frames ever used
+  std::atomic<std::uint64_t> shared_heads[kSharedRings];  // records ever written to each of the shared rings
+  std::atomic<std::uint64_t> amounts_since_ticks;         // the amounts of spans that began later are all there
   // Changes of requests, and amounts of work: with the heads of rings, it shows whether anything was recorded.
   std::atomic<std::uint64_t> changes;
   std::atomic<std::uint8_t> device_ring_piece;
@@ -735,44 +739,20 @@ struct alignas(64) FieldsEntry {
 static_assert(sizeof(FieldsEntry) == 704);
 static_assert(kSegmentsAtOnce * sizeof(FieldsEntry) % 4096 == 0);
 
+// The exception that a span or a request has ended with.
 #define STAGESPAN_FAILURE_FIELDS(FIELD)                                                            \
   FIELD(std::uint64_t, span, 0)                /* its id; 0 if the request ended so */             \
   FIELD(std::uint64_t, request, 0)             /* the number of the request that ended so, or 0 */ \
   FIELD(TextWords<kMessageBytes>, message, {}) /* empty unless the program asks for it */          \
   FIELD(std::uint32_t, type, 0)                /* a name of kind kException */
 
-/// The exception that a span or a request has ended with.
-struct FailureFields {
-  STAGESPAN_FAILURE_FIELDS(STAGESPAN_PLAIN_FIELD)
-};
-
-/// `commit` as in a SpanRecord.
-struct FailureRecord {
-  STAGESPAN_SHARED_FIELDS(FailureFields, STAGESPAN_FAILURE_FIELDS)
-  std::atomic<std::uint32_t> commit;
-};
-static_assert(sizeof(FailureRecord) == 224);
-static_assert(kFailuresAtOnce * sizeof(FailureRecord) % 4096 == 0);
-
+// One of the requests that a batch served.
 #define STAGESPAN_LINK_FIELDS(FIELD)                                               \
   FIELD(std::uint64_t, span, 0)                                                    \
   FIELD(std::uint64_t, request, 0) /* the number of its segment in this process */ \
   FIELD(std::uint32_t, size, 0)    /* the number of requests of the batch */
 
-/// One of the requests that a batch served.
-struct LinkFields {
-  STAGESPAN_LINK_FIELDS(STAGESPAN_PLAIN_FIELD)
-};
-
-/// `commit` as in a SpanRecord.
-struct LinkRecord {
-  STAGESPAN_SHARED_FIELDS(LinkFields, STAGESPAN_LINK_FIELDS)
-  std::atomic<std::uint32_t> commit;
-  std::uint64_t reserved;
-};
-static_assert(sizeof(LinkRecord) == 32);
-static_assert(kLinksAtOnce * sizeof(LinkRecord) % 4096 == 0);
-
+// A message that a request has sent. Written with the interpreter's lock.
 #define STAGESPAN_SENT_FIELDS(FIELD)                                                     \
   FIELD(std::uint64_t, hop, 0)                                                           \
   FIELD(std::uint64_t, request, 0) /* the number of the segment here that has sent it */ \
@@ -780,41 +760,33 @@ static_assert(kLinksAtOnce * sizeof(LinkRecord) % 4096 == 0);
   FIELD(std::uint64_t, count, 0) /* of messages to this queue that were sent up to it */ \
   FIELD(std::uint32_t, stage, 0) /* of kind kQueue */
 
-/// A message that a request has sent.
-struct SentFields {
-  STAGESPAN_SENT_FIELDS(STAGESPAN_PLAIN_FIELD)
-};
-
-/// `commit` as in a SpanRecord. Written with the interpreter's lock.
-struct SentRecord {
-  STAGESPAN_SHARED_FIELDS(SentFields, STAGESPAN_SENT_FIELDS)
-  std::atomic<std::uint32_t> commit;
-  std::uint64_t reserved;
-};
-static_assert(sizeof(SentRecord) == 48);
-static_assert(kSentAtOnce * sizeof(SentRecord) % 4096 == 0);
-
 /// In AmountFields::key: the value is a double, and not an integer.
 inline constexpr std::uint32_t kAmountIsFraction = 0x80000000;
 
+// What a span has done, in one unit. The value of the latest records may still grow.
 #define STAGESPAN_AMOUNT_FIELDS(FIELD)                                         \
   FIELD(std::uint64_t, span, 0)                                                \
   FIELD(std::uint64_t, span_begin_ticks, 0)                                    \
   FIELD(std::uint64_t, value, 0) /* the bits of an std::int64_t or a double */ \
   FIELD(std::uint32_t, key, 0)   /* a work key, and kAmountIsFraction */
 
-/// What a span has done, in one unit.
-struct AmountFields {
-  STAGESPAN_AMOUNT_FIELDS(STAGESPAN_PLAIN_FIELD)
-};
-
-/// `commit` as in a SpanRecord. The value of the latest records may still grow.
-struct AmountRecord {
-  STAGESPAN_SHARED_FIELDS(AmountFields, STAGESPAN_AMOUNT_FIELDS)
-  std::atomic<std::uint32_t> commit;
-};
-static_assert(sizeof(AmountRecord) == 32);
-static_assert(kAmountsAtOnce * sizeof(AmountRecord) % 4096 == 0);
+// clang-format off
+/// `Name`Fields, and `Name`Record as threads write it. `commit` as in a SpanRecord.
+#define STAGESPAN_RING_RECORD(Name, LIST, per_request, further)                              \
+  struct Name##Fields { LIST(STAGESPAN_PLAIN_FIELD) };                                       \
+  struct alignas(16) Name##Record {                                                          \
+    static constexpr SharedRing kRing = k##Name##Ring;                                       \
+    using Fields = Name##Fields;                                                             \
+    STAGESPAN_SHARED_FIELDS(Fields, LIST)                                                    \
+    std::atomic<std::uint32_t> commit;                                                       \
+  };                                                                                         \
+  static_assert(kSharedRingSizes[k##Name##Ring].at_once() * sizeof(Name##Record) % 4096 == 0); \
+  static_assert(kSharedRingSizes[k##Name##Ring].capacity(kMostRequests) <=                   \
+                std::uint64_t{kMostRingPieces} * kSharedRingSizes[k##Name##Ring].at_once());
+STAGESPAN_SHARED_RINGS(STAGESPAN_RING_RECORD)
+// clang-format on
+static_assert(sizeof(LinkRecord) == 32 && sizeof(SentRecord) == 48 && sizeof(AmountRecord) == 32);
+static_assert(sizeof(FailureRecord) == 224);
 
 inline constexpr std::uint32_t kBuckets = 1016;
 inline constexpr std::uint32_t kEdges = 6;

@@ -177,37 +177,25 @@ std::vector<SpanCopy> read_requests(ArenaView arena, const std::vector<std::uint
   return result;
 }
 
-std::vector<LinkFields> read_links(ArenaView arena) {
-  std::vector<LinkFields> result;
+template <class Record>
+std::vector<typename Record::Fields> read_ring(ArenaView arena) {
+  std::vector<typename Record::Fields> result;
   if (!arena) return result;
-  for_each_record(arena.links(), arena.link_count(), 0, arena.header().link_head.load(std::memory_order_acquire),
-                  [&](const LinkFields& link) { result.push_back(link); });
+  const RingView<Record> ring = arena.ring_of<Record>();
+  for_each_record(ring.records, ring.capacity, 0, ring.head.load(std::memory_order_acquire),
+                  [&](const auto& fields) { result.push_back(fields); });
   return result;
 }
 
-std::vector<SentFields> read_sent(ArenaView arena) {
-  std::vector<SentFields> result;
-  if (!arena) return result;
-  for_each_record(arena.sent(), arena.sent_count(), 0, arena.header().sent_head.load(std::memory_order_acquire),
-                  [&](const SentFields& sent) { result.push_back(sent); });
-  return result;
-}
-
-std::vector<FailureFields> read_failures(ArenaView arena) {
-  std::vector<FailureFields> result;
-  if (!arena) return result;
-  for_each_record(arena.failures(), kFailures, 0, arena.header().failure_head.load(std::memory_order_acquire),
-                  [&](const FailureFields& failure) { result.push_back(failure); });
-  return result;
-}
+#define STAGESPAN_READ_RING(Name, LIST, per_request, further) \
+  template std::vector<Name##Fields> read_ring<Name##Record>(ArenaView);
+STAGESPAN_SHARED_RINGS(STAGESPAN_READ_RING)
 
 std::unordered_map<std::uint64_t, std::map<std::uint32_t, Amount>> read_amounts(
     ArenaView arena, const std::unordered_set<std::uint64_t>* spans) {
   std::unordered_map<std::uint64_t, std::map<std::uint32_t, Amount>> result;
-  if (!arena) return result;
-  const std::uint64_t head = arena.header().amount_head.load(std::memory_order_acquire);
-  for_each_record(arena.amounts(), arena.amount_count(), 0, head, [&](const AmountFields& found) {
-    if (spans != nullptr && !spans->contains(found.span)) return;
+  for (const AmountFields& found : read_ring<AmountRecord>(arena)) {
+    if (spans != nullptr && !spans->contains(found.span)) continue;
     constexpr double largest = std::numeric_limits<double>::max();
     Amount& amount = result[found.span][found.key & ~kAmountIsFraction];
     const auto whole = std::bit_cast<std::int64_t>(found.value);
@@ -222,7 +210,7 @@ std::unordered_map<std::uint64_t, std::map<std::uint32_t, Amount>> read_amounts(
       add_fraction(static_cast<double>(amount.whole) + static_cast<double>(whole));
       amount.whole = 0;
     }
-  });
+  }
   return result;
 }
 

@@ -47,12 +47,9 @@ std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::
 std::vector<SpanCopy> read_requests(ArenaView arena, const std::vector<std::uint64_t>& requests,
                                     std::uint64_t since_ticks, std::uint64_t* complete_from);
 
-/// The latest messages that were sent, oldest first.
-std::vector<SentFields> read_sent(ArenaView arena);
-/// The latest links, oldest first.
-std::vector<LinkFields> read_links(ArenaView arena);
-/// The latest exceptions that spans and requests have ended with, oldest first.
-std::vector<FailureFields> read_failures(ArenaView arena);
+/// The records of a shared ring, oldest first.
+template <class Record>
+std::vector<typename Record::Fields> read_ring(ArenaView arena);
 
 /// The work of a span in one unit; the sum of both numbers.
 struct Amount {

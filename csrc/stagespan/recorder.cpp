@@ -303,7 +303,8 @@ void Recorder::reset() {
   }
   // Messages count anew: the records before this number are no longer those of the numbers that they were written with.
   sent_counts_.reset();
-  header.sent_head.fetch_add(arena_.sent_count(), std::memory_order_release);
+  const RingView<SentRecord> sent = arena_.ring_of<SentRecord>();
+  sent.head.fetch_add(sent.capacity, std::memory_order_release);
   // The resolver holds the lock while it writes these.
   header.device_floor.store(header.device_head.load(relaxed), std::memory_order_release);
   for (std::uint32_t i = 0; i < header.device_stage_count.load(relaxed); ++i) {

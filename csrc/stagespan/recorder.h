@@ -322,6 +322,20 @@ class Recorder {
   /// Reserves the elements around one, as many as are reserved at once, unless that was tried before.
   void claim_piece_locked(std::atomic<std::uint8_t>* pieces, Region region, std::uint64_t index,
                           std::uint64_t at_once) noexcept;
+  /// The same with the records around one of a ring.
+  template <class Record>
+  void claim_record_locked(const RingView<Record>& ring, std::uint64_t number) noexcept {
+    claim_piece_locked(ring.pieces, region_of(Record::kRing), number % ring.capacity,
+                       kSharedRingSizes[Record::kRing].at_once());
+  }
+  template <class Record>
+  void append_locked(const typename Record::Fields& fields) noexcept {
+    const RingView<Record> ring = arena_.ring_of<Record>();
+    const std::uint64_t number = ring.head.load(std::memory_order_relaxed);
+    claim_record_locked(ring, number);
+    write_record(ring[number], number, fields);
+    ring.head.store(number + 1, std::memory_order_release);
+  }
   bool reserve_frames_locked(std::uint32_t slot_index, std::uint32_t first, std::uint32_t count) noexcept;
   void reserve_slot_locked(std::uint32_t slot_index) noexcept;
   void reserve_blocks_locked(std::uint32_t first) noexcept;

@@ -291,24 +291,20 @@ void Recorder::write_fields(std::uint64_t number, std::uint32_t index, const Req
 void Recorder::add_failure(const FailureFields& failure) noexcept {
   if (!arena_) return;
   const std::lock_guard lock(cold_);
-  ArenaHeader& header = arena_.header();
-  const std::uint64_t number = header.failure_head.load(relaxed);
-  claim_piece_locked(header.failure_pieces, kRegionFailures, number % kFailures, kFailuresAtOnce);
-  write_record(arena_.failures()[number % kFailures], number, failure);
-  header.failure_head.store(number + 1, std::memory_order_release);
+  append_locked<FailureRecord>(failure);
 }
 
 bool Recorder::add_sent(SentFields sent, std::uint64_t before) noexcept {
   constexpr std::uint64_t kMostSearched = 64;
   if (!arena_ || sent.stage >= kMaxStages) return true;
-  ArenaHeader& header = arena_.header();
-  const std::uint64_t capacity = arena_.sent_count(), head = header.sent_head.load(relaxed);
+  const RingView<SentRecord> ring = arena_.ring_of<SentRecord>();
+  const std::uint64_t head = ring.head.load(relaxed);
   for (std::uint64_t number = head; before != 0 && number-- > head - std::min(head, kMostSearched);) {
-    SentRecord& record = arena_.sent()[number % capacity];
+    SentRecord& record = ring[number];
     if (record.hop.load(relaxed) != before || record.stage.load(relaxed) != sent.stage) continue;
     sent.count = record.count.load(relaxed);
     write_record(record, number, sent);
-    header.changes.fetch_add(1, relaxed);
+    arena_.header().changes.fetch_add(1, relaxed);
     return false;
   }
   if (!sent_counts_) sent_counts_.reset(new (std::nothrow) std::uint64_t[kMaxStages]());
@@ -316,14 +312,13 @@ bool Recorder::add_sent(SentFields sent, std::uint64_t before) noexcept {
     lose(kLostMemory);
     return true;
   }
-  const std::uint64_t index = head % capacity;
-  if (index % kSentAtOnce == 0) {
+  if (head % ring.capacity % kSharedRingSizes[kSentRing].at_once() == 0) {
     const std::lock_guard lock(cold_);
-    claim_piece_locked(header.sent_pieces, kRegionSent, index, kSentAtOnce);
+    claim_record_locked(ring, head);
   }
   sent.count = ++sent_counts_[sent.stage];
-  write_record(arena_.sent()[index], head, sent);
-  header.sent_head.store(head + 1, std::memory_order_release);
+  write_record(ring[head], head, sent);
+  ring.head.store(head + 1, std::memory_order_release);
   return true;
 }
 
@@ -344,15 +339,10 @@ void Recorder::add_links(std::uint64_t span, const std::uint64_t* requests, std:
 
 void Recorder::add_links_locked(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count,
                                 std::uint32_t batch_size) noexcept {
-  ArenaHeader& header = arena_.header();
-  const std::uint64_t capacity = arena_.link_count();
-  std::uint64_t number = header.link_head.load(relaxed);
-  for (std::uint32_t i = 0; i < count; ++i, ++number) {
-    const std::uint64_t index = number % capacity;
-    claim_piece_locked(header.link_pieces, kRegionLinks, index, kLinksAtOnce);
-    if (number >= capacity) lose(kLostLinks);
-    write_record(arena_.links()[index], number, LinkFields{span, requests[i], batch_size});
-    header.link_head.store(number + 1, std::memory_order_release);
+  const RingView<LinkRecord> ring = arena_.ring_of<LinkRecord>();
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (ring.head.load(relaxed) >= ring.capacity) lose(kLostLinks);
+    append_locked<LinkRecord>({span, requests[i], batch_size});
   }
 }
 

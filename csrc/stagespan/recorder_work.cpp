@@ -136,25 +136,20 @@ void Recorder::add_counter_locked(std::uint32_t stage, std::uint32_t key, std::i
 // one record.
 void Recorder::add_amount_locked(WorkingSpan span, std::uint32_t key, std::uint64_t value) noexcept {
   constexpr std::uint64_t kLatest = 4;
-  ArenaHeader& header = arena_.header();
-  AmountRecord* const amounts = arena_.amounts();
-  const std::uint64_t capacity = arena_.amount_count();
-  const std::uint64_t number = header.amount_head.load(relaxed);
+  const RingView<AmountRecord> ring = arena_.ring_of<AmountRecord>();
+  const std::uint64_t number = ring.head.load(relaxed);
   for (std::uint64_t before = 1; before <= std::min(number, kLatest); ++before) {
-    AmountRecord& record = amounts[(number - before) % capacity];
+    AmountRecord& record = ring[number - before];
     if (record.span.load(relaxed) != span.id || record.key.load(relaxed) != key) continue;
     std::uint64_t sum = record.value.load(relaxed);
     if (!add_value(sum, value, (key & kAmountIsFraction) != 0)) break;
     record.value.store(sum, relaxed);
     return;
   }
-  const std::uint64_t index = number % capacity;
-  claim_piece_locked(header.amount_pieces, kRegionAmounts, index, kAmountsAtOnce);
-  AmountRecord& record = amounts[index];
-  if (number >= capacity) SingleWriter::raise(header.amounts_since_ticks, record.span_begin_ticks.load(relaxed));
+  if (number >= ring.capacity)
+    SingleWriter::raise(arena_.header().amounts_since_ticks, ring[number].span_begin_ticks.load(relaxed));
   store_fence();  // a reader that sees that the previous record is gone sees from when on all amounts are there
-  write_record(record, number, AmountFields{span.id, span.begin_ticks, value, key});
-  header.amount_head.store(number + 1, std::memory_order_release);
+  append_locked<AmountRecord>({span.id, span.begin_ticks, value, key});
 }
 
 // The number of a key. The last one is that of all further keys.

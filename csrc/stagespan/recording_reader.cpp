@@ -100,11 +100,10 @@ class Copier {
   void take_blocks(std::uint32_t first, std::uint32_t count);
   void take_threads(RecordingParts parts);
   void take_segments();
-  void take_links();
-  void take_sent();
-  void take_amounts();
+  template <class Record>
+  void take_ring();
+  void take_rings(RecordingParts parts);
   void take_fields();
-  void take_failures();
   void take_work_blocks();
   void take_work_keys();
   void take_device();
@@ -432,22 +431,26 @@ void Copier::take_segments() {
     std::stable_sort(copy_.segments.begin(), copy_.segments.end(), is_before);
 }
 
-void Copier::take_links() {
-  take_pieces(header().link_pieces, copy_.arena.links(), std::min(plain(header().link_head), copy_.arena.link_count()),
-              kLinksAtOnce, commit_of<LinkRecord>);
+template <class Record>
+void Copier::take_ring() {
+  const RingView<Record> ring = copy_.arena.ring_of<Record>();
+  if (plain(ring.head) > kMostTicks) {
+    ++copy_.damaged;
+    ring.head.store(0, relaxed);
+  }
+  take_pieces(ring.pieces, ring.records, std::min(plain(ring.head), ring.capacity),
+              kSharedRingSizes[Record::kRing].at_once(), commit_of<Record>);
 }
 
-void Copier::take_sent() {
-  take_pieces(header().sent_pieces, copy_.arena.sent(), std::min(plain(header().sent_head), copy_.arena.sent_count()),
-              kSentAtOnce, commit_of<SentRecord>);
-}
-
-void Copier::take_amounts() {
-  take(&header().amount_head, sizeof(header().amount_head));
-  take(header().amount_pieces, sizeof(header().amount_pieces));
-  const std::uint64_t used = std::min(plain(header().amount_head), copy_.arena.amount_count());
-  take_pieces(header().amount_pieces, copy_.arena.amounts(), used, kAmountsAtOnce, commit_of<AmountRecord>);
-  // Records that were overwritten during the copy are missing in it.
+void Copier::take_rings(RecordingParts parts) {
+  if (parts != RecordingParts::kAll) return take_ring<SentRecord>();  // figures of queues count messages
+  // The amounts of all spans that were copied.
+  const RingView<AmountRecord> amounts = copy_.arena.ring_of<AmountRecord>();
+  take(&amounts.head, sizeof(amounts.head));
+  take(amounts.pieces, kMostRingPieces);
+#define STAGESPAN_TAKE_RING(Name, LIST, per_request, further) take_ring<Name##Record>();
+  STAGESPAN_SHARED_RINGS(STAGESPAN_TAKE_RING)
+  // Amounts that were overwritten during the copy are missing in it.
   load_fence();
   take(&header().amounts_since_ticks, sizeof(header().amounts_since_ticks));
 }
@@ -485,17 +488,6 @@ void Copier::take_fields() {
     }
     copy_.fields.insert_or_assign(number, fields);
   }
-}
-
-void Copier::take_failures() {
-  const std::uint64_t head = plain(header().failure_head);
-  if (head > kMostTicks) {
-    ++copy_.damaged;
-    header().failure_head.store(0, relaxed);
-    return;
-  }
-  take_pieces(header().failure_pieces, copy_.arena.failures(), std::min<std::uint64_t>(head, kFailures),
-              kFailuresAtOnce, commit_of<FailureRecord>);
 }
 
 // After all amounts, so that each that was seen has a key.
@@ -620,13 +612,9 @@ void Copier::check_work_blocks() {
 
 void Copier::check_amounts() {
   const std::uint32_t keys = plain(header().work_key_count);
-  const std::uint64_t head = plain(header().amount_head);
-  if (head > kMostTicks) {
-    ++copy_.damaged;
-    header().amount_head.store(0, relaxed);
-  }
-  for (std::uint64_t i = 0; i < std::min(plain(header().amount_head), copy_.arena.amount_count()); ++i) {
-    AmountRecord& record = copy_.arena.amounts()[i];
+  const RingView<AmountRecord> ring = copy_.arena.ring_of<AmountRecord>();
+  for (std::uint64_t i = 0; i < std::min(plain(ring.head), ring.capacity); ++i) {
+    AmountRecord& record = ring[i];
     if (plain(record.commit) == 0) continue;
     const std::uint32_t key = plain(record.key);
     const bool is_number = (key & kAmountIsFraction) == 0 || std::isfinite(std::bit_cast<double>(plain(record.value)));
@@ -686,7 +674,7 @@ std::string Copier::marks() {
   };
   add(found->name_count, found->block_count, found->slot_high_water, found->fold_version, found->lost, found->resets,
       found->device_head, found->end_unix_ns, found->stop_unix_ns, found->stop_signal, found->is_deferred,
-      found->info_version, found->link_head, found->sent_head, found->changes, found->refusals);
+      found->info_version, found->shared_heads, found->changes, found->refusals);
   const auto add_open = [&](Region region, std::uint64_t first, std::uint32_t count) {
     const auto frames = std::make_unique<OpenFrame[]>(count);
     read_to(static_cast<void*>(frames.get()), found->regions[region].offset + first * sizeof(OpenFrame),
@@ -734,13 +722,8 @@ std::string Copier::copy_all(RecordingParts parts, const std::string& what) {
   take_figures();
   take_threads(parts);
   take_segments();
-  take_sent();
   take_fields();
-  if (parts == RecordingParts::kAll) {
-    take_links();
-    take_amounts();
-    take_failures();
-  }
+  take_rings(parts);
   take_work_keys();
   take_device();
   // Names are read last, so that all stages that were seen have one.

@@ -68,14 +68,14 @@ TEST_F(Amounts, EachUnitOfEachSpanHasItsSum) {
 TEST_F(Amounts, ALoopThatAddsALittleEachTimeNeedsOneRecord) {
   const std::uint32_t stage = recorder().intern("amounts.loop");
   const ScopedTimer begins_the_recording(stage);
-  const std::uint64_t before = arena().header().amount_head.load();
+  const std::uint64_t before = arena().ring_of<AmountRecord>().head.load();
   // GIVEN a span that counts two units in a loop
   const WorkingSpan span{first_span_id_ + 2, now_ticks()};
   for (int i = 0; i < 1000; ++i) {
     recorder().add_work(stage, "tokens", 1, 0, span);
     recorder().add_work(stage, "frames", 2, 0, span);
   }
-  EXPECT_EQ(arena().header().amount_head.load() - before, 2U);
+  EXPECT_EQ(arena().ring_of<AmountRecord>().head.load() - before, 2U);
   const RecordingCopy copy = copied();
   EXPECT_EQ(amount_of(copy, span.id, "tokens"), 1000);
   EXPECT_EQ(amount_of(copy, span.id, "frames"), 2000);
@@ -101,7 +101,7 @@ TEST_F(Amounts, SumsBeyondTheRangesStayNumbers) {
 TEST_F(Amounts, LaterOnesOverwriteTheOldestAndTheRecordingSaysSinceWhen) {
   const std::uint32_t stage = recorder().intern("amounts.many");
   const ScopedTimer begins_the_recording(stage);
-  const std::uint64_t capacity = arena().amount_count();
+  const std::uint64_t capacity = arena().ring_of<AmountRecord>().capacity;
   const std::uint64_t first = first_span_id_ + 1000, count = capacity + 100;
   std::vector<std::uint64_t> begins;
   for (std::uint64_t i = 0; i < count; ++i) {

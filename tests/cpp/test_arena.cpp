@@ -64,6 +64,13 @@ void expect_region(ArenaView arena, Region which, const T* first, std::uint64_t 
   EXPECT_EQ(region.count, count);
 }
 
+template <class Record>
+void expect_ring(ArenaView arena, std::uint64_t count) {
+  const RingView<Record> ring = arena.ring_of<Record>();
+  expect_region(arena, region_of(Record::kRing), ring.records, count);
+  EXPECT_EQ(ring.capacity, count);
+}
+
 TEST(Arena, RegionsHaveTheSizesOfTheLayout) {
   const OwnedArena owned = make_arena(1024);
   const ArenaView arena(owned.get());
@@ -75,11 +82,11 @@ TEST(Arena, RegionsHaveTheSizesOfTheLayout) {
   expect_region(arena, kRegionFrames, arena.frames(0),
                 std::uint64_t{frames_per_slot(kMaxFrames)} * (kMaxThreads + kHiddenSlots));
   expect_region(arena, kRegionSegments, arena.segments(), kDefaultRequests);
-  expect_region(arena, kRegionLinks, arena.links(), kDefaultRequests * kLinksPerRequest);
-  expect_region(arena, kRegionSent, arena.sent(), kDefaultRequests * kSentPerRequest);
-  expect_region(arena, kRegionAmounts, arena.amounts(), kDefaultRequests * kAmountsPerRequest);
+  expect_ring<LinkRecord>(arena, 4 * kDefaultRequests);
+  expect_ring<SentRecord>(arena, 4 * kDefaultRequests);
+  expect_ring<AmountRecord>(arena, 8 * kDefaultRequests);
   expect_region(arena, kRegionFields, arena.fields(), kDefaultRequests);
-  expect_region(arena, kRegionFailures, arena.failures(), kFailures);
+  expect_ring<FailureRecord>(arena, 4096);
   expect_region(arena, kRegionDetached, arena.detached(), kMaxDetached);
   expect_region(arena, kRegionRings, arena.ring(0), 1024 * kMaxThreads);
   expect_region(arena, kRegionCpuTimes, arena.cpu_times(0), 1024 * kMaxThreads);

@@ -121,8 +121,8 @@ class Base {
     add(arena.work(), 512);
     add(arena.detached(), 256);
     add(arena.segments(), 4 * sizeof(SegmentEntry));
-    add(arena.links(), 4 * sizeof(LinkRecord));
-    add(arena.amounts(), 4 * sizeof(AmountRecord));
+    add(arena.ring_of<LinkRecord>().records, 4 * sizeof(LinkRecord));
+    add(arena.ring_of<AmountRecord>().records, 4 * sizeof(AmountRecord));
     for (const std::uint32_t slot : {0U, 1U, kSharedSlot}) add(&arena.slot(slot), 512);
     add(arena.frames(0), 512);
     add(arena.ring(0), 64 * sizeof(SpanRecord));

@@ -418,7 +418,7 @@ class Recording:
         """
         if not self._everything:
             raise StagespanError(f"{self.path} was opened without its spans.")
-        links: list[tuple[int, int, int]] = self._copy.links().tolist()
+        links: list[tuple[int, int, int]] = self._copy.records("Link").tolist()
         return links
 
     def sent_messages(self) -> list[SentMessage]:
