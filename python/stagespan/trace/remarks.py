@@ -14,6 +14,7 @@ from stagespan.trace.read.plausibility import (
     CUT,
     ENDS_FAR,
     FAR,
+    FAR_DEVICES,
     NEGATIVE,
     RANGE_CUT,
 )
@@ -82,4 +83,5 @@ def _not_used(trace: Trace, cause: str, count: int) -> str:
     if time is None:
         return f"{cause} ({count:,})"
     length = in_words(time, "ns")
-    return f"{cause} ({count:,}, {f'up to {length} away' if cause == FAR else length})"
+    far = cause in (FAR, FAR_DEVICES)
+    return f"{cause} ({count:,}, {f'up to {length} away' if far else length})"

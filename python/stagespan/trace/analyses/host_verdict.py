@@ -14,7 +14,7 @@ from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.idle_causes import COMMUNICATES
 from stagespan.trace.derived.launch_sources import stage_calls
 from stagespan.trace.derived.missing import (
-    NOT_RECORDED,
+    no_device_events,
     steps_without_operators,
     unrecorded_device,
 )
@@ -90,7 +90,8 @@ def _of_operators(trace: Trace, host_times: host.Host) -> HostVerdict:
     device = unrecorded_device(trace)
     if device is not None:
         sentence = (
-            f"Host only: the program used a device ({device}), but {NOT_RECORDED}. {sentence}"
+            f"Host only: the program used a device ({device}), but {no_device_events(trace)}."
+            f" {sentence}"
         )
     return HostVerdict(
         verdict=word,

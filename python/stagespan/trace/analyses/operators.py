@@ -31,6 +31,7 @@ from stagespan.trace.rates.collectives import argument_of
 from stagespan.trace.read.groups import distinct, grouped, numbered, values_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.plausibility import FAR_DEVICES
 from stagespan.trace.read.view import once
 
 # Percent of the steps, or of the trace.
@@ -175,11 +176,14 @@ def _of_device(operators: _Operators) -> Finding:
         else "Copy the file again, or record the trace again: it is cut off, and the device's"
         " events may have been in the part that is missing."
     )
+    why = "the trace has no events of the device that the program used"
+    if FAR_DEVICES in operators.trace.left_out:
+        why = "the times of all events of the device that the program used are far away"
+        remedy = "Record the trace again: the clocks of the host and the device differ in this one."
     return Finding(
         "medium",
         "Operators have the times of the host, which does not wait for most of the device's work:"
-        f" the trace has no events of the device that the program used"
-        f" ({unrecorded_device(operators.trace)}).",
+        f" {why} ({unrecorded_device(operators.trace)}).",
         (operators.longest(operators.outer),),
         "operators.device_not_recorded",
         action=remedy,

@@ -35,9 +35,9 @@ from stagespan.trace.derived.kernel_kinds import (
 )
 from stagespan.trace.derived.launch_sources import values_at
 from stagespan.trace.derived.missing import (
-    NOT_RECORDED,
     needs_device,
     needs_operators,
+    no_device_events,
     unrecorded_device,
 )
 from stagespan.trace.derived.modules import class_of_module, module_calls
@@ -329,7 +329,8 @@ def analyze(trace: Trace) -> Rates | Unavailable:
     device = unrecorded_device(trace)
     if device is not None:
         return Unavailable(
-            f"The program used a device ({device}), but {NOT_RECORDED}. So there are no rates.",
+            f"The program used a device ({device}), but {no_device_events(trace)}. So there are no"
+            " rates.",
             "device_not_recorded",
             needs=needs_device(trace),
         )

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from stagespan.pages.amounts import quoted
+from stagespan.pages.amounts import counted, quoted
 from stagespan.pages.result import Unavailable, shortened
 from stagespan.trace.derived.device import STARTS_WORK, device_work, launches
 from stagespan.trace.derived.idle_causes import MARKS
@@ -15,6 +15,7 @@ from stagespan.trace.derived.threads import named
 from stagespan.trace.read.groups import counts_of
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.other_tools import unknown_categories
+from stagespan.trace.read.plausibility import FAR_DEVICES
 from stagespan.trace.read.view import once
 
 DAMAGED_TIMES = Unavailable(
@@ -60,10 +61,15 @@ def unrecorded_device(trace: Trace) -> str | None:
     return None
 
 
-NOT_RECORDED = (
-    "the trace has no events of it, so what the device did is unknown and operators have the times"
-    " of the host"
-)
+def no_device_events(trace: Trace) -> str:
+    """Return why the device's events are unknown, after `unrecorded_device`."""
+    what = "the trace has no events of it"
+    if left := trace.left_out.get(FAR_DEVICES):
+        what = (
+            f"its {counted(left, 'event')} {'is' if left == 1 else 'are'} left out, because their"
+            " times are far from those of the host, as if of another clock"
+        )
+    return f"{what}, so what the device did is unknown and operators have the times of the host"
 
 
 def steps_without_operators(trace: Trace) -> str | None:

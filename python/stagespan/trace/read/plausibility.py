@@ -19,6 +19,7 @@ from stagespan.trace.read.model import MISSING, Trace
 
 NO_DURATION = "device event without a valid duration"
 FAR = "event far outside of all others"
+FAR_DEVICES = "event of a device, all of which are far outside of all others"
 ENDS_FAR = "duration that ends far outside of all events, cut"
 COVERING = "device event that covers later events of its stream"
 CUT = "device event that covers later events of its stream, cut"
@@ -251,9 +252,15 @@ def _leave_out_far(work: _Work, which: Mask, away_ns: int) -> None:
     rows = np.flatnonzero(which)
     if len(rows) == 0:
         return
-    work.leave_out(FAR, rows)
-    work.ignored_ns[FAR] = max(work.ignored_ns[FAR], away_ns)
-    work.doubtful.append(_after_launches(work, rows[work.on_device[rows]]))
+    on_device = work.on_device[rows]
+    device, others = rows[on_device], rows[~on_device]
+    if (work.on_device & work.keep & ~which).any():
+        device, others = device[:0], rows
+    for cause, far in ((FAR, others), (FAR_DEVICES, device)):
+        if len(far):
+            work.leave_out(cause, far)
+            work.ignored_ns[cause] = max(work.ignored_ns[cause], away_ns)
+    work.doubtful.append(_after_launches(work, rows[on_device]))
 
 
 def _after_launches(work: _Work, rows: Rows) -> Numbers:

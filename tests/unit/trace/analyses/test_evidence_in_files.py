@@ -125,6 +125,21 @@ def test_most_events_at_time_0_or_years_away_are_left_out(
     assert found.trace.left_out == {"event far outside of all others": len(program.events) - first}
 
 
+def test_a_device_with_another_clock_is_not_called_unrecorded(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(10):
+        program.operator(us=10, before=300)
+    for each in program.events:
+        if each["cat"] == "kernel":
+            each["ts"] += 40 * 86_400e6
+    found = analyze(program.trace(tmp_path))
+    sentence = found.results["verdict"].to_dict()["sentence"]
+    assert "its 10 events are left out, because their times are far" in sentence
+    (finding,) = (f for f in found.findings() if f.code == "operators.device_not_recorded")
+    assert "clocks of the host and the device differ" in finding.text
+    assert "activities" not in finding.text
+
+
 # --- Ranges that cross ---
 
 
