@@ -569,6 +569,10 @@ class Titled(Result):
     def title(self) -> tuple[str, str]:
         """Return the title of the page, and a sentence below it."""
 
+    def amount(self) -> str:
+        """Return how much the page is about, such as "8 ranks"; "" for a number of entries."""
+        return ""
+
 
 class UnknownFigures(Figures, frozen=True):
     """The JSON of an analysis that has no result."""

@@ -25,6 +25,7 @@ from stagespan.pages.result import (
     Gain,
     Result,
     Thresholds,
+    Titled,
     Unavailable,
     by_severity,
     of_size,
@@ -299,10 +300,13 @@ class Analysis(Page, Results):
         return name_of(Path(self.trace.path))
 
     def summary(self) -> str:
-        """Return the number of entries and the length of the window."""
+        """Return the number of entries and the length of the window, or the number of ranks."""
         window, total = window_of(self.trace), self.trace.total
         if not total and "ascend_files" in self.results:
             return "the profiler's tables, without a trace"
+        for result in self.results.values():
+            if isinstance(result, Titled) and (amount := result.amount()):
+                return amount
         length = "" if window is None else f", {in_words(window[1] - window[0], 'ns')} long"
         return f"{total:,} {'entry' if total == 1 else 'entries'}{length}"
 

@@ -173,6 +173,10 @@ class Ranks(JobTraces, Titled):
         """The verdict of the job, and the sentence that explains it."""
         return verdict(self)
 
+    def amount(self) -> str:
+        """The number of ranks."""
+        return counted(len(self.summaries), "rank")
+
     def head(self) -> list[Block]:
         """The verdict, the ranks, and what is known about their collectives."""
         blocks: list[Block] = [
@@ -200,7 +204,7 @@ class Ranks(JobTraces, Titled):
     def _counted_ranks(self) -> str:
         count = len(self.summaries)
         shown = f", {_ROWS_SHOWN} of them shown" if count > _ROWS_SHOWN else ""
-        return f"{count} ranks{shown}"
+        return f"{self.amount()}{shown}"
 
     def tables(self) -> list[Table]:
         """Ranks, collectives, and the single collectives with the longest waits."""

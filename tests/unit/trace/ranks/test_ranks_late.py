@@ -109,6 +109,7 @@ def test_one_slow_rank_is_one_finding_and_the_headline(tmp_path: Path) -> None:
     assert {"ranks.waiting", "ranks.imbalance"} <= set(codes_in(ranks_in(tmp_path)))
     _, sentence = found.results["ranks"].title()
     assert sentence.endswith("100 % of the waiting is for rank 2.")
+    assert found.summary() == "4 ranks"
     # THEN every form of the page has the same findings
     shown = StringIO()
     print_page(found, Console(file=shown, width=80))
