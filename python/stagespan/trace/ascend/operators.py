@@ -40,6 +40,7 @@ from stagespan.trace.evidence import evidence
 from stagespan.trace.read.csv_tables import CsvTable, count
 from stagespan.trace.read.groups import firsts_of, grouped
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.plausibility import is_ascend_idle
 
 _AI_CPU = re.compile(r"AI_?CPU", re.IGNORECASE)
 _CONVERSIONS = {
@@ -245,7 +246,8 @@ def _of_kernels(table: CsvTable) -> tuple[_Sums, int]:
         core = "" if core in _NOT_GIVEN else core
         if time is None:
             unread += 1
-        elif not core.startswith(("HCCL", "COMMUNICATION")):  # collectives are not operators
+        # Collectives and waits are not operators.
+        elif not core.startswith(("HCCL", "COMMUNICATION")) and not is_ascend_idle(core, name):
             times[type_, core].append(time)
     found = {key: _Sum(len(all_), sum(all_), min(all_), max(all_)) for key, all_ in times.items()}
     return found, unread

@@ -49,6 +49,7 @@ from stagespan.trace.read.csv_tables import CsvTable
 from stagespan.trace.read.groups import by_group, values_of
 from stagespan.trace.read.intervals import Intervals, Numbers
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.plausibility import is_ascend_idle
 from stagespan.trace.read.sources import is_collective
 
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
@@ -292,6 +293,8 @@ def _rows(table: CsvTable) -> dict[tuple[str, str], list[tuple[int, int, int]]]:
     )
     for device, step, name, core, begin, time in cells:
         if begin is None or time is None or time < 0:
+            continue
+        if not is_collective(core, name) and is_ascend_idle(core, name):
             continue
         kind = kinds.get((core, name))
         if kind is None:

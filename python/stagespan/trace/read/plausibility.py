@@ -192,6 +192,13 @@ def ascend_kernels(trace: Trace) -> Mask:
     return kernels | (unknown & (computes | ~communicates)[of_stream])
 
 
+def is_ascend_idle(task_type: str, name: str) -> bool:
+    """Whether a task of a table is a wait, a mark or a copy, by its type or name."""
+    if _ASCEND_COMPUTES.search(task_type):
+        return False
+    return any(_ASCEND_IDLES.search(each) for each in (task_type, name))
+
+
 def ascend_collectives(trace: Trace) -> Mask:
     """Which events are collectives of an Ascend device, in the threads of the groups of ranks."""
     events = trace.events

@@ -18,7 +18,12 @@ from stagespan.trace.read.csv_tables import CsvTable
 from stagespan.trace.read.groups import by_group, values_of
 from stagespan.trace.read.intervals import Intervals, Mask, Numbers, Rows, joined, merged, minus
 from stagespan.trace.read.model import MISSING, Events, Settled, Trace
-from stagespan.trace.read.plausibility import ASCEND_DEVICE, ascend_collectives, ascend_kernels
+from stagespan.trace.read.plausibility import (
+    ASCEND_DEVICE,
+    ascend_collectives,
+    ascend_kernels,
+    is_ascend_idle,
+)
 
 ASCEND_OVERLAP = "Overlap Analysis"
 """The name of the process with the tracks of computing and communicating time."""
@@ -206,7 +211,7 @@ class _Rows:
             for begin, dur, name, core, device, stream in cells:
                 if begin is None or dur is None or dur <= 0:
                     continue
-                if not is_collective(core, name):
+                if not is_collective(core, name) and not is_ascend_idle(core, name):
                     times.append((begin, dur))
                     texts.append((name, core, device, stream))
         begins, lengths = np.array(times, dtype=np.int64).reshape(-1, 2).T

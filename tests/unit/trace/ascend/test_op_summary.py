@@ -51,6 +51,18 @@ EXPECTED = {
 }
 
 
+@pytest.mark.parametrize("core", ["EVENT_WAIT", "Other"])
+def test_waits_are_not_operators_and_do_not_compute(core: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "op_summary_0_1.csv")
+    before = analysed(path)
+    row = f"0,4294967295,9,2,EVENT_WAIT,EVENT_WAIT,dynamic,{core},1700000000000900.5,200,0,1,,1"
+    path.write_text(f"{path.read_text()}{row}\n")
+    found = analysed(path)
+    assert types(found) == EXPECTED
+    (step,), (without,) = (each["ascend_steps"]["steps"] for each in (found, before))
+    assert step["computing_us"] == without["computing_us"]
+
+
 @pytest.mark.parametrize("start", ["Task Start Time(us)", "Task Start Time"])
 @pytest.mark.parametrize("name", ["op_summary_20261101.csv", "op_summary_0_1.csv.gz"])
 def test_the_table_alone(name: str, start: str, tmp_path: Path) -> None:
