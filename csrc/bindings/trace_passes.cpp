@@ -43,7 +43,7 @@ class Array {
 
  private:
   static constexpr const char* name() noexcept {
-    return std::is_same_v<T, bool> ? "bool" : sizeof(T) == 4 ? "int32" : "int64";
+    return std::is_same_v<T, bool> ? "bool" : sizeof(T) == 8 ? "int64" : sizeof(T) == 4 ? "int32" : "int16 or int8";
   }
 
   py::buffer_info info_;
@@ -244,49 +244,53 @@ py::object number_pairs(const py::buffer& first, const py::buffer& second, const
   return bytes_of(pairs, done);
 }
 
-/// The codes of an array, which are places in a table.
-Codes places_in(const Mask& table, const py::buffer& code) {
-  Codes codes(code, false);
-  if (!trace::are_places(codes.data(), codes.size(), table.size()))
-    throw py::index_error("a code has no place in the table");
-  return codes;
+/// Passes the codes of an array, which must be places in a table of `size` elements, to `use`.
+template <class Use>
+void with_codes(const py::buffer& code, std::size_t size, Use use) {
+  const auto checked = [&]<class T>(const Array<T>& codes) {
+    if (!trace::are_places(codes.data(), codes.size(), size)) throw py::index_error("a code has no place in the table");
+    use(codes);
+  };
+  const py::buffer_info info = code.request();
+  if (Array<std::int8_t>::is_of(info)) return checked(Array<std::int8_t>(code, false));
+  if (Array<std::int16_t>::is_of(info)) return checked(Array<std::int16_t>(code, false));
+  checked(Codes(code, false));
 }
 
 void look_up(const py::buffer& table, const py::buffer& code, const py::buffer& result) {
   const Mask marked(table, false);
-  const Codes codes = places_in(marked, code);
   Mask filled(result, true);
-  check(filled.size() == codes.size(), "the arrays differ in length");
-  const py::gil_scoped_release released;
-  trace::look_up(marked.data(), codes.data(), codes.size(), filled.fill());
+  with_codes(code, marked.size(), [&](const auto& codes) {
+    check(filled.size() == codes.size(), "the arrays differ in length");
+    const py::gil_scoped_release released;
+    trace::look_up(marked.data(), codes.data(), codes.size(), filled.fill());
+  });
 }
 
 void mark(const py::buffer& code, const py::buffer& chosen, const py::buffer& table) {
   Mask filled(table, true);
-  const Codes codes = places_in(filled, code);
   const Mask mask(chosen, false);
-  check(mask.size() == codes.size(), "the arrays differ in length");
-  const py::gil_scoped_release released;
-  trace::mark(codes.data(), mask.data(), codes.size(), filled.fill());
-}
-
-template <class T>
-bool spread_of(const Mask& marked, const Codes& codes, const py::buffer& value, std::int64_t missing, Numbers* filled) {
-  const Array<T> values(value, false);
-  const py::gil_scoped_release released;
-  return trace::spread(marked.data(), codes.data(), codes.size(), values.data(), values.size(), missing,
-                       filled->fill());
+  with_codes(code, filled.size(), [&](const auto& codes) {
+    check(mask.size() == codes.size(), "the arrays differ in length");
+    const py::gil_scoped_release released;
+    trace::mark(codes.data(), mask.data(), codes.size(), filled.fill());
+  });
 }
 
 void spread(const py::buffer& table, const py::buffer& code, const py::buffer& value, std::int64_t missing,
             const py::buffer& result) {
   const Mask marked(table, false);
-  const Codes codes = places_in(marked, code);
   Numbers filled(result, true);
-  check(filled.size() == codes.size(), "the arrays differ in length");
-  check(Codes::is_of(value.request()) ? spread_of<std::int32_t>(marked, codes, value, missing, &filled)
-                                      : spread_of<std::int64_t>(marked, codes, value, missing, &filled),
-        "the number of values is not that of the rows that have one");
+  with_codes(code, marked.size(), [&](const auto& codes) {
+    check(filled.size() == codes.size(), "the arrays differ in length");
+    const auto spread_values = [&](const auto& values) {
+      const py::gil_scoped_release released;
+      return trace::spread(marked.data(), codes.data(), codes.size(), values.data(), values.size(), missing,
+                           filled.fill());
+    };
+    check(Codes::is_of(value.request()) ? spread_values(Codes(value, false)) : spread_values(Numbers(value, false)),
+          "the number of values is not that of the rows that have one");
+  });
 }
 
 std::size_t place_events(const py::buffer& process, const py::buffer& tid, const py::buffer& begin,

@@ -18,6 +18,7 @@ namespace stagespan::python {
 namespace {
 
 using trace::ArgumentColumn;
+using trace::Codes;
 using trace::EventTable;
 using trace::Growing;
 using trace::Interner;
@@ -52,6 +53,13 @@ template <class T>
 py::object column(Growing<T>&& values) {
   return py::cast(Column(std::move(values)));
 }
+
+py::object column(Codes& codes) {
+  return codes.take([](auto&& values) { return column(std::move(values)); });
+}
+
+// The different ids, and the number of each row's.
+py::tuple column(trace::IdColumn& ids) { return py::make_tuple(column(ids.values()), column(ids.codes())); }
 
 py::tuple texts_of(Interner& texts) {
   py::object ends = column(texts.ends());

@@ -138,23 +138,26 @@ bool number_pairs(const std::int64_t* first, const std::int64_t* second, std::si
   return true;
 }
 
-bool are_places(const std::int32_t* code, std::size_t count, std::size_t size) noexcept {
+template <class Code>
+bool are_places(const Code* code, std::size_t count, std::size_t size) noexcept {
   std::uint32_t high = 0;  // a negative code is larger than all others
   for (std::size_t at = 0; at < count; ++at) high = std::max(high, static_cast<std::uint32_t>(code[at]));
   return count == 0 || high < size;
 }
 
-void look_up(const bool* table, const std::int32_t* code, std::size_t count, bool* result) noexcept {
+template <class Code>
+void look_up(const bool* table, const Code* code, std::size_t count, bool* result) noexcept {
   for (std::size_t at = 0; at < count; ++at) result[at] = table[code[at]];
 }
 
-void mark(const std::int32_t* code, const bool* chosen, std::size_t count, bool* table) noexcept {
+template <class Code>
+void mark(const Code* code, const bool* chosen, std::size_t count, bool* table) noexcept {
   for (std::size_t at = 0; at < count; ++at)
     if (chosen[at]) table[code[at]] = true;
 }
 
-template <class T>
-bool spread(const bool* table, const std::int32_t* code, std::size_t count, const T* value, std::size_t values,
+template <class Code, class T>
+bool spread(const bool* table, const Code* code, std::size_t count, const T* value, std::size_t values,
             std::int64_t missing, std::int64_t* result) noexcept {
   std::size_t next = 0;
   for (std::size_t at = 0; at < count; ++at) {
@@ -165,9 +168,17 @@ bool spread(const bool* table, const std::int32_t* code, std::size_t count, cons
   return next == values;
 }
 
-template bool spread(const bool*, const std::int32_t*, std::size_t, const std::int32_t*, std::size_t, std::int64_t,
-                     std::int64_t*) noexcept;
-template bool spread(const bool*, const std::int32_t*, std::size_t, const std::int64_t*, std::size_t, std::int64_t,
-                     std::int64_t*) noexcept;
+#define STAGESPAN_FOR_CODE(Code)                                                                              \
+  template bool are_places(const Code*, std::size_t, std::size_t) noexcept;                                   \
+  template void look_up(const bool*, const Code*, std::size_t, bool*) noexcept;                               \
+  template void mark(const Code*, const bool*, std::size_t, bool*) noexcept;                                  \
+  template bool spread(const bool*, const Code*, std::size_t, const std::int32_t*, std::size_t, std::int64_t, \
+                       std::int64_t*) noexcept;                                                               \
+  template bool spread(const bool*, const Code*, std::size_t, const std::int64_t*, std::size_t, std::int64_t, \
+                       std::int64_t*) noexcept;
+STAGESPAN_FOR_CODE(std::int8_t)
+STAGESPAN_FOR_CODE(std::int16_t)
+STAGESPAN_FOR_CODE(std::int32_t)
+#undef STAGESPAN_FOR_CODE
 
 }  // namespace stagespan::trace

@@ -16,19 +16,22 @@ bool number(const T* column, std::size_t count, std::int64_t* index, std::vector
 bool number_pairs(const std::int64_t* first, const std::int64_t* second, std::size_t count, std::int64_t* index,
                   std::vector<std::int64_t>* pairs);
 
-/// Whether all codes are places in a table of `size` elements.
-bool are_places(const std::int32_t* code, std::size_t count, std::size_t size) noexcept;
+/// Whether all codes are places in a table of `size` elements. Codes have 8, 16 or 32 bits.
+template <class Code>
+bool are_places(const Code* code, std::size_t count, std::size_t size) noexcept;
 
 /// Writes the element of a table for each code.
-void look_up(const bool* table, const std::int32_t* code, std::size_t count, bool* result) noexcept;
+template <class Code>
+void look_up(const bool* table, const Code* code, std::size_t count, bool* result) noexcept;
 
 /// Marks the codes of the chosen rows in a table.
-void mark(const std::int32_t* code, const bool* chosen, std::size_t count, bool* table) noexcept;
+template <class Code>
+void mark(const Code* code, const bool* chosen, std::size_t count, bool* table) noexcept;
 
 /// Writes the next of the values, which the rows have whose code is marked, or `missing` for the other rows. Returns
 /// false if there are not as many values as such rows.
-template <class T>
-bool spread(const bool* table, const std::int32_t* code, std::size_t count, const T* value, std::size_t values,
+template <class Code, class T>
+bool spread(const bool* table, const Code* code, std::size_t count, const T* value, std::size_t values,
             std::int64_t missing, std::int64_t* result) noexcept;
 
 }  // namespace stagespan::trace

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -72,6 +73,52 @@ class Growing {
   T* data_ = nullptr;
   std::size_t size_ = 0;
   std::size_t capacity_ = 0;
+};
+
+/// Codes from 0 on, in as few bytes as the largest one needs.
+class Codes {
+ public:
+  void push(std::uint32_t code) {
+    if (bytes_ == 1) {
+      if (code <= kMost<std::int8_t>) return small_.push(static_cast<std::int8_t>(code));
+      widen(&small_, &medium_);
+      bytes_ = 2;
+    }
+    if (bytes_ == 2) {
+      if (code <= kMost<std::int16_t>) return medium_.push(static_cast<std::int16_t>(code));
+      widen(&medium_, &large_);
+      bytes_ = 4;
+    }
+    large_.push(static_cast<std::int32_t>(code));
+  }
+  std::size_t size() const noexcept { return small_.size() + medium_.size() + large_.size(); }
+  bool empty() const noexcept { return size() == 0; }
+  std::uint32_t operator[](std::size_t at) const noexcept {
+    const std::int32_t code = bytes_ == 1 ? small_[at] : bytes_ == 2 ? medium_[at] : large_[at];
+    return static_cast<std::uint32_t>(code);
+  }
+  std::uint32_t back() const noexcept { return (*this)[size() - 1]; }
+  /// Passes the array of the type in use to `use`, and returns what it returns.
+  template <class Use>
+  auto take(Use use) {
+    if (bytes_ == 1) return use(std::move(small_));
+    return bytes_ == 2 ? use(std::move(medium_)) : use(std::move(large_));
+  }
+
+ private:
+  template <class T>
+  static constexpr std::uint32_t kMost = static_cast<std::uint32_t>(std::numeric_limits<T>::max());
+
+  template <class From, class To>
+  static void widen(Growing<From>* from, Growing<To>* to) {
+    for (std::size_t at = 0; at < from->size(); ++at) to->push((*from)[at]);
+    *from = Growing<From>();
+  }
+
+  int bytes_ = 1;
+  Growing<std::int8_t> small_;
+  Growing<std::int16_t> medium_;
+  Growing<std::int32_t> large_;
 };
 
 }  // namespace stagespan::trace

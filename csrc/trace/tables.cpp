@@ -1,6 +1,8 @@
 // tables.cpp: writes entries into columns, and counts the others.
 #include "trace/tables.h"
 
+#include <algorithm>
+
 #include "trace/text.h"
 
 namespace stagespan::trace {
@@ -38,6 +40,7 @@ const char* cause_of_phase(char phase) noexcept {
 
 constexpr const char* kNegative = "negative duration, taken as 0";
 constexpr const char* kNoDuration = "no duration, taken as 0";
+constexpr std::size_t kCompared = 8;
 constexpr const char* kUntimed = "event without a time";
 
 }  // namespace
@@ -58,6 +61,17 @@ std::int64_t Ids::of_text(std::string_view text) {
     named_.emplace_back(number, text);
   }
   return numbers_.emplace_back(number);
+}
+
+void IdColumn::push(std::int64_t id) {
+  // Most traces have few threads, whose ids are compared faster than they are hashed.
+  const std::uint32_t first = static_cast<std::uint32_t>(std::min(values_.size(), kCompared));
+  for (std::uint32_t code = 0; code < first; ++code)
+    if (values_[code] == id) return codes_.push(code);
+  const auto [place, is_new] =
+      code_of_.try_emplace(static_cast<std::uint64_t>(id), static_cast<std::uint32_t>(values_.size()));
+  if (is_new) values_.push(id);
+  codes_.push(place->second);
 }
 
 void Tables::leave_out(const char* cause, std::uint64_t count) {
@@ -110,8 +124,8 @@ void Tables::add_event(const Entry& entry, EventTable* table, std::int64_t begin
   const std::string_view name = text(entry.name, "name");
   table->name.push(static_cast<std::int32_t>(names.code(name)));
   const std::string_view category = text(entry.category, "category");
-  const std::uint32_t guess = table->category.empty() ? 0 : static_cast<std::uint32_t>(table->category.back());
-  table->category.push(static_cast<std::int32_t>(categories.code(category, guess)));
+  const std::uint32_t guess = table->category.empty() ? 0 : table->category.back();
+  table->category.push(categories.code(category, guess));
   table->begin_ns.push(begin_ns);
   table->duration_ns.push(duration_ns);
   table->pid.push(id(entry.pid, "pid"));
@@ -121,7 +135,7 @@ void Tables::add_event(const Entry& entry, EventTable* table, std::int64_t begin
 
 void Tables::add_arguments(const Entry& entry, EventTable* table) {
   if (entry.arguments_as_written.kind > Kind::kNull) ++adjusted["arguments that are not an object"];
-  table->shape.push(static_cast<std::int32_t>(entry.shape));
+  table->shape.push(entry.shape);
   if (entry.arguments.empty()) return;
   if (table->arguments.size() < keys.texts().size()) table->arguments.resize(keys.texts().size());
   for (const Argument& argument : entry.arguments) add_argument(argument, table);
@@ -155,8 +169,8 @@ void Tables::add_flow(const Entry& entry, bool starts) {
   if (!timed(begin_ns, "flow without a time")) return;
   flows.id.push(id(entry.id, "id"));
   const std::string_view category = text(entry.category, "category");
-  const std::uint32_t guess = flows.category.empty() ? 0 : static_cast<std::uint32_t>(flows.category.back());
-  flows.category.push(static_cast<std::int32_t>(categories.code(category, guess)));
+  const std::uint32_t guess = flows.category.empty() ? 0 : flows.category.back();
+  flows.category.push(categories.code(category, guess));
   flows.starts.push(starts ? 1 : 0);
   flows.begin_ns.push(begin_ns);
   flows.pid.push(id(entry.pid, "pid"));

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "trace/arguments.h"
 #include "trace/growing.h"
+#include "trace/hash.h"
 #include "trace/interner.h"
 #include "trace/value.h"
 
@@ -37,17 +39,35 @@ class Ids {
   std::vector<std::pair<std::int64_t, std::string>> named_;
 };
 
+/// A column of ids, of which few are different: the number of each row's id among the different ones.
+class IdColumn {
+ public:
+  void push(std::int64_t id);
+  std::int64_t operator[](std::size_t at) const noexcept { return values_[codes_[at]]; }
+
+  Codes& codes() noexcept { return codes_; }
+  Growing<std::int64_t>& values() noexcept { return values_; }
+
+ private:
+  Codes codes_;
+  Growing<std::int64_t> values_;
+  std::unordered_map<std::uint64_t, std::uint32_t, SecretHash> code_of_;
+};
+
 /// Events with a duration, instants, or values of counters.
 struct EventTable {
-  Growing<std::int32_t> name, category, shape;
-  Growing<std::int64_t> begin_ns, duration_ns, pid, tid;
+  Growing<std::int32_t> name;
+  Codes category, shape;
+  Growing<std::int64_t> begin_ns, duration_ns;
+  IdColumn pid, tid;
   Growing<std::int64_t> no_duration, negative_duration;  // rows whose duration was replaced by 0
   std::vector<ArgumentColumn> arguments;                 // by key
 };
 
 struct FlowTable {
-  Growing<std::int64_t> id, begin_ns, pid, tid;
-  Growing<std::int32_t> category;
+  Growing<std::int64_t> id, begin_ns;
+  IdColumn pid, tid;
+  Codes category;
   Growing<std::uint8_t> starts;
 };
 

@@ -1410,18 +1410,18 @@ def trace_number_pairs(
     """Return the different pairs of two columns, ascending; None if they are many."""
 
 def trace_look_up(
-    table: NDArray[np.bool_], code: NDArray[np.int32], result: NDArray[np.bool_]
+    table: NDArray[np.bool_], code: NDArray[np.signedinteger[Any]], result: NDArray[np.bool_]
 ) -> None:
     """Write the element of a table for each code. Raises IndexError if a code has none."""
 
 def trace_mark(
-    code: NDArray[np.int32], chosen: NDArray[np.bool_], table: NDArray[np.bool_]
+    code: NDArray[np.signedinteger[Any]], chosen: NDArray[np.bool_], table: NDArray[np.bool_]
 ) -> None:
     """Mark the codes of the chosen rows in a table. Raises IndexError if a code has no place."""
 
 def trace_spread(
     table: NDArray[np.bool_],
-    code: NDArray[np.int32],
+    code: NDArray[np.signedinteger[Any]],
     value: NDArray[np.int64] | NDArray[np.int32],
     missing: int,
     result: NDArray[np.int64],

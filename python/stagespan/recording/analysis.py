@@ -18,7 +18,7 @@ from stagespan.trace.paths import analysis_of_ranks
 from stagespan.trace.ranks.collectives import most_collectives
 from stagespan.trace.ranks.summary import summarise_trace
 from stagespan.trace.read.columns import Codebook, absent, without_events
-from stagespan.trace.read.model import MISSING, Events, Trace
+from stagespan.trace.read.model import MISSING, Events, IdColumn, Trace
 
 
 def trace_of(recording: Recording, path: str) -> Trace:
@@ -30,20 +30,17 @@ def trace_of(recording: Recording, path: str) -> Trace:
     slices, empty = line.slices[line.order], without_events(path)
     count = len(slices)
     names = Codebook(line.names)
-    unknown = absent(count, np.int64(MISSING))
+    unknown = IdColumn(absent(count, np.int64(MISSING)))
     events = Events(
         name=names.encode(slices["name"].astype(np.int32)),
         category=slices["category"].astype(np.int32),
         begin_ns=slices["begin_ns"].copy(),
         dur_ns=slices["end_ns"] - slices["begin_ns"],
-        pid=slices["pid"].copy(),
-        tid=line.tids[line.order],
+        pid=IdColumn(slices["pid"].copy()),
+        tid=IdColumn(line.tids[line.order]),
         task_type=absent(count, np.int32(-1)),
         **dict.fromkeys(
-            (
-                *("correlation", "external_id", "device", "stream"),
-                *("python_id", "python_parent_id"),
-            ),
+            (*("correlation", "external_id", "device", "stream", "python_id"),),
             unknown,
         ),
     )

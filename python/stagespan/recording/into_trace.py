@@ -47,7 +47,7 @@ def merge_spans(
         raise StagespanError(f"{trace_path} contains no events: record the trace again.")
     if PROCESS in trace.process_names.values():
         raise StagespanError(f"{trace_path} already contains the spans of stagespan.")
-    begin_ns, end_ns = int(trace.events.begin_ns.min()), int(trace.events.end_ns.max())
+    begin_ns, end_ns = int(trace.events.begin_ns.min()), int(trace.events.end_ns.all().max())
     fitting = of_pid(_process_of(trace)) if recording is None else [open_recording(recording)]
     overlapping = [
         (source, spans) for source in fitting if (spans := _spans(source, begin_ns, end_ns))

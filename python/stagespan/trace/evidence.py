@@ -13,7 +13,7 @@ def window_of(trace: Trace) -> tuple[int, int] | None:
     events = trace.events
     if len(events) == 0:
         return None
-    return int(events.begin_ns.min()), int(events.end_ns.max())
+    return int(events.begin_ns.min()), int(events.end_ns.all().max())
 
 
 def evidence(trace: Trace, row: int, figure: float | None = None, unit: str = "ns") -> Evidence:

@@ -27,11 +27,11 @@ from stagespan.trace.derived.idle_causes import CAUSES, MARKS, ROWS
 from stagespan.trace.derived.launch_sources import backward_threads
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import step_times
-from stagespan.trace.derived.threads import named
+from stagespan.trace.derived.threads import Axis, named
 from stagespan.trace.evidence import window_of
-from stagespan.trace.read.groups import by_group, numbered, pairs
-from stagespan.trace.read.intervals import Rows
-from stagespan.trace.read.model import Trace
+from stagespan.trace.read.groups import by_group, numbered, pairs, parts
+from stagespan.trace.read.intervals import ROW, Cover, Mask, Rows
+from stagespan.trace.read.model import Trace, id_pairs
 
 MOST_STREAMS = 8
 MOST_THREADS = 3
@@ -214,10 +214,12 @@ def _threads(trace: Trace) -> list[TimelineRow]:
     calls = launches(trace)
     work = (trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)) | calls
     work &= device_work(trace).kind == 0
-    rows = np.flatnonzero(work)
+    rows = np.flatnonzero(work).astype(ROW)
     if len(rows) == 0:
         return []
-    threads_seen, of_thread = pairs(events.pid[rows], events.tid[rows])
+    threads_seen, of_thread = id_pairs(events.pid, events.tid, rows)
+    outer = _in_no_other(trace, rows, of_thread, len(threads_seen))
+    rows, of_thread = rows[outer], of_thread[outer]
     order = np.lexsort((-events.dur_ns[rows], events.begin_ns[rows], of_thread))
     rows, of_thread = rows[order], of_thread[order]
     end = events.begin_ns[rows] + events.dur_ns[rows]
@@ -243,6 +245,27 @@ def _threads(trace: Trace) -> list[TimelineRow]:
         key = calls[here].astype(np.intp)
         drawn_threads.append(_of_events(trace, name, here, key, keys, "operators and calls", note))
     return drawn_threads
+
+
+def _in_no_other(trace: Trace, rows: Rows, thread: Rows, threads: int) -> Mask:
+    """Return which events begin at no time inside of another one of their thread."""
+    window = window_of(trace)
+    assert window is not None
+    axis = Axis(*window, threads)
+    outer = np.ones(len(rows), dtype=np.bool_)
+    if not axis.fits:
+        return outer
+    begin = np.empty(len(rows), dtype=np.int64)
+    unions = []
+    for some in parts(len(rows)):
+        begin[some] = axis.place(thread[some], trace.events.begin_ns[rows[some]])
+        # Another event can begin at the same time.
+        cover = Cover(begin[some] + 1, begin[some] + trace.events.dur_ns[rows[some]])
+        unions.append((cover.begin, cover.end))
+    inside = Cover(*(np.concatenate(each) for each in zip(*unions, strict=True)))
+    for some in parts(len(rows)):
+        outer[some] = inside.within(begin[some], begin[some] + 1) == 0
+    return outer
 
 
 def _thread_name(trace: Trace, pid: int, tid: int, backward: bool) -> str:

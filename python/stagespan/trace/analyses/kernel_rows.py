@@ -41,7 +41,7 @@ from stagespan.trace.derived.windows import base_window
 from stagespan.trace.derived.work_table import Column, WorkTable
 from stagespan.trace.rates.calls import inputs_in_words
 from stagespan.trace.read.groups import values_of
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.intervals import Codes, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once, operators_of
 
@@ -107,10 +107,8 @@ def kernel_rows(trace: Trace) -> KernelRows | Unavailable:
         rows=rows,
         time_ns=events.dur_ns[rows],
         is_kernel=work.is_kernel[rows],
-        kind=_of_optimizer(
-            trace, sources.stage, _kinds(trace, events.name[rows].astype(np.int64), operator)
-        ),
-        name=events.name[rows].astype(np.int64),
+        kind=_of_optimizer(trace, sources.stage, _kinds(trace, events.name[rows], operator)),
+        name=events.name[rows],
         operator=np.where(in_graph, name_codes(trace, sources.calls), operator),
         stage=name_codes(trace, sources.stage),
         forward=name_codes(hosts, forward),
@@ -138,17 +136,17 @@ class KernelRows:
     time_ns: Numbers
     is_kernel: NDArray[np.bool_]
     """Whether the row is a kernel, and not a copy or memset."""
-    kind: NDArray[np.int64]
+    kind: Codes
     """Index into `KIND_OF_CODE`."""
-    name: NDArray[np.int64]
-    operator: NDArray[np.int64]
-    stage: NDArray[np.int64]
-    forward: NDArray[np.int64]
+    name: Codes
+    operator: Codes
+    stage: Codes
+    forward: Codes
     call: Rows
     """The call of the operator, or of the graph's launch; -1 if it is unknown. Its row in
     `hosts.events` is the remainder by their number: a captured call has a number for each launch of
     its graph."""
-    shape: NDArray[np.int64]
+    shape: Codes
     """Index into `shapes`, or -1 if none was recorded."""
     shapes: list[str]
     launched: LaunchSources | None
@@ -226,7 +224,7 @@ class KernelRows:
 
 
 def _of_host(trace: Trace, host: HostOperators) -> KernelRows:
-    name = trace.events.name[host.rows].astype(np.int64)
+    name = trace.events.name[host.rows]
     shape, shapes = _shapes(trace, host.rows)
     kind = _kinds(trace, name, name)
     kind[wait_for_collectives(trace, host.rows, host.own_ns)] = KIND_OF_CODE.index(COMMUNICATION)
@@ -251,12 +249,12 @@ def _of_host(trace: Trace, host: HostOperators) -> KernelRows:
     )
 
 
-def _kinds(trace: Trace, name: NDArray[np.int64], operator: NDArray[np.int64]) -> NDArray[np.int64]:
+def _kinds(trace: Trace, name: Codes, operator: Codes) -> Codes:
     """Return the kind by the name or, if that is not known, by the operator that launched it.
 
     Convolutions are computed by matrix products, too, and mixtures of experts by work of all kinds.
     """
-    table = np.full(len(trace.names) + 1, KIND_OF_CODE.index(OTHER), dtype=np.int64)
+    table = np.full(len(trace.names) + 1, KIND_OF_CODE.index(OTHER), dtype=np.int32)
     for code in values_of(np.concatenate((name, operator))).tolist():
         if code >= 0:
             table[code] = KIND_OF_CODE.index(kind_of(trace.names[code]))
@@ -265,28 +263,28 @@ def _kinds(trace: Trace, name: NDArray[np.int64], operator: NDArray[np.int64]) -
         (kind == KIND_OF_CODE.index(MATMUL)) & (around == KIND_OF_CODE.index(CONVOLUTION))
     )
     part |= (around == KIND_OF_CODE.index(MOE)) & (kind != KIND_OF_CODE.index(COMMUNICATION))
-    result: NDArray[np.int64] = np.where(part, around, kind)
+    result: Codes = np.where(part, around, kind)
     return result
 
 
-def _of_optimizer(trace: Trace, stage: Rows, kind: NDArray[np.int64]) -> NDArray[np.int64]:
+def _of_optimizer(trace: Trace, stage: Rows, kind: Codes) -> Codes:
     """Set the kind of work that an optimizer's step or zero_grad launched to optimizer."""
     marks = np.array([_OPTIMIZER.match(name) is not None for name in trace.names] + [False])
     own = (stage >= 0) & marks[trace.events.name[stage]]
     own &= ~np.isin(kind, [KIND_OF_CODE.index(each) for each in (COMMUNICATION, MATMUL, ATTENTION)])
-    result: NDArray[np.int64] = np.where(own, KIND_OF_CODE.index(OPTIMIZER), kind)
+    result: Codes = np.where(own, KIND_OF_CODE.index(OPTIMIZER), kind)
     return result
 
 
-def _shapes(trace: Trace, operators: Rows) -> tuple[NDArray[np.int64], list[str]]:
+def _shapes(trace: Trace, operators: Rows) -> tuple[Codes, list[str]]:
     """Return the input shapes of each operator as an index into texts like `8x4, 4x2`."""
     dims = trace.argument("Input Dims") if len(operators) else None
     if dims is None or dims.numbers is not None:
-        return np.full(len(operators), -1, dtype=np.int64), []
+        return np.full(len(operators), -1, dtype=np.int32), []
     texts = [inputs_in_words(text) for text in dims.texts]
     shapes = list(dict.fromkeys(text for text in texts if text))
     numbers = {text: number for number, text in enumerate(shapes)}
-    table = np.array([numbers.get(text, -1) for text in texts], dtype=np.int64)
-    of_event = np.full(len(trace.events) + 1, -1, dtype=np.int64)
+    table = np.array([numbers.get(text, -1) for text in texts], dtype=np.int32)
+    of_event = np.full(len(trace.events) + 1, -1, dtype=np.int32)
     of_event[dims.rows] = table[dims.codes]
     return of_event[operators], shapes

@@ -31,8 +31,8 @@ from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
 from stagespan.trace.derived.threads import named, numbers_of
 from stagespan.trace.derived.trees import forest_of
 from stagespan.trace.evidence import window_of
-from stagespan.trace.read.groups import numbered, pairs, values_of
-from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.groups import numbered, pairs, parts, values_of
+from stagespan.trace.read.intervals import ROW, Numbers, Rows
 from stagespan.trace.read.model import Trace
 
 _CPU = 0
@@ -358,19 +358,21 @@ class _Forest:
             self._index, self._forest = nested
             other = ~named(trace, _ALLOCATORS, self._forest.rows)
             caller = self._forest.first_around(other)
-            self._shown = np.where(caller >= 0, caller, np.arange(len(self._forest)))
+            itself = np.arange(len(self._forest), dtype=ROW)
+            self._shown = self._forest.rows[np.where(caller >= 0, caller.astype(ROW), itself)]
 
     def around(self, instants: Rows) -> Rows:
-        rows: Rows = np.full(len(instants), -1, dtype=np.intp)
+        rows: Rows = np.full(len(instants), -1, dtype=ROW)
         if not self._known:
             return rows
         table = self._trace.instants
-        pid, tid, time = table.pid[instants], table.tid[instants], table.begin_ns[instants]
-        place = self._index.places(pid, tid, time)
-        here = np.flatnonzero(place >= 0)
-        inner = self._forest.at(place[here])
-        inside = inner >= 0
-        rows[here[inside]] = self._forest.rows[self._shown[inner[inside]]]
+        for some in parts(len(instants)):
+            mine = instants[some]
+            place = self._index.places(table.pid[mine], table.tid[mine], table.begin_ns[mine])
+            here = np.flatnonzero(place >= 0)
+            inner = self._forest.at(place[here])
+            inside = inner >= 0
+            rows[some.start + here[inside]] = self._shown[inner[inside]]
         return rows
 
 

@@ -72,7 +72,7 @@ def overlap_in(trace: Trace) -> dict[str, KindIntervals]:
     events = trace.events
     by_device: dict[str, KindIntervals] = {}
     for pid, device in of_pid.items():
-        events_of_process = np.flatnonzero(events.pid == pid)
+        events_of_process = np.flatnonzero(events.pid.having([pid]))
         tracks = by_device.setdefault(device, KindIntervals())
         for code, kind in codes.items():
             rows = events_of_process[events.name[events_of_process] == code]

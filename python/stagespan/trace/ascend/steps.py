@@ -131,7 +131,7 @@ def _launched(trace: Trace) -> tuple[Numbers, Numbers, Numbers]:
 def _ends_of(trace: Trace, begin: Numbers, pid: Numbers) -> Numbers:
     """Return the latest end of the events that begin at these times."""
     events = trace.events
-    rows = np.flatnonzero(np.isin(events.pid, values_of(pid)))
+    rows = np.flatnonzero(events.pid.having(values_of(pid)))
     rows = rows[np.lexsort((events.end_ns[rows], events.begin_ns[rows]))]
     if len(rows) == 0:
         return begin

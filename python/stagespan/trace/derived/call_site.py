@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from stagespan.trace.derived.device import launches, streams
 from stagespan.trace.derived.gaps import Gaps
 from stagespan.trace.derived.idle_causes import SYNC_OPERATORS
-from stagespan.trace.derived.threads import TimeIndex, processes, threads
+from stagespan.trace.derived.threads import processes, threads, time_index
 from stagespan.trace.read.groups import by_group
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, looked_up
+from stagespan.trace.read.intervals import ROW, Mask, Numbers, Rows, looked_up
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import once
 
@@ -45,7 +45,7 @@ class SyncEvents:
     All methods return None if the trace has no such events.
     """
 
-    __slots__ = ("_call_of", "_device", "_kind", "_on", "_record", "_rows", "_stream", "_trace")
+    __slots__ = ("_at_of", "_device", "_kind", "_on", "_record", "_rows", "_stream", "_trace")
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -55,13 +55,19 @@ class SyncEvents:
         self._device, self._stream = streams(trace, rows)
         self._on = _numbers(trace, "wait_on_stream", rows)
         self._record = _numbers(trace, "wait_on_cuda_event_record_corr_id", rows)
-        correlation = trace.events.correlation[rows].tolist()
-        self._call_of = dict(zip(correlation, range(len(rows)), strict=True))
+        self._at_of: dict[int, int] = {}
+        if len(rows):
+            correlation = trace.events.correlation
+            at_of = dict(zip(correlation[rows].tolist(), range(len(rows)), strict=True))
+            at_of.pop(MISSING, None)
+            calls = np.flatnonzero(correlation.having(list(at_of)))
+            found = [at_of[number] for number in correlation[calls].tolist()]
+            self._at_of = dict(zip(calls.tolist(), found, strict=True))
 
     def of_host(self, call: int) -> str | None:
         """Return what a host call waited for: a stream or the device; None if not known."""
-        at = self._call_of.get(int(self._trace.events.correlation[call]), -1)
-        if at < 0 or self._trace.events.correlation[call] == MISSING:
+        at = self._at_of.get(call, -1)
+        if at < 0:
             return None
         kind = str(self._kind[at])
         if kind == _DEVICE:
@@ -98,9 +104,8 @@ class SyncEvents:
         events = self._trace.events
         if record < 0:
             return Awaited(stream, -1)
-        calls = np.flatnonzero(
-            (events.correlation == record) & self._trace.rows_of(["cuda_runtime", "cuda_driver"])
-        )
+        is_call = self._trace.rows_of(["cuda_runtime", "cuda_driver"])
+        calls = np.flatnonzero(events.correlation.having([record]) & is_call)
         if len(calls) == 0:
             return Awaited(stream, -1)
         rows, launched = self._on_stream(gaps, self._device[wait], self._on[wait])
@@ -147,7 +152,6 @@ class CallSites:
     """Looks up the events around a time on a thread."""
 
     __slots__ = (
-        "_by_thread",
         "_calls",
         "_frames",
         "_marks",
@@ -164,8 +168,7 @@ class CallSites:
         self._operators = trace.rows_of(["cpu_op"])
         self._frames = trace.rows_of(["python_function"])
         self._marks = trace.rows_of(["user_annotation"])
-        self._calls = np.flatnonzero(launches(trace))
-        self._by_thread: dict[tuple[int, int], TimeIndex] = {}
+        self._calls = np.flatnonzero(launches(trace)).astype(ROW)
 
     def operator(self, row: int) -> int:
         """Return the innermost operator around an event on its thread, or -1."""
@@ -227,7 +230,7 @@ class CallSites:
         Searches the thread of `row`. The event is -1 if there is none.
         """
         events = self.trace.events
-        rows = self._thread_of(row).overlapping(begin_ns, end_ns)
+        rows = self._on_thread(time_index(self.trace).overlapping(begin_ns, end_ns), row)
         inside = np.minimum(events.end_ns[rows], end_ns) - np.maximum(
             events.begin_ns[rows], begin_ns
         )
@@ -252,16 +255,9 @@ class CallSites:
 
     def _around(self, row: int, among: Mask) -> Rows:
         events = self.trace.events
-        around = self._thread_of(row).around(int(events.begin_ns[row]), int(events.end_ns[row]))
+        begin, end = int(events.begin_ns[row]), int(events.end_ns[row])
+        around = self._on_thread(time_index(self.trace).around(begin, end), row)
         return self._outermost_first(around[among[around] & (around != row)])
-
-    def _thread_of(self, row: int) -> TimeIndex:
-        """Return all events of the thread of an event."""
-        thread = int(self._process[row]), int(self.trace.events.tid[row])
-        if thread not in self._by_thread:
-            same = (self._process == thread[0]) & (self.trace.events.tid == thread[1])
-            self._by_thread[thread] = TimeIndex(self.trace, np.flatnonzero(same))
-        return self._by_thread[thread]
 
     def _outermost_first(self, rows: Rows) -> Rows:
         events = self.trace.events

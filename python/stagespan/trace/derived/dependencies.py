@@ -29,7 +29,7 @@ from stagespan import _core
 from stagespan.trace.derived.device import launch_of, launches, streams
 from stagespan.trace.derived.gaps import QUIET_NS, gaps, program_calls, waiting_calls
 from stagespan.trace.derived.idle_causes import ALLOCATES
-from stagespan.trace.derived.threads import TimeIndex, among, named, threads, threads_of
+from stagespan.trace.derived.threads import TimeIndex, among, named, threads, threads_of, time_index
 from stagespan.trace.read.groups import by_group, pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -135,12 +135,6 @@ def _other_calls(trace: Trace) -> Mask:
     long = calls & (trace.events.dur_ns > QUIET_NS) & ~program_calls(trace, calls)
     found: Mask = among(calls, trace, ALLOCATES) | long
     return found
-
-
-@once
-def _activity(trace: Trace) -> TimeIndex:
-    """Return the host's events, which show when a thread did something, by time."""
-    return TimeIndex(trace, np.flatnonzero(trace.rows_of(_OF_THREADS) | launches(trace)))
 
 
 def dependencies(
@@ -303,7 +297,9 @@ class _Builder:
     def _activity_of(self, owners: NDArray[np.int64]) -> list[Numbers]:
         """Return for each of some threads when its events in the window began and ended."""
         events = self.trace.events
-        rows = _activity(self.trace).overlapping(self.begin_ns, self.end_ns)
+        rows = time_index(self.trace).overlapping(self.begin_ns, self.end_ns)
+        of_host = self.trace.rows_of(_OF_THREADS) | launches(self.trace)
+        rows = rows[of_host[rows]]
         thread = threads_of(owners, self.trace, rows)
         rows, thread = rows[thread >= 0], thread[thread >= 0]
         return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from stagespan.trace.derived.threads import (
     outermost,
 )
 from stagespan.trace.read.groups import by_group, counts_of, numbered, pairs, values_of
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, looked_up, order_of, used_codes
+from stagespan.trace.read.intervals import ROW, Mask, Numbers, Rows, looked_up, order_of, used_codes
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.plausibility import (
     ASCEND_DEVICE,
@@ -82,12 +83,12 @@ class DeviceWork(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def rows(self) -> NDArray[np.intp]:
         """Rows of the device's events."""
-        return np.flatnonzero(self.kind)
+        return np.flatnonzero(self.kind).astype(ROW)
 
     @cached_property
     def kernels(self) -> NDArray[np.intp]:
         """Rows of the kernels."""
-        return np.flatnonzero(self.is_kernel)
+        return np.flatnonzero(self.is_kernel).astype(ROW)
 
 
 @once
@@ -152,7 +153,7 @@ def launches(trace: Trace) -> Mask:
     return rows
 
 
-def launch_of(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+def launch_of(trace: Trace, rows: Rows) -> Rows:
     """Return, for each of `rows`, the row of the call that launched it; -1 if it is unknown.
 
     Calls and device events are joined by correlation. If nested calls have the same correlation,
@@ -160,23 +161,23 @@ def launch_of(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     is unknown. In traces without correlations, they are joined by external id.
     """
     if isinstance(trace, TraceView):
-        return _launch_of_every_event(trace)[rows].astype(np.intp)
+        return _launch_of_every_event(trace)[rows]
     if _has_correlations(trace) and not is_ascend(trace):
-        return _launch_by(trace, trace.events.correlation[rows]).astype(np.intp)
-    return _launch_of_every_event(trace)[rows].astype(np.intp)
+        return _launch_by(trace, trace.events.correlation[rows])
+    return _launch_of_every_event(trace)[rows]
 
 
 def _has_correlations(trace: Trace) -> bool:
-    return bool((trace.events.correlation != MISSING).any())
+    return bool(trace.events.correlation.exist().any())
 
 
 @once
-def _launch_of_every_event(trace: Trace) -> NDArray[np.int32]:
+def _launch_of_every_event(trace: Trace) -> NDArray[Any]:
     if not _has_correlations(trace):
         return _launch_by_external_id(trace)
     events = trace.events
     calls = np.full(len(events), -1, dtype=np.int32)
-    rows = np.flatnonzero(events.correlation != MISSING)
+    rows = np.flatnonzero(events.correlation.exist())
     calls[rows] = _launch_by(trace, events.correlation[rows])
     if ASCEND_DEVICE in trace.process_names.values():
         without_call = np.flatnonzero((device_work(trace).kind != NOT_DEVICE) & (calls < 0))
@@ -209,12 +210,14 @@ def _launch_by_flow(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int32]:
     return launched_by
 
 
-def _launch_by(trace: Trace, correlations: Numbers) -> NDArray[np.int32]:
+def _launch_by(trace: Trace, correlations: Numbers) -> NDArray[Any]:
     """Return the row of the launching call for each correlation, or -1."""
     events = trace.events
-    calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING)).astype(np.int32)
-    calls = calls[order_of(events.correlation[calls], events.dur_ns[calls])]
+    calls = np.flatnonzero(launches(trace) & events.correlation.exist()).astype(np.int32)
     call_ids = events.correlation[calls]
+    order = order_of(call_ids, events.dur_ns[calls])
+    calls, call_ids = calls[order], call_ids[order]
+    del order
     lasts = np.flatnonzero(call_ids[1:] != call_ids[:-1])
     lasts = np.append(lasts, len(call_ids) - 1) if len(call_ids) else lasts
     if len(call_ids):
@@ -251,7 +254,7 @@ def _launch_by_external_id(trace: Trace) -> NDArray[np.int32]:
     """
     events = trace.events
     launched_by = np.full(len(events), -1, dtype=np.int32)
-    has_id = events.external_id != MISSING
+    has_id = events.external_id.exist()
     starts = names_with(trace, STARTS_WORK)
     calls = np.flatnonzero(launches(trace) & has_id & starts[events.name])
     work = np.flatnonzero((device_work(trace).kind != NOT_DEVICE) & has_id)
@@ -298,7 +301,7 @@ def shared_correlations(trace: Trace) -> int:
     # Most traces contain all launches, and the search takes long.
     if len(rows) == 0:
         return 0
-    calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING))
+    calls = np.flatnonzero(launches(trace) & events.correlation.exist())
     return int(np.isin(events.correlation[rows], events.correlation[calls]).sum())
 
 
@@ -320,7 +323,8 @@ def work_by_stream(trace: Trace) -> tuple[dict[tuple[int, int], Rows], Numbers]:
     and an array with the position of each row's stream in this dict.
     """
     found, of_stream = pairs(*streams(trace, device_work(trace).rows))
-    groups = by_group(of_stream, len(found))
+    groups = [mine.astype(ROW) for mine in by_group(of_stream, len(found))]
+    of_stream = of_stream.astype(ROW)
     return {(int(d), int(s)): mine for (d, s), mine in zip(found, groups, strict=True)}, of_stream
 
 
@@ -328,9 +332,9 @@ def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:
     """Set the kinds of other accelerators' rows in `kind`; return which rows are kernels."""
     events = trace.events
     found = [thread for thread, name in trace.thread_names.items() if _STREAM.search(name)]
-    on_stream: Mask = events.stream != MISSING
+    on_stream = events.stream.exist()
     for pid, tid in found:
-        on_stream |= (events.pid == pid) & (events.tid == tid)
+        on_stream |= events.pid.having([pid]) & events.tid.having([tid])
     works = np.array(
         [
             name not in _NOT_WORK and not name.endswith(_NOT_WORK_SUFFIXES)
@@ -345,7 +349,7 @@ def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:
     hosts = values_of(events.pid[trace.rows_of(_ON_HOST)])
     rows = rows[~np.isin(events.pid[rows], hosts)]
     # Other tracks of the device, such as that of its DMA engine, have the same category.
-    beside = works_there & np.isin(events.pid, values_of(events.pid[rows]))
+    beside = works_there & events.pid.having(values_of(events.pid[rows]))
     categories = [c for c in values_of(events.category[rows]).tolist() if trace.categories[c]]
     beside &= np.isin(events.category, categories)
     rows = values_of(np.concatenate((rows, np.flatnonzero(beside))))

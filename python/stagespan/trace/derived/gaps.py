@@ -30,7 +30,7 @@ from stagespan.trace.derived.threads import (
 )
 from stagespan.trace.evidence import window_of
 from stagespan.trace.read.groups import firsts_of, numbered, pairs, parts, values_of
-from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
+from stagespan.trace.read.intervals import ROW, Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -93,8 +93,8 @@ def gaps(trace: Trace) -> Gaps:
     rows, calls = rows[order], calls[order]
     begin, end = events.begin_ns[rows], events.end_ns[rows]
     reach = np.maximum.accumulate(end)
-    opens = np.flatnonzero(begin[1:] > reach[:-1]) + 1
-    index = np.arange(len(rows))
+    opens = np.flatnonzero(begin[1:] > reach[:-1]).astype(ROW) + 1
+    index = np.arange(len(rows), dtype=ROW)
     latest = np.maximum.accumulate(np.where(end == reach, index, 0))
     gap_begin, gap_end = reach[opens - 1], begin[opens]
     origin_of = origins(trace, calls)
@@ -223,13 +223,12 @@ class _HostActivity:
         """`program_calls` are calls that contain other calls, so they are parts of the program."""
         events = trace.events
         self._events, self._axis = events, axis
-        self._thread, (self._rows, self._begin, self._end) = axis.placed_events(trace, owners)
+        self._thread, self._rows, self._begin, self._end = axis.placed_events(trace, owners)
         work = trace.rows_of(["cpu_op"])[self._rows] & ~named(trace, causes.MARKS, self._rows)
         work |= calls[self._rows]
-        begin, end = self._begin[work], self._end[work]
-        self.busy = Cover(begin, end)
-        quiet = quiet_stretches(axis, begin, end, QUIET_NS)
-        del work, begin, end
+        self.busy = self._cover(work)
+        quiet = quiet_stretches(axis, self._begin, self._end, work, QUIET_NS)
+        del work
         self._nested: list[Cover] = []
         for each in self._of_classes(trace, calls, waits, allocates, program_calls):
             self._nested.append(self._nested[-1] | each if self._nested else each)
@@ -343,7 +342,7 @@ class _HostActivity:
         return begin, end
 
     def _cover(self, which: Mask) -> Cover:
-        return Cover(self._begin[which], self._end[which])
+        return Cover(self._begin, self._end, which=which)
 
     def _unseen(self, seen: Mask, of_all: Mask) -> Cover:
         """Return long intervals without any event of a thread."""
@@ -384,7 +383,7 @@ def program_calls(trace: Trace, calls: Mask) -> Mask:
     owners, thread = threads(trace, rows)
     for number, (process, tid) in enumerate(owners):
         here = rows[thread == number]
-        same = inner & (events.tid == tid) & (processes(trace) == process)
+        same = inner & events.tid.having([tid]) & processes(trace).having([process])
         begins = np.sort(events.begin_ns[same], kind="stable")
         first = np.searchsorted(begins, events.begin_ns[here], side="right")
         last = np.searchsorted(begins, events.end_ns[here], side="left")
@@ -487,8 +486,8 @@ def early_waits(trace: Trace) -> Rows:
         return np.empty(0, dtype=np.intp)
     call, process = int(idle.calls[0]), processes(trace)
     waits = waiting_calls(trace, idle.rows, idle.calls) & (events.dur_ns > QUIET_NS)
-    waits &= (events.end_ns <= events.begin_ns[call]) & (events.tid == events.tid[call])
-    return np.flatnonzero(waits & (process == process[call]))
+    waits &= (events.end_ns <= events.begin_ns[call]) & events.tid.having([events.tid[call]])
+    return np.flatnonzero(waits & process.having([process[call]]))
 
 
 def early_waiting(trace: Trace) -> Cover:
@@ -527,7 +526,7 @@ class _Splitter:
         self.crosses = self._crosses(step_begins)
         self.call_idle = np.zeros(len(trace.events), dtype=np.int64)
         self.call_inside = np.zeros(len(trace.events), dtype=np.int64)
-        self.blocked_in = np.full(len(gaps.begin_ns), -1, dtype=np.intp)
+        self.blocked_in = np.full(len(gaps.begin_ns), -1, dtype=ROW)
 
     def parts_of_gaps(self) -> IdleParts:
         gaps = self.gaps

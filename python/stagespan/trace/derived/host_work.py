@@ -10,7 +10,7 @@ import numpy as np
 from stagespan.trace.derived.device import launches
 from stagespan.trace.derived.idle_causes import COMMUNICATES, COMPILES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
-from stagespan.trace.derived.threads import ThreadIndex, TimeIndex, named
+from stagespan.trace.derived.threads import ThreadIndex, named, time_index
 from stagespan.trace.read.groups import values_of
 from stagespan.trace.read.intervals import Cover, Intervals, Mask, Numbers, Rows, merged, minus
 from stagespan.trace.read.model import Trace
@@ -162,7 +162,8 @@ def mostly_filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
 def _on_host_within(trace: Trace, begin_ns: int, dur_ns: int) -> tuple[Rows, Numbers]:
     """Return the host events in an interval, and the time of each that is in it."""
     events = trace.events
-    rows = _host_events(trace).overlapping(begin_ns, begin_ns + dur_ns)
+    rows = time_index(trace).overlapping(begin_ns, begin_ns + dur_ns)
+    rows = rows[_host_events(trace)[rows]]
     inside = np.minimum(events.end_ns[rows], begin_ns + dur_ns) - np.maximum(
         events.begin_ns[rows], begin_ns
     )
@@ -170,10 +171,9 @@ def _on_host_within(trace: Trace, begin_ns: int, dur_ns: int) -> tuple[Rows, Num
 
 
 @once
-def _host_events(trace: Trace) -> TimeIndex:
-    """Return the events of threads that work: others, such as one that reads a pipe, only wait."""
+def _host_events(trace: Trace) -> Mask:
+    """Which events are of threads that work: others, such as one that reads a pipe, only wait."""
     events, calls = trace.events, launches(trace)
     host = (trace.rows_of(_HOST) & ~named(trace, _NO_PLACE)) | calls
-    rows = np.flatnonzero(host)
     working = values_of(events.tid[trace.rows_of(["cpu_op"]) | calls])
-    return TimeIndex(trace, rows[np.isin(events.tid[rows], working)] if len(working) else rows)
+    return host & events.tid.having(working) if len(working) else host

@@ -29,7 +29,7 @@ from stagespan.trace.derived.threads import (
 )
 from stagespan.trace.derived.trees import Nesting, Tree, forest_of, forest_of_operators
 from stagespan.trace.read.groups import numbered, pairs, values_of
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.intervals import ROW, Mask, Numbers, Rows
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import once
 
@@ -57,7 +57,7 @@ def _forward_of_operators(trace: Trace) -> Rows:
 
 
 def _forward_of(trace: Trace, index: ThreadIndex, forest: Nesting) -> Rows:
-    result = np.full(len(forest), -1, dtype=np.intp)
+    result = np.full(len(forest), -1, dtype=ROW)
     if len(forest) == 0:
         return result
     linked = _forward_by_flows(trace, index, forest)
@@ -180,7 +180,7 @@ def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
     if nested is None:
         return None
     index, forest = nested
-    inside = np.full(len(rows), -1, dtype=np.intp)
+    inside = np.full(len(rows), -1, dtype=ROW)
     time_ns = events.begin_ns[called]
     place = index.places(processes(trace)[called], events.tid[called], time_ns)
     # The axis begins with the first operator.
@@ -228,7 +228,7 @@ def no_operators(trace: Trace) -> Mask:
 
 def values_at(values: Rows, index: Rows) -> Rows:
     """Return values[index], and -1 where the index is -1."""
-    return np.where(index >= 0, np.append(values, -1)[index], -1)
+    return np.where(index >= 0, np.append(values, values.dtype.type(-1))[index], -1)
 
 
 def _by_flows(trace: Trace, rows: Rows, inside: Rows, index: ThreadIndex, forest: Nesting) -> None:
@@ -323,7 +323,7 @@ def stages_around(trace: Trace, rows: Rows) -> Rows:
     threads have a stage at that time, it remains unknown.
     """
     calls = stage_calls(trace)
-    stages = np.full(len(rows), -1, dtype=np.intp)
+    stages = np.full(len(rows), -1, dtype=ROW)
     with_row = np.flatnonzero(rows >= 0)
     if calls is None or len(with_row) == 0:
         return stages
@@ -408,7 +408,7 @@ def host_operators(trace: Trace) -> HostOperators | None:
     )[trace.events.name] & trace.rows_of(["cpu_op"])
     compiled = named(trace, _COMPILED) & trace.rows_of(["cpu_op", "user_annotation"])
     work = trace.rows_of(["cpu_op"]) & ~no_operators(trace)
-    rows = np.flatnonzero(work | compiled | compiles)
+    rows = np.flatnonzero(work | compiled | compiles).astype(ROW)
     nested = forest_of(trace, rows)
     if nested is None:
         return None
@@ -419,6 +419,6 @@ def host_operators(trace: Trace) -> HostOperators | None:
     # Events without a duration are not in the forest, but they are calls.
     compiles[forest.rows[~counts]] = True
     rows = rows[~compiles[rows]]
-    forward = np.full(len(trace.events), -1, dtype=np.intp)
+    forward = np.full(len(trace.events), -1, dtype=ROW)
     forward[forest.rows] = forward_operators(trace, index, forest)
     return HostOperators(rows, own_ns[rows], forward[rows])

@@ -22,7 +22,7 @@ from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
 from stagespan.trace.derived.threads import among, named
 from stagespan.trace.read.groups import firsts_of
-from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, covered
+from stagespan.trace.read.intervals import ROW, Cover, Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -165,7 +165,7 @@ def step_extents(trace: Trace, ranges: StepRanges) -> Extents:
     end = np.where(last > first, np.maximum(last, ranges.end_ns), ranges.end_ns)
     end = np.maximum(np.maximum.accumulate(end), free)
     begin = np.maximum(ranges.begin_ns, np.concatenate(([free], end[:-1])))
-    return Extents(begin, end, step_of, first, last, earlier)
+    return Extents(begin, end, step_of.astype(ROW), first, last, earlier)
 
 
 class StepTimes(msgspec.Struct, frozen=True):
@@ -322,7 +322,8 @@ class _Parts:
 
     def _cover(self, which: Mask) -> Cover:
         events = self._trace.events
-        return Cover(events.begin_ns[which] - self._origin, events.end_ns[which] - self._origin)
+        rows = np.flatnonzero(which)
+        return Cover(events.begin_ns[rows] - self._origin, events.end_ns[rows] - self._origin)
 
 
 def _covers_of_host(trace: Trace) -> dict[str, Cover]:

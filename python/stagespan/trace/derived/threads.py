@@ -12,17 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan import _core
-from stagespan.trace.read.groups import pairs, values_of
+from stagespan.trace.read.groups import pairs, parts, values_of
 from stagespan.trace.read.intervals import (
     FARTHEST,
+    ROW,
+    Codes,
     Cover,
     Mask,
     Numbers,
     Rows,
     looked_up,
+    merged,
     used_codes,
 )
-from stagespan.trace.read.model import Trace
+from stagespan.trace.read.model import IdColumn, Trace, id_pairs
 from stagespan.trace.read.view import once
 
 
@@ -53,25 +56,35 @@ class Axis(msgspec.Struct, frozen=True):
         result: Numbers = np.maximum(time_ns, self.begin_ns)
         np.minimum(result, self.end_ns, out=result)
         result -= self.begin_ns
-        result += thread * np.int64(self.stride)
+        result += np.multiply(thread, self.stride, dtype=np.int64)
         return result
 
     def placed_events(
         self, trace: Trace, owners: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.int32], Rows, Numbers, Numbers]:
         """Return the thread of every event, or -1, and the events that touch the window.
 
-        `owners` are the threads of the axis, as `threads` returns them. The second array has three
-        rows: the event, and the places of its begin and its end.
+        `owners` are the threads of the axis, as `threads` returns them. The last two arrays are the
+        places where these events begin and end.
         """
-        events = trace.events
-        columns = (processes(trace), events.tid, events.begin_ns, events.end_ns, owners)
-        process, tid, begin, end, owner = (np.ascontiguousarray(each, np.int64) for each in columns)
+        events, process = trace.events, processes(trace)
+        owners = np.ascontiguousarray(owners, np.int64)
         thread = np.empty(len(events), dtype=np.int32)
-        placed = np.empty((3, len(events)), dtype=np.int64)
         axis = (self.begin_ns, self.end_ns, self.stride)
-        count = _core.trace_place_events(process, tid, begin, end, owner, axis, thread, placed)
-        return thread, placed[:, :count]
+        row = np.empty(len(events), dtype=ROW)
+        # The system gives no memory for what is not written.
+        first, last = np.empty((2, len(events)), dtype=np.int64)
+        known = 0
+        for rows in parts(len(events)):
+            begin = np.ascontiguousarray(events.begin_ns[rows])
+            placed = np.empty((3, len(begin)), dtype=np.int64)
+            columns = (process[rows], events.tid[rows], begin, begin + events.dur_ns[rows])
+            count = _core.trace_place_events(*columns, owners, axis, thread[rows], placed)
+            here = slice(known, known + count)
+            row[here] = placed[0, :count] + rows.start
+            first[here], last[here] = placed[1:, :count]
+            known += count
+        return thread, row[:known], first[:known], last[:known]
 
     def time_ns(self, place: Numbers) -> Numbers:
         """Convert places on the axis to times in ns."""
@@ -79,15 +92,21 @@ class Axis(msgspec.Struct, frozen=True):
         return result
 
 
-def quiet_stretches(axis: Axis, begin: Numbers, end: Numbers, longer_than_ns: int) -> Cover:
-    """Return long intervals in which no interval of a thread begins or ends."""
+def quiet_stretches(
+    axis: Axis, begin: Numbers, end: Numbers, which: Mask, longer_than_ns: int
+) -> Cover:
+    """Return long intervals in which none of the intervals in `which` begins or ends."""
     starts = np.arange(axis.threads, dtype=np.int64) * axis.stride
-    # A stable sort is fast if long parts are already sorted.
-    edges: NDArray[np.int64] = np.concatenate((begin, end, starts, starts + axis.stride - 2))
-    edges.sort(kind="stable")
     # The distance from one thread's last place to the next thread's first place is 2.
-    quiet = np.diff(edges) > max(longer_than_ns, 2)
-    return Cover(edges[:-1][quiet], edges[1:][quiet])
+    longest = max(longer_than_ns, 2)
+    # Edges that are closer together than this make one interval.
+    edges = [starts, starts + axis.stride - 2]
+    unions = [merged(each, each + longest) for each in edges]
+    for some in parts(len(begin)):
+        edges = [begin[some][which[some]], end[some][which[some]]]
+        unions += [merged(each, each + longest) for each in edges]
+    begin, end = merged(*(np.concatenate(each) for each in zip(*unions, strict=True)))
+    return Cover(end[:-1] - longest, begin[1:])
 
 
 class TimeIndex:
@@ -98,11 +117,14 @@ class TimeIndex:
     def __init__(self, trace: Trace, rows: Rows) -> None:
         self._events = trace.events
         order = np.argsort(self._events.begin_ns[rows], kind="stable")
-        self._rows = rows[order].astype(np.int32)
+        self._rows = rows[order].astype(ROW)
         firsts = np.arange(0, len(rows), self._BLOCK)
         self._first_begin = self._events.begin_ns[self._rows[firsts]]
-        end = self._events.end_ns[self._rows]
-        self._last_end = np.maximum.reduceat(end, firsts) if len(rows) else end
+        last_ends = [np.empty(0, dtype=np.int64)]
+        for some in parts(len(rows)):
+            end = self._events.end_ns[self._rows[some]]
+            last_ends.append(np.maximum.reduceat(end, firsts[firsts < len(end)]))
+        self._last_end = np.concatenate(last_ends)
 
     def overlapping(self, begin_ns: int, end_ns: int) -> Rows:
         """Return the events that begin before the end of a range and end after its start."""
@@ -123,6 +145,12 @@ class TimeIndex:
             self._events.end_ns[rows] >= first_end_ns
         )
         return np.sort(rows[is_between]).astype(np.intp)
+
+
+@once
+def time_index(trace: Trace) -> TimeIndex:
+    """Return the index of all events, whose results are filtered by what asks for some of them."""
+    return TimeIndex(trace, np.arange(len(trace.events), dtype=ROW))
 
 
 def outermost(trace: Trace, rows: Rows) -> Rows:
@@ -235,11 +263,11 @@ def names_with(trace: Trace, pattern: Pattern[str]) -> Mask:
     return _containing(trace, pattern, np.arange(len(trace.names)))
 
 
-def name_codes(trace: Trace, rows: Rows) -> NDArray[np.int64]:
+def name_codes(trace: Trace, rows: Rows) -> Codes:
     """Return the codes of the names of some events; -1 for an event of -1."""
     if len(trace.events) == 0:
-        return np.full(len(rows), -1, dtype=np.int64)
-    return np.where(rows >= 0, trace.events.name[rows], -1).astype(np.int64)
+        return np.full(len(rows), -1, dtype=np.int32)
+    return np.where(rows >= 0, trace.events.name[rows], -1)
 
 
 # --- Processes ---
@@ -252,22 +280,23 @@ ASCEND_HOST = "CANN"
 def in_processes(trace: Trace, *names: str) -> Mask:
     """Return which rows are of a process with one of these names."""
     pids = [pid for pid, name in trace.process_names.items() if name in names]
-    return np.isin(trace.events.pid, np.array(pids, dtype=np.int64))
+    return trace.events.pid.having(np.array(pids, dtype=np.int64))
 
 
 @once
-def processes(trace: Trace) -> Numbers:
+def processes(trace: Trace) -> IdColumn:
     """Return the process of every event. Ascend's CANN counts as part of the Python process."""
     pid = trace.events.pid
     named = {name: pid for pid, name in trace.process_names.items()}
     if not {ASCEND_HOST, "Python"} <= named.keys():
         return pid
-    return np.where(pid == named[ASCEND_HOST], named["Python"], pid)
+    ids = pid.all()
+    return IdColumn(np.where(ids == named[ASCEND_HOST], named["Python"], ids))
 
 
 def threads(trace: Trace, rows: Rows) -> tuple[NDArray[np.int64], Numbers]:
     """Return the threads (process, thread) of some events, and the thread of each event."""
-    return pairs(processes(trace)[rows], trace.events.tid[rows])
+    return id_pairs(processes(trace), trace.events.tid, rows)
 
 
 def threads_of(chosen: NDArray[np.int64], trace: Trace, rows: Rows) -> Numbers:
@@ -293,15 +322,17 @@ class ThreadIndex:
         """``process`` is the process of each event, if it differs from `processes`."""
         events = trace.events
         rows = np.concatenate(groups)
-        process = processes(trace) if process is None else process
-        owners, thread = pairs(process[rows], events.tid[rows])
+        if process is None:
+            owners, thread = id_pairs(processes(trace), events.tid, rows)
+        else:
+            owners, thread = pairs(process[rows], events.tid[rows])
         begin = int(events.begin_ns[rows].min()) if len(rows) else 0
         end = int(events.end_ns[rows].max()) if len(rows) else 0
         self.axis = Axis(begin, end, len(owners))
         self.threads = owners
         """Process and thread of each number."""
         ends = np.cumsum([0, *map(len, groups)])
-        self.of = [thread[first:last] for first, last in itertools.pairwise(ends)]
+        self.of = [thread[first:last].astype(ROW) for first, last in itertools.pairwise(ends)]
         """The number of each row's thread, by group."""
 
     @property

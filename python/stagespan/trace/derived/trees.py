@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stagespan import _core
 from stagespan.trace.derived.threads import Axis, ThreadIndex, threads
 from stagespan.trace.read.groups import firsts_of, sums
-from stagespan.trace.read.intervals import Endpoints, Numbers, Rows, nested, outermost_first
+from stagespan.trace.read.intervals import ROW, Endpoints, Numbers, Rows, nested, outermost_first
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -224,7 +224,7 @@ class Nesting:
     @cached_property
     def _links(self) -> tuple[Rows, Rows]:
         """`parent` and `_longer`, which are one array if all events nest."""
-        parent, longer, _ = self._nested()
+        parent, longer = (each.astype(ROW) for each in self._nested()[:2])
         return parent, parent if np.array_equal(parent, longer) else longer
 
     def _nested(self) -> tuple[Rows, Rows, Numbers]:
@@ -245,7 +245,7 @@ def forest_of(trace: Trace, rows: Rows) -> tuple[ThreadIndex, Nesting] | None:
 @once
 def forest_of_operators(trace: Trace) -> tuple[ThreadIndex, Nesting] | None:
     """Return the same for all operators."""
-    return _of_rows(trace, np.flatnonzero(trace.rows_of(["cpu_op"])))
+    return _of_rows(trace, np.flatnonzero(trace.rows_of(["cpu_op"])).astype(ROW))
 
 
 def _of_rows(trace: Trace, rows: Rows) -> tuple[ThreadIndex, Nesting] | None:
@@ -310,7 +310,9 @@ def first_around(parent: Rows, chosen: NDArray[np.bool_]) -> Rows:
     if not chosen.any():
         return np.full(len(parent), -1, dtype=np.intp)
     around = np.empty(len(parent), dtype=np.intp)
-    _core.trace_first_around(np.ascontiguousarray(parent), np.ascontiguousarray(chosen), around)
+    _core.trace_first_around(
+        np.ascontiguousarray(parent, np.int64), np.ascontiguousarray(chosen), around
+    )
     return around
 
 

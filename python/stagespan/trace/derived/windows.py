@@ -84,7 +84,8 @@ class BaseWindow(Figures, frozen=True):
         """Return which of some events have a part in the range."""
         events = trace.events
         inside: Mask = events.begin_ns[rows] < self.end_ns
-        return inside & (events.end_ns[rows] > self.begin_ns)
+        inside &= events.end_ns[rows] > self.begin_ns
+        return inside
 
     @property
     def whose(self) -> str:

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from stagespan.pages.figures import Figures
 from stagespan.pages.result import share
 from stagespan.trace.read.groups import distinct, pairs, sums
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.intervals import Codes, Mask, Numbers, Rows
 
 _T = TypeVar("_T", bound=Figures)
 
@@ -20,7 +19,7 @@ _T = TypeVar("_T", bound=Figures)
 class Column(NamedTuple):
     """A text for each row, as a code; without texts, a number for each row."""
 
-    codes: NDArray[np.int64]
+    codes: Numbers | Codes
     """The index of each row's text, shape (rows,); negative if the text is unknown."""
     texts: Sequence[str] | None = None
 
@@ -88,7 +87,7 @@ class WorkTable(msgspec.Struct, frozen=True):
         return [into(*row) for row in zip(*map(values, into.__struct_fields__), strict=True)]
 
 
-def _prevailing(group: Numbers, code: Numbers, time_ns: Numbers, count: int) -> Numbers:
+def _prevailing(group: Numbers, code: Numbers | Codes, time_ns: Numbers, count: int) -> Numbers:
     """Return for each of `count` groups the known code with the most time, or -1."""
     known = code >= 0
     different, pair = pairs(group[known], code[known])

@@ -20,7 +20,7 @@ import msgspec
 from stagespan import settings
 from stagespan.errors import SettingsError, TraceError
 from stagespan.trace.read.groups import values_of
-from stagespan.trace.read.model import MISSING, Trace
+from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
 _RATES = (
@@ -162,7 +162,7 @@ def with_device(trace: Trace, name: str) -> Trace:
             f"The peaks of {name!r} are unknown: pass a name as torch.cuda.get_device_name()"
             " returns it, or name a file with the peaks (STAGESPAN_PEAKS)."
         )
-    numbers = values_of(trace.events.device[trace.events.device != MISSING]).tolist()
+    numbers = values_of(trace.events.device[trace.events.device.exist()]).tolist()
     devices = [{"id": number, "name": name} for number in numbers or [0]]
     return replace(trace, metadata={**trace.metadata, "deviceProperties": devices})
 

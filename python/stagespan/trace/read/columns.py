@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from stagespan import _core
 from stagespan.trace.read import old_autograd
-from stagespan.trace.read.intervals import Codes, Numbers
+from stagespan.trace.read.intervals import Codes
 from stagespan.trace.read.model import (
     MISSING,
+    ArgumentIds,
     ArgumentTable,
+    CodedIds,
     Events,
     Flows,
+    IdColumn,
     Shapes,
     Texts,
     Trace,
@@ -89,20 +92,24 @@ class Ids:
             self.named[self._known[written]] = written
         return self._known[written]
 
-    def column(self, table: ArgumentTable, key: str) -> Numbers:
+    def column(self, table: ArgumentTable, key: str) -> IdColumn:
         """Return the ids in an argument; `MISSING` for events without it."""
-        if (whole := table.column(key, MISSING)) is not None:
-            return whole
+        if table.is_whole(key):
+            return ArgumentIds(table, key)
         argument = table.argument(key)
         if argument is None:
-            return absent(len(table), np.int64(MISSING))
+            return IdColumn(absent(len(table), np.int64(MISSING)))
         column = np.full(len(table), MISSING, dtype=np.int64)
         if argument.numbers is None:
             numbers = np.array(list(map(self.of_text, argument.texts)), dtype=np.int64)
             column[argument.rows] = numbers[argument.codes]
         else:
             column[argument.rows] = argument.numbers
-        return column
+        return IdColumn(column)
+
+    def coded(self, table: ArgumentTable, key: str) -> IdColumn:
+        """Return the same, for an argument with few different ids that is often read."""
+        return table.coded(key, MISSING) or self.column(table, key)
 
 
 def absent(length: int, value: np.signedinteger[Any]) -> NDArray[Any]:
@@ -113,6 +120,11 @@ def absent(length: int, value: np.signedinteger[Any]) -> NDArray[Any]:
 def whole_column(buffer: Any, dtype: type[np.generic]) -> NDArray[Any]:
     """Return a buffer of the scanner as an array, without copying."""
     return np.asarray(buffer).view(dtype)
+
+
+def coded_ids(parts: tuple[Any, Any]) -> CodedIds:
+    """Return the ids that the scanner has collected."""
+    return CodedIds(whole_column(parts[0], np.int64), np.asarray(parts[1]))
 
 
 def collected_texts(parts: tuple[Any, Any]) -> Texts:
@@ -132,7 +144,7 @@ def events_of(
     """Return the table of events or instants, with `base_ns` added to all times."""
     begin_ns = whole_column(events["begin_ns"], np.int64)
     begin_ns += base_ns
-    category = categories.encode(whole_column(events["category"], np.int32))
+    category = categories.encode(np.asarray(events["category"]))
     name = names.encode(whole_column(events["name"], np.int32))
     correlation = ids.column(table, "correlation")
     external_id = ids.column(table, "External id")
@@ -152,14 +164,13 @@ def events_of(
         category=category,
         begin_ns=begin_ns,
         dur_ns=whole_column(events["dur_ns"], np.int64),
-        pid=whole_column(events["pid"], np.int64),
-        tid=whole_column(events["tid"], np.int64),
+        pid=coded_ids(events["pid"]),
+        tid=coded_ids(events["tid"]),
         correlation=correlation,
         external_id=external_id,
-        device=ids.column(table, "device"),
-        stream=ids.column(table, "stream"),
+        device=ids.coded(table, "device"),
+        stream=ids.coded(table, "stream"),
         python_id=ids.column(table, "Python id"),
-        python_parent_id=ids.column(table, "Python parent id"),
         task_type=task_type,
     )
 
@@ -170,16 +181,20 @@ def flows_of(flows: Mapping[str, Any], categories: Codebook, base_ns: int) -> Fl
     begin_ns += base_ns
     return Flows(
         id=whole_column(flows["id"], np.int64),
-        category=categories.encode(whole_column(flows["category"], np.int32)),
+        category=categories.encode(np.asarray(flows["category"])),
         starts=whole_column(flows["starts"], np.bool_),
         begin_ns=begin_ns,
-        pid=whole_column(flows["pid"], np.int64),
-        tid=whole_column(flows["tid"], np.int64),
+        pid=coded_ids(flows["pid"]),
+        tid=coded_ids(flows["tid"]),
     )
 
 
-def _filled(column: Numbers, others: Numbers) -> Numbers:
-    return np.where(column == MISSING, others, column) if others.strides != (0,) else column
+def _filled(column: IdColumn, others: IdColumn) -> IdColumn:
+    missing = ~column.exist()
+    # Most traces have only one of both.
+    if not (missing & others.exist()).any():
+        return column
+    return IdColumn(np.where(missing, others.all(), column.all()))
 
 
 # --- The trace ---
@@ -222,7 +237,7 @@ def gather(
             key: (is_text, np.asarray(column))
             for key, (is_text, column) in part["arguments"].items()
         }
-        table = ArgumentTable(shapes, whole_column(part["shape"], np.int32), texts, values)
+        table = ArgumentTable(shapes, np.asarray(part["shape"]), texts, values)
         arguments[kind] = table
         tables[kind] = events_of(part, table, names, categories, respelled, ids, base or 0)
     flows = flows_of(scanned["flows"], categories, base or 0)

@@ -89,7 +89,7 @@ def firsts_of(column: Numbers | Codes) -> tuple[Numbers, Rows]:
     return values, firsts
 
 
-def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
+def pairs(first: Numbers | Codes, second: Numbers | Codes) -> tuple[NDArray[np.int64], Numbers]:
     """Return the different pairs of two columns, and the index of each row's pair."""
     first, second = (np.ascontiguousarray(each, np.int64) for each in (first, second))
     index = np.empty(len(first), dtype=np.int64)
@@ -106,7 +106,9 @@ def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
     return np.stack((firsts[at_first], seconds[at_second]), axis=1), index
 
 
-def distinct(column: Numbers | Codes, *others: Numbers) -> tuple[NDArray[np.int64], Numbers]:
+def distinct(
+    column: Numbers | Codes, *others: Numbers | Codes
+) -> tuple[NDArray[np.int64], Numbers]:
     """Return the different rows of some columns, ascending, and the index of each row's.
 
     The first array has the shape (different rows, columns).
@@ -144,7 +146,7 @@ class RowGroup(msgspec.Struct, frozen=True):
         return self.time_ns / self.count
 
 
-def grouped(code: Numbers, time_ns: Numbers) -> list[RowGroup]:
+def grouped(code: Numbers | Codes, time_ns: Numbers) -> list[RowGroup]:
     """Return one group for each code, the most time first; of equal ones, the lower code."""
     codes, index = distinct(code)
     time = sums(index, time_ns, len(codes))

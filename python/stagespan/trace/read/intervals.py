@@ -14,6 +14,8 @@ Codes = NDArray[np.int32]
 """Indices into a list of names."""
 Rows = NDArray[np.intp]
 """Indices of events, rows of `trace.events`."""
+ROW: Any = np.int32
+"""The type in which analyses keep rows, which are fewer than 2**31."""
 Numbers = NDArray[np.int64]
 """Times in ns, ids, counts."""
 Mask = NDArray[np.bool_]
@@ -24,8 +26,24 @@ FARTHEST = 1 << 61
 """A place after all places on an axis, in ns."""
 
 
-def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the union as ascending, disjoint intervals. Adjacent intervals are joined."""
+_PART_ROWS = 1 << 16
+
+
+def merged(begin: Numbers, end: Numbers, *, which: Mask | None = None) -> tuple[Numbers, Numbers]:
+    """Return the union as ascending, disjoint intervals. Adjacent intervals are joined.
+
+    `which` chooses some of the intervals.
+    """
+    if len(begin) > _PART_ROWS:
+        # Most intervals are within others, so the unions of parts are small, and sorted faster.
+        unions = []
+        for first in range(0, len(begin), _PART_ROWS):
+            some = slice(first, first + _PART_ROWS)
+            chosen = None if which is None else which[some]
+            unions.append(merged(begin[some], end[some], which=chosen))
+        begin, end = (np.concatenate(each) for each in zip(*unions, strict=True))
+    elif which is not None:
+        begin, end = begin[which], end[which]
     begin, end = (np.ascontiguousarray(each, np.int64) for each in (begin, end))
     union = np.empty((2, len(begin)), dtype=np.int64)
     count = _core.trace_merge(begin, end, union)
@@ -119,11 +137,12 @@ def nested(begin: Numbers, end: Numbers, thread: Numbers) -> tuple[Rows, Rows, N
 class Cover:
     """A set of intervals on an axis, which computes how much of any range it covers."""
 
-    def __init__(self, begin: Numbers, end: Numbers) -> None:
+    def __init__(self, begin: Numbers, end: Numbers, *, which: Mask | None = None) -> None:
+        """`which` chooses some of the intervals."""
         longer = end > begin
-        if not longer.all():
-            begin, end = begin[longer], end[longer]
-        self._set(*merged(begin, end))
+        if which is not None:
+            longer &= which
+        self._set(*merged(begin, end, which=None if longer.all() else longer))
 
     def __or__(self, other: Cover) -> Cover:
         if len(other.begin) == 0:

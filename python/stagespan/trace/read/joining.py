@@ -14,6 +14,7 @@ from stagespan.trace.read.model import (
     ArgumentTable,
     Events,
     Flows,
+    IdColumn,
     Shapes,
     Texts,
     Trace,
@@ -63,11 +64,14 @@ def _added(words: list[str], others: list[str]) -> NDArray[np.int32]:
     return np.array([*added, -1], dtype=np.int32)
 
 
-def _columns(of: type[Any], tables: Sequence[Any]) -> dict[str, NDArray[Any]]:
+def _columns(of: type[Any], tables: Sequence[Any]) -> dict[str, Any]:
     """Return the columns of the dataclass `of`, each with the rows of all tables in order."""
+    columns = {each.name: [getattr(table, each.name) for table in tables] for each in fields(of)}
     return {
-        each.name: np.concatenate([getattr(table, each.name) for table in tables])
-        for each in fields(of)
+        name: IdColumn(np.concatenate([each.all() for each in parts]))
+        if isinstance(parts[0], IdColumn)
+        else np.concatenate(parts)
+        for name, parts in columns.items()
     }
 
 
@@ -92,7 +96,7 @@ def _moved(
         name=name_of[events.name],
         category=category_of[events.category],
         begin_ns=events.begin_ns + later_ns,
-        pid=events.pid + offset,
+        pid=IdColumn(events.pid.all() + offset),
         correlation=_other_ids(events.correlation, offset),
         external_id=_other_ids(events.external_id, offset),
         task_type=name_of[events.task_type],
@@ -106,13 +110,13 @@ def _moved_flows(flows: Flows, category_of: NDArray[np.int32], offset: int, late
         id=flows.id + offset,
         category=category_of[flows.category],
         begin_ns=flows.begin_ns + later_ns,
-        pid=flows.pid + offset,
+        pid=IdColumn(flows.pid.all() + offset),
     )
 
 
-def _other_ids(ids: NDArray[np.int64], offset: int) -> NDArray[np.int64]:
+def _other_ids(ids: IdColumn, offset: int) -> IdColumn:
     """Return ids that no other file has; `MISSING` stays."""
-    return np.where(ids == MISSING, MISSING, ids + offset)
+    return IdColumn(np.where(ids.exist(), ids.all() + offset, MISSING))
 
 
 # --- Arguments ---
@@ -153,6 +157,7 @@ def _both(first: ArgumentTable, second: ArgumentTable) -> ArgumentTable:
 
 def _other_shapes(shape: NDArray[np.int32], offset: int) -> NDArray[np.int32]:
     """Return the numbers of the second table's shapes after `offset` shapes of the first one."""
+    shape = shape.astype(np.int32)
     result: NDArray[np.int32] = np.where(shape > 0, shape + np.int32(offset - 1), np.int32(0))
     return result
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from stagespan.trace.read.groups import pairs, values_of
 from stagespan.trace.read.intervals import Numbers
-from stagespan.trace.read.model import MISSING, Trace
+from stagespan.trace.read.model import MISSING, IdColumn, Trace
 from stagespan.trace.read.plausibility import LAUNCH_SUFFIXES
 
 # SGLang writes the rank in front of each process: "[TP00-DP00-PP00-EP00] 0". Others name it.
@@ -25,7 +25,7 @@ def separated(trace: Trace) -> Trace:
     returned if each number has one process.
     """
     events = trace.events
-    rows = np.flatnonzero(trace.rows_of(_ON_DEVICE) & (events.device != MISSING))
+    rows = np.flatnonzero(trace.rows_of(_ON_DEVICE) & events.device.exist())
     pid, number = events.pid[rows], events.device[rows]
     # One device, or processes with the numbers of their devices, as torch writes them.
     if len(rows) == 0 or (pid == pid[0]).all() or (pid == number).all():
@@ -35,7 +35,7 @@ def separated(trace: Trace) -> Trace:
     if len(values_of(numbers)) == len(numbers):
         return trace
     ranks = _by_name(trace) or _by_number(trace, values_of(owners[:, 1]))
-    device = events.device.copy()
+    device = events.device.all().copy()
     # Of several with one number, the first rank keeps it.
     taken = set(numbers.tolist())
     seen: set[int] = set()
@@ -48,16 +48,16 @@ def separated(trace: Trace) -> Trace:
         taken.add(new)
         chosen[at] = new
     device[rows] = chosen[of]
-    events = replace(events, device=device)
+    events = replace(events, device=IdColumn(device))
     if ranks:
         # The launches of ranks have the same numbers too.
         rank_of = {name: at for at, name in enumerate(sorted(set(ranks.values())))}
-        step = int(events.correlation.max()) + 1
-        correlation = events.correlation.copy()
+        correlation = events.correlation.all().copy()
+        step = int(correlation.max()) + 1
         for process, name in ranks.items():
-            mine = (events.pid == process) & (correlation != MISSING)
+            mine = events.pid.having([process]) & (correlation != MISSING)
             correlation[mine] += rank_of[name] * step
-        events = replace(events, correlation=correlation)
+        events = replace(events, correlation=IdColumn(correlation))
     return replace(trace, events=events)
 
 
@@ -77,7 +77,7 @@ def _by_number(trace: Trace, devices: Numbers) -> dict[int, str]:
     """
     events = trace.events
     launches = [name.endswith(LAUNCH_SUFFIXES) for name in [*trace.categories, ""]]
-    calls = np.array(launches)[events.category] & (events.correlation != MISSING)
+    calls = np.array(launches)[events.category] & events.correlation.exist()
     hosts = values_of(events.pid[calls])
     if len(hosts) != len(devices) or not np.array_equal(np.diff(hosts), np.diff(devices)):
         return {}

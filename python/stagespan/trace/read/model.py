@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import msgspec
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from stagespan import _core
-from stagespan.trace.read.intervals import Codes, Mask, Numbers, Rows, looked_up
+from stagespan.trace.read.groups import numbered, pairs
+from stagespan.trace.read.intervals import ROW, Codes, Mask, Numbers, Rows, looked_up
 
 MISSING = int(np.iinfo(np.int64).min)
 """The value in an integer column if the event does not have the field."""
@@ -22,27 +23,153 @@ _DISTURBED = 2.0
 """A profiled iteration that took more than this many times its median time is told of first."""
 
 
+class MadeColumn(NDArrayOperatorsMixin):
+    """A column of integers of 64 bits that are computed when they are used, to save memory.
+
+    Operators and functions of numpy take it as an array of all of them.
+    """
+
+    __slots__ = ()
+
+    def all(self) -> Numbers:
+        """Return the integers of all rows."""
+        raise NotImplementedError
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Numbers:
+        return np.array(self.all(), dtype=dtype, copy=bool(copy) or None)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        arrays = (each.all() if isinstance(each, MadeColumn) else each for each in inputs)
+        return getattr(ufunc, method)(*arrays, **options)
+
+    @overload
+    def __getitem__(self, rows: int | np.integer[Any]) -> np.int64: ...
+    @overload
+    def __getitem__(self, rows: NDArray[Any] | slice) -> Numbers: ...
+    def __getitem__(self, rows: Any) -> Any:
+        return self.all()[rows]
+
+    def tolist(self) -> list[int]:
+        """Return the integers of all rows."""
+        numbers: list[int] = self.all().tolist()
+        return numbers
+
+
+class IdColumn(MadeColumn):
+    """Ids of events; `MISSING` for an event without one."""
+
+    __slots__ = ("_ids",)
+
+    def __init__(self, ids: Numbers) -> None:
+        self._ids = ids
+
+    def all(self) -> Numbers:
+        """Return the ids of all rows."""
+        return self._ids
+
+    def having(self, ids: Any) -> Mask:
+        """Return which rows have an id that is one of `ids`."""
+        result: Mask = np.isin(self.all(), ids)
+        return result
+
+    def exist(self) -> Mask:
+        """Return which rows have an id."""
+        result: Mask = self.all() != MISSING
+        return result
+
+    def chosen(self, keep: Mask) -> IdColumn:
+        """Return the ids of the rows of a mask."""
+        return IdColumn(self[keep])
+
+
+class CodedIds(IdColumn):
+    """Ids as indices into the different ones, with as few bits as are needed."""
+
+    __slots__ = ("_codes", "_different")
+
+    def __init__(self, different: Numbers, codes: NDArray[np.signedinteger[Any]]) -> None:
+        self._different, self._codes = different, codes
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self._different[self._codes[rows]]
+
+    def all(self) -> Numbers:
+        """Return the ids of all rows."""
+        result: Numbers = self._different[self._codes]
+        return result
+
+    def having(self, ids: Any) -> Mask:
+        """Return which rows have an id that is one of `ids`."""
+        return looked_up(np.isin(self._different, ids), self._codes)
+
+    def exist(self) -> Mask:
+        """Return which rows have an id."""
+        return ~self.having([MISSING])
+
+    def chosen(self, keep: Mask) -> CodedIds:
+        """Return the ids of the rows of a mask."""
+        return CodedIds(self._different, self._codes[keep])
+
+    def pairs(self, other: CodedIds, rows: Any) -> tuple[NDArray[np.int64], NDArray[Any]] | None:
+        """Return the same as `id_pairs`; None if there may be too many pairs for 32 bits."""
+        count = len(other._different)
+        if len(self._different) * count > np.iinfo(np.int32).max:
+            return None
+        codes = self._codes[rows].astype(np.int32)
+        codes *= np.int32(count)
+        codes += other._codes[rows]
+        values, index = numbered(codes)
+        different, place = pairs(self._different[values // count], other._different[values % count])
+        return different, place.astype(ROW)[index]
+
+
+def id_pairs(
+    first: IdColumn, second: IdColumn, rows: Any
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Return the different pairs of ids of some rows, ascending, and the index of each row's."""
+    if isinstance(first, CodedIds) and isinstance(second, CodedIds):
+        found = first.pairs(second, rows)
+        if found is not None:
+            return found
+    return pairs(first[rows], second[rows])
+
+
+class EndTimes(MadeColumn):
+    """The ends of events in nanoseconds."""
+
+    __slots__ = ("_begin_ns", "_dur_ns")
+
+    def __init__(self, begin_ns: Numbers, dur_ns: Numbers) -> None:
+        self._begin_ns, self._dur_ns = begin_ns, dur_ns
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self._begin_ns[rows] + self._dur_ns[rows]
+
+    def all(self) -> Numbers:
+        """Return the ends of all events."""
+        return self._begin_ns + self._dur_ns
+
+
 @dataclass(frozen=True)
 class Events:
     """Events as columns of one length; times in integer nanoseconds.
 
     `name`, `category` and `task_type` are codes into the trace's `names`, `categories` and `names`
-    (`task_type` is -1 where the event has none). All other integer columns contain `MISSING` if the
-    event does not have the field. Ids that exceed signed 64 bits keep their bit pattern.
+    (`task_type` is -1 where the event has none). Ids that exceed signed 64 bits keep their bit
+    pattern.
     """
 
     name: Codes
     category: Codes
     begin_ns: Numbers
     dur_ns: Numbers
-    pid: Numbers
-    tid: Numbers
-    correlation: Numbers
-    external_id: Numbers
-    device: Numbers
-    stream: Numbers
-    python_id: Numbers
-    python_parent_id: Numbers
+    pid: IdColumn
+    tid: IdColumn
+    correlation: IdColumn
+    external_id: IdColumn
+    device: IdColumn
+    stream: IdColumn
+    python_id: IdColumn
     task_type: Codes
 
     def __len__(self) -> int:
@@ -50,14 +177,15 @@ class Events:
 
     def chosen(self, keep: Mask) -> Events:
         """Return the events of a mask, in the same order."""
-        return Events(**{each.name: getattr(self, each.name)[keep] for each in fields(Events)})
+        columns: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Events)}
+        for name, column in columns.items():
+            columns[name] = column.chosen(keep) if isinstance(column, IdColumn) else column[keep]
+        return Events(**columns)
 
-    @cached_property
-    def end_ns(self) -> Numbers:
+    @property
+    def end_ns(self) -> EndTimes:
         """The end of each event in nanoseconds."""
-        end: Numbers = self.begin_ns + self.dur_ns
-        end.flags.writeable = False
-        return end
+        return EndTimes(self.begin_ns, self.dur_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +197,8 @@ class Flows:
     starts: Mask
     """True if a flow starts here, False if it passes or ends."""
     begin_ns: Numbers
-    pid: Numbers
-    tid: Numbers
+    pid: IdColumn
+    tid: IdColumn
 
     def __len__(self) -> int:
         return len(self.id)
@@ -155,20 +283,42 @@ class ArgumentTable(msgspec.Struct, frozen=True):
         """Return the arguments of the rows of a mask, in the same order."""
         values = {}
         for key, (is_text, column) in self.values.items():
-            left = column[keep[looked_up(self.shapes.having(key), self.shape)]]
+            left = column[keep[self._having(key)]]
             if len(left):
                 values[key] = (is_text, left)
         return ArgumentTable(self.shapes, self.shape[keep], self.texts, values)
+
+    def having(self, key: str) -> Mask:
+        """Return which rows have the argument `key`."""
+        return self._having(self.shapes.keys[key])
+
+    def _having(self, number: int) -> Mask:
+        return looked_up(self.shapes.having(number), self.shape)
+
+    def is_whole(self, key: str) -> bool:
+        """Whether some rows have the argument `key`, and all its values are whole numbers."""
+        is_text, values = self.values.get(self.shapes.keys.get(key, -1), (True, _NONE))
+        return not is_text and values.dtype.kind == "i"
+
+    def coded(self, key: str, missing: int) -> CodedIds | None:
+        """Return the same as `column`, as indices into the different numbers."""
+        if not self.is_whole(key):
+            return None
+        different, index = numbered(self.values[self.shapes.keys[key]][1])
+        # The last of the different ones is for the rows without the argument.
+        codes = np.full(len(self), len(different), np.min_scalar_type(-len(different) - 1))
+        codes[self.having(key)] = index
+        return CodedIds(np.append(different, missing), codes)
 
     def column(self, key: str, missing: int) -> Numbers | None:
         """Return whole numbers in the argument `key`, and `missing` for the rows without it.
 
         None if no row has it, or if its values are of another type.
         """
-        number = self.shapes.keys.get(key, -1)
-        is_text, values = self.values.get(number, (True, _NONE))
-        if is_text or values.dtype.kind != "i":
+        if not self.is_whole(key):
             return None
+        number = self.shapes.keys[key]
+        values = self.values[number][1]
         column = np.empty(len(self), dtype=np.int64)
         _core.trace_spread(self.shapes.having(number), self.shape, values, missing, column)
         return column
@@ -179,7 +329,7 @@ class ArgumentTable(msgspec.Struct, frozen=True):
         if number not in self.values:
             return None
         is_text, values = self.values[number]
-        rows = np.flatnonzero(looked_up(self.shapes.having(number), self.shape))
+        rows = np.flatnonzero(self._having(number))
         if not is_text:
             kind = np.int64 if values.dtype.kind == "i" else np.float64
             numbers: NDArray[Any] = values.astype(kind)
@@ -188,6 +338,26 @@ class ArgumentTable(msgspec.Struct, frozen=True):
         used[values] = True
         codes = (np.cumsum(used, dtype=np.int32) - 1)[values]
         return Argument(rows, self.texts.chosen(np.flatnonzero(used)), codes, None)
+
+
+class ArgumentIds(IdColumn):
+    """Ids that are the whole numbers of an argument, which only some rows have."""
+
+    __slots__ = ("_key", "_table")
+
+    def __init__(self, table: ArgumentTable, key: str) -> None:
+        """The argument has a `column`."""
+        self._table, self._key = table, key
+
+    def all(self) -> Numbers:
+        """Return the ids of all rows."""
+        ids = self._table.column(self._key, MISSING)
+        assert ids is not None
+        return ids
+
+    def exist(self) -> Mask:
+        """Return which rows have an id."""
+        return self._table.having(self._key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from stagespan.trace.read.groups import pairs
 from stagespan.trace.read.intervals import Codes, Mask, Rows, outermost_first
-from stagespan.trace.read.model import Events
+from stagespan.trace.read.model import Events, IdColumn
 
 _HOST, _DEVICE = "CPU functions", "CUDA functions"
 OPERATOR = "event of the old autograd profiler, taken as an operator"
@@ -42,15 +42,15 @@ def with_categories(
     plain = events.category == code("")
 
     def rows_in(process: str) -> Rows:
-        in_process: Mask = plain & (events.pid == pid_of.get(process, 0))
+        in_process: Mask = plain & events.pid.having([pid_of.get(process, 0)])
         return np.flatnonzero(in_process) if process in pid_of else np.empty(0, dtype=np.intp)
 
-    category: Codes = events.category.copy()
+    category: Codes = events.category.astype(np.int32)
     host, on_device = rows_in(_HOST), rows_in(_DEVICE)
     category[host] = code("cpu_op")
     inner = on_device[_contains_no_other(events, on_device)]
     category[inner] = code("kernel")
-    device = events.device.copy()
+    device = events.device.all().copy()
     device[on_device] = events.tid[on_device]
     for cause, count in (
         (OPERATOR, len(host)),
@@ -59,7 +59,7 @@ def with_categories(
     ):
         if count:
             adjusted[cause] += count
-    return replace(events, category=category, device=device)
+    return replace(events, category=category, device=IdColumn(device))
 
 
 def _contains_no_other(events: Events, rows: Rows) -> Mask:

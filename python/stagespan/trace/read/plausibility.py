@@ -177,7 +177,7 @@ def ascend_kernels(trace: Trace) -> Mask:
     """
     events = trace.events
     pids = [pid for pid, name in trace.process_names.items() if name == ASCEND_DEVICE]
-    on_device: Mask = np.isin(events.pid, pids) & (events.task_type >= 0)
+    on_device: Mask = events.pid.having(pids) & (events.task_type >= 0)
     computes_by_type = _matching(trace.names, _ASCEND_COMPUTES)[events.task_type]
     idles = _matching(trace.names, _ASCEND_IDLES)
     unknown = on_device & ~computes_by_type & ~idles[events.task_type] & ~idles[events.name]
@@ -186,7 +186,7 @@ def ascend_kernels(trace: Trace) -> Mask:
         return kernels
     talks = _matching(trace.names, _ASCEND_COMMUNICATES)
     talks = on_device & (talks[events.task_type] | talks[events.name])
-    streams, of_stream = pairs(events.pid, events.tid)
+    streams, of_stream = pairs(events.pid.all(), events.tid.all())
     computes, communicates = (np.zeros(len(streams), dtype=np.bool_) for _ in range(2))
     computes[of_stream[kernels]], communicates[of_stream[talks]] = True, True
     return kernels | (unknown & (computes | ~communicates)[of_stream])
@@ -209,7 +209,7 @@ def ascend_collectives(trace: Trace) -> Mask:
             by_process.setdefault(pid, []).append(tid)
     collectives: Mask = np.zeros(len(events), dtype=np.bool_)
     for pid, tids in by_process.items():
-        collectives |= (events.pid == pid) & np.isin(events.tid, tids)
+        collectives |= events.pid.having([pid]) & events.tid.having(tids)
     return collectives
 
 
@@ -279,7 +279,7 @@ def _after_launches(work: _Work, rows: Rows) -> Numbers:
     calls = np.array([name.endswith(LAUNCH_SUFFIXES) for name in [*trace.categories, ""]])
     missing = events.correlation[rows]
     chosen = calls[events.category] & work.keep
-    chosen &= (events.correlation != MISSING) & np.isin(events.correlation, missing)
+    chosen &= events.correlation.exist() & events.correlation.having(missing)
     launched = np.sort(events.begin_ns[chosen])
     ran = np.sort(events.begin_ns[work.on_device & work.keep])
     following = np.searchsorted(ran, launched, side="right")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -17,7 +18,7 @@ from msgspec import structs
 from stagespan.trace.read.csv_tables import CsvTable
 from stagespan.trace.read.groups import by_group, values_of
 from stagespan.trace.read.intervals import Intervals, Mask, Numbers, Rows, joined, merged, minus
-from stagespan.trace.read.model import MISSING, Events, Settled, Trace
+from stagespan.trace.read.model import MISSING, Events, IdColumn, Settled, Trace
 from stagespan.trace.read.plausibility import (
     ASCEND_DEVICE,
     ascend_collectives,
@@ -65,11 +66,18 @@ class _Added:
             "pid": self.pid,
             "tid": self.tid,
         }
-        old, new = trace.events, {}
+        old = trace.events
+        new: dict[str, Any] = {}
         for attribute in fields(Events):
-            column = getattr(old, attribute.name)
-            added = np.array(columns.get(attribute.name, [MISSING] * count), dtype=column.dtype)
-            new[attribute.name] = np.concatenate((column, added))
+            column, values = getattr(old, attribute.name), columns.get(attribute.name)
+            values = [MISSING] * count if values is None else values
+            if isinstance(column, IdColumn):
+                ids = np.array(values, dtype=np.int64)
+                new[attribute.name] = IdColumn(np.concatenate((column.all(), ids)))
+            else:
+                dtype = np.int32 if column.itemsize < 4 else column.dtype
+                added = np.array(values, dtype=dtype)
+                new[attribute.name] = np.concatenate((column, added))
         arguments = dict(trace.arguments)
         if "events" in arguments:
             table = arguments["events"]
@@ -108,7 +116,7 @@ def _with_track(trace: Trace, what: str, track: str, tasks: Mask) -> Trace:
     places = _Places(trace)
     labels, device = _devices(trace)
     pids = [pid for pid, name in trace.process_names.items() if name == ASCEND_OVERLAP]
-    shown_by = (events.name == trace.names.index(track)) & np.isin(events.pid, pids)
+    shown_by = (events.name == trace.names.index(track)) & events.pid.having(pids)
     on_track, on_tasks = np.flatnonzero(shown_by), np.flatnonzero(tasks)
     of_tracks = by_group(device[on_track], len(labels))
     of_tasks = by_group(device[on_tasks], len(labels))
@@ -152,9 +160,9 @@ def with_table(trace: Trace, table: CsvTable) -> Trace:
         return trace
     kernels = ascend_kernels(trace)
     pids = [pid for pid, name in trace.process_names.items() if name == ASCEND_DEVICE]
-    tasks = np.flatnonzero(np.isin(events.pid, pids))
+    tasks = np.flatnonzero(events.pid.having(pids))
     tasks = tasks[np.argsort(events.begin_ns[tasks], kind="stable")]
-    first, last = int(events.begin_ns.min()), int(events.end_ns.max())
+    first, last = int(events.begin_ns.min()), int(events.end_ns.all().max())
     here = np.flatnonzero((rows.begin_ns >= first) & (rows.begin_ns <= last))
     task = _nearest(events.begin_ns[tasks], rows.begin_ns[here])
     task = np.where(task >= 0, np.append(tasks, -1)[task], -1)
@@ -269,7 +277,7 @@ class _Places:
     def __init__(self, trace: Trace) -> None:
         self._processes, self._labels = dict(trace.process_names), dict(trace.process_labels)
         self._threads = dict(trace.thread_names)
-        taken = [int(trace.events.tid.max(initial=0)), *(tid for _, tid in self._threads)]
+        taken = [int(trace.events.tid.all().max(initial=0)), *(tid for _, tid in self._threads)]
         self._free_thread = max(taken) + 1
         self._free_process = max([*self._processes, *self._labels, 0]) + 1
         self._known: dict[tuple[str, str | None], int] = {}
@@ -310,7 +318,7 @@ class _Places:
 
 def _devices(trace: Trace) -> tuple[list[str], Numbers]:
     """Return the labels of all processes, and the index of that of each event."""
-    pids, of = np.unique(trace.events.pid, return_inverse=True)
+    pids, of = np.unique(trace.events.pid.all(), return_inverse=True)
     written = [trace.process_labels.get(pid, "") for pid in pids.tolist()]
     labels = list(dict.fromkeys(written))
     index = {label: at for at, label in enumerate(labels)}
