@@ -426,9 +426,15 @@ void Copier::take_segments() {
         copy_.segments.push_back(copy);
     }
   }
-  const auto is_before = [](const auto& a, const auto& b) { return a.number < b.number; };
-  if (!std::is_sorted(copy_.segments.begin(), copy_.segments.end(), is_before))
-    std::stable_sort(copy_.segments.begin(), copy_.segments.end(), is_before);
+  std::vector<std::pair<std::uint64_t, std::size_t>> order;
+  order.reserve(copy_.segments.size());
+  for (const SegmentCopy& copy : copy_.segments) order.emplace_back(copy.number, order.size());
+  if (std::is_sorted(order.begin(), order.end())) return;
+  std::sort(order.begin(), order.end());
+  std::vector<SegmentCopy> sorted;
+  sorted.reserve(order.size());
+  for (const auto& [number, i] : order) sorted.push_back(copy_.segments[i]);
+  copy_.segments = std::move(sorted);
 }
 
 template <class Record>
