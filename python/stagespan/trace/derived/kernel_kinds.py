@@ -69,6 +69,10 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
                 r"|^record_param_comms|quickreduce|deep_ep::(?!layout::)|(?<![a-z])k?userbuffers_"
                 r"|(?<![a-z_])ep::int(?:er|ra)node"
                 r"|(?<![a-z])mscclkernel|(?<![a-z])ep(?:dispatch|combine)"
+                r"|rocshmem|(?<![a-z])[mx]ccl"
+                # Kernels of other libraries, unless they also multiply, or copy for a collective.
+                r"|^(?!<|##|.*(?:gemm|matmul|_mm|copy|\.py\())(?=.*(?:kernel|[<(]))"
+                r".*(?:all_?reduce|all_?gather|reduce_?scatter|all_?(?:to|2)_?all)"
             ),
         ),
         (TRITON, r"^triton_"),

@@ -223,6 +223,10 @@ def test_the_total_of_a_cpu_is_not_used(kind: int, tmp_path: Path) -> None:
         "kuserbuffers_pushrecv(int, int, int*, int*, int, unsigned long)",
         "userbuffers_fp16_sum_inplace_gpu_rr_rs_oop(int, int)",
         "mscclKernel_Sum_hip_bfloat16_Simple_false(mscclWork*)",
+        "void allgather_kernel<__nv_bfloat16>(AllGatherParams)",
+        "pplx::all_to_all_internode_dispatch_kernel",
+        "mccl::AllReduce_Kernel(int)",
+        "void rocshmem::kernel_put<4>(void*)",
         "void mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>(int)",
         "void mori::moe::EpCombineIntraNodeKernel<hip_bfloat16>(int)",
     ],
@@ -233,3 +237,6 @@ def test_kernels_of_communication_libraries(name: str) -> None:
 
 def test_a_kernel_that_copies_steps_is_not_one_of_them() -> None:
     assert kind_of("void stepcombine_kernel(float*)") != COMMUNICATION
+    assert kind_of("void gemm_reduce_scatter_kernel<bf16>(int)") != COMMUNICATION
+    assert kind_of("fsdp::all_gather_copy_in") != COMMUNICATION
+    assert kind_of("## reduce_scatter_base_bw (all_gather) ##") != COMMUNICATION
