@@ -32,6 +32,7 @@ from stagespan.pages.result import (
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.segment import Segment
     from rich.table import Table as Grid
 
 # A file or a pipe has no height.
@@ -210,19 +211,20 @@ def print_blocks(
     last tables among them are left out.
     """
     console = screen(console)
+    drawn = _Drawn(console)
     limit = max(console.height - 2, _FEWEST_LINES) if console.is_terminal else _LINES
-    limit -= _height(tail, console)
+    limit -= drawn.height(tail)
+    first = [finding_block(finding) for finding in findings[:1]]
     # The first finding is shown in any case, and one line says how many others there are.
-    first = _height([finding_block(findings[0])], console) + 1 if findings else 0
-    kept = max(_FOR_FINDINGS, first)
-    blocks = _that_fit(blocks, limit - kept, console)
-    left = limit - _height(blocks, console)
+    kept = max(_FOR_FINDINGS, drawn.height(first) + 1 if first else 0)
+    blocks = _that_fit(blocks, limit - kept, drawn)
+    left = limit - drawn.height(blocks)
     printed = 0
     for finding in findings:
         # One line is reserved for the number of findings that do not fit.
         most = left - (printed + 1 < len(findings))
-        block = finding_block(finding)
-        height = _height([block], console)
+        block = finding_block(finding) if printed else first[0]
+        height = drawn.height([block])
         if printed and height > most:
             break
         blocks.append(block)
@@ -238,27 +240,52 @@ def print_blocks(
     left -= 1  # an empty line before `lines`
     extra: list[RenderableType] = []
     for line in lines:
-        left -= _height([line], console)
+        left -= drawn.height([line])
         if left < 0:
             break
         extra.append(line)
     between = [text_block("")] if extra else []
-    for block in [*blocks, *between, *extra, *tail]:
-        print_block(block, console)
+    drawn.print([*blocks, *between, *extra, *tail])
 
 
 def print_block(block: RenderableType, console: Console) -> None:
     """Print a block without blanks at the ends of its lines."""
-    from rich.text import Text
+    _Drawn(console).print([block])
 
-    for line in console.render_lines(block, pad=False):
-        parts = (
-            (encodable(part.text.replace(_GLUE, " "), console.encoding), part.style or "")
-            for part in line
-        )
-        text = Text.assemble(*parts)
-        text.rstrip()
-        console.print(text, highlight=False, soft_wrap=True)
+
+class _Drawn:
+    """Blocks as lines on a console. Each is drawn once: to find its height, and to print it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        # The block is kept so that no other one gets its id.
+        self._lines: dict[int, tuple[RenderableType, list[list[Segment]]]] = {}
+
+    def _lines_of(self, block: RenderableType) -> list[list[Segment]]:
+        if id(block) not in self._lines:
+            lines = self._console.render_lines(block, pad=False)
+            self._lines[id(block)] = block, lines
+        return self._lines[id(block)][1]
+
+    def height(self, blocks: Sequence[RenderableType]) -> int:
+        """Return the number of lines of some blocks."""
+        return sum(len(self._lines_of(block)) for block in blocks)
+
+    def print(self, blocks: Sequence[RenderableType]) -> None:
+        """Print blocks without blanks at the ends of their lines."""
+        from rich.text import Text
+
+        page = []
+        for line in itertools.chain.from_iterable(map(self._lines_of, blocks)):
+            parts = (
+                (encodable(part.text.replace(_GLUE, " "), self._console.encoding), part.style or "")
+                for part in line
+            )
+            text = Text.assemble(*parts)
+            text.rstrip()
+            page.append(text)
+        if page:
+            self._console.print(Text("\n").join(page), highlight=False, soft_wrap=True)
 
 
 def screen(console: Console | None) -> Console:
@@ -270,14 +297,14 @@ def screen(console: Console | None) -> Console:
     return console
 
 
-def _that_fit(blocks: list[RenderableType], limit: int, console: Console) -> list[RenderableType]:
+def _that_fit(blocks: list[RenderableType], limit: int, drawn: _Drawn) -> list[RenderableType]:
     """Return the blocks without as many of the last tables as necessary to fit."""
     from rich.table import Table as Grid
     from rich.text import Text
 
     kept = list(blocks)
     tables = [block for block in kept if isinstance(block, Grid)]
-    while tables and _height(kept, console) > limit:
+    while tables and drawn.height(kept) > limit:
         at = kept.index(tables.pop())
         # With the empty line above it, if there is one.
         above = kept[at - 1] if at else None
@@ -411,10 +438,6 @@ def text_block(text: str, style: str = "") -> RenderableType:
     from rich.text import Text
 
     return Text(_AMOUNT.sub(_GLUE, one_line(text)), style)
-
-
-def _height(blocks: Sequence[RenderableType], console: Console) -> int:
-    return sum(len(console.render_lines(block, pad=False)) for block in blocks)
 
 
 def _changes_table(changes: Changes, most: int) -> RenderableType:
