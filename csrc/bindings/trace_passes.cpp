@@ -73,6 +73,32 @@ void nest(const py::buffer& begin, const py::buffer& end, const py::buffer& thre
   trace::nest({begins.data(), ends.data(), threads.data(), count}, parents.fill(), longers.fill(), owns.fill());
 }
 
+void open_at(const py::buffer& begin, const py::buffer& end, const py::buffer& longer, const py::buffer& place,
+             const py::buffer& owner) {
+  const Numbers begins(begin, false), ends(end, false), longers(longer, false), places(place, false);
+  Numbers filled(owner, true);
+  const std::size_t count = begins.size();
+  check(ends.size() == count && longers.size() == count && filled.size() == places.size(),
+        "the arrays differ in length");
+  check(std::is_sorted(begins.data(), begins.data() + count), "the begins do not ascend");
+  for (std::size_t at = 0; at < count; ++at)
+    check(longers.data()[at] < static_cast<std::int64_t>(at), "an interval around another one comes after it");
+  const py::gil_scoped_release released;
+  trace::open_at({begins.data(), ends.data(), nullptr, count}, longers.data(), places.data(), places.size(),
+                 filled.fill());
+}
+
+void add_those_below(const py::buffer& parent, const py::buffer& figure) {
+  const Numbers parents(parent, false);
+  Numbers figures(figure, true);
+  const std::size_t count = parents.size();
+  check(figures.size() == count, "the arrays differ in length");
+  for (std::size_t at = 0; at < count; ++at)
+    check(parents.data()[at] < static_cast<std::int64_t>(count), "an element has a parent that does not exist");
+  const py::gil_scoped_release released;
+  trace::add_those_below(parents.data(), count, figures.fill());
+}
+
 void begun_around(const py::buffer& begins, const py::buffer& asked, const py::buffer& around) {
   const Mask begin(begins, false);
   const Numbers places(asked, false);
@@ -315,6 +341,8 @@ std::size_t place_events(const py::buffer& process, const py::buffer& tid, const
 
 void define_trace_passes(py::module_& module) {
   module.def("trace_nest", &nest);
+  module.def("trace_open_at", &open_at);
+  module.def("trace_add_those_below", &add_those_below);
   module.def("trace_begun_around", &begun_around);
   module.def("trace_first_around", &first_around);
   module.def("trace_paths", &paths);

@@ -2,6 +2,8 @@
 #include "trace/nesting.h"
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 #include <vector>
 
 namespace stagespan::trace {
@@ -12,6 +14,13 @@ namespace {
 std::int64_t between(std::int64_t from, std::int64_t to) noexcept {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(to) - static_cast<std::uint64_t>(from));
 }
+
+std::int64_t sum(std::int64_t one, std::int64_t other) noexcept {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(one) + static_cast<std::uint64_t>(other));
+}
+
+// The number of elements below one that has been added to its parent.
+constexpr std::uint32_t done = std::numeric_limits<std::uint32_t>::max();
 
 }  // namespace
 
@@ -44,6 +53,47 @@ void nest(const Intervals& intervals, std::int64_t* parent, std::int64_t* longer
     top = static_cast<std::int64_t>(at);
   }
   finish();
+}
+
+void open_at(const Intervals& intervals, const std::int64_t* longer, const std::int64_t* place, std::size_t number,
+             std::int64_t* owner) {
+  // In the order of the places, an interval that has ended is never open again, so that this takes linear time.
+  std::vector<std::size_t> order;
+  if (!std::is_sorted(place, place + number)) {
+    order.resize(number);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::sort(order.begin(), order.end(), [place](std::size_t a, std::size_t b) { return place[a] < place[b]; });
+  }
+  std::int64_t top = -1;
+  const std::int64_t* next = intervals.begin;
+  const std::int64_t* const last = intervals.begin + intervals.count;
+  for (std::size_t i = 0; i < number; ++i) {
+    const std::size_t at = order.empty() ? i : order[i];
+    const std::int64_t* const after = std::find_if(next, last, [&](std::int64_t begin) { return begin > place[at]; });
+    if (after != next) top = after - intervals.begin - 1;
+    next = after;
+    while (top >= 0 && intervals.end[top] <= place[at]) top = longer[top];
+    owner[at] = top;
+  }
+}
+
+void add_those_below(const std::int64_t* parent, std::size_t count, std::int64_t* figure) {
+  std::vector<std::uint32_t> below(count);
+  for (std::size_t at = 0; at < count; ++at)
+    if (parent[at] >= 0) ++below[static_cast<std::size_t>(parent[at])];
+  // Each element is added to its parent when all below it have been added to it.
+  for (std::size_t at = count; at-- > 0;) {
+    auto here = static_cast<std::int64_t>(at);
+    while (here >= 0 && below[static_cast<std::size_t>(here)] == 0) {
+      below[static_cast<std::size_t>(here)] = done;
+      const std::int64_t above = parent[here];
+      if (above < 0) break;
+      figure[above] = sum(figure[above], figure[here]);
+      // Those that come later in this loop are added there.
+      if (--below[static_cast<std::size_t>(above)] > 0 || above < static_cast<std::int64_t>(at)) break;
+      here = above;
+    }
+  }
 }
 
 void begun_around(const bool* is_begin, std::size_t count, const std::int64_t* asked, std::size_t number,

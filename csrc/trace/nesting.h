@@ -20,6 +20,15 @@ struct Intervals {
 /// `own`, its time while no later one of the thread is open: each moment belongs to the one that began last.
 void nest(const Intervals& intervals, std::int64_t* parent, std::int64_t* longer, std::int64_t* own) noexcept;
 
+/// For each place, the interval that is open there and began last, or -1. All intervals are of one thread, and `longer`
+/// is that of `nest`.
+void open_at(const Intervals& intervals, const std::int64_t* longer, const std::int64_t* place, std::size_t number,
+             std::int64_t* owner);
+
+/// Adds to the figure of each element of a forest those of all elements below it. `parent` is an index or -1; elements
+/// of a cycle keep what is not around it.
+void add_those_below(const std::int64_t* parent, std::size_t count, std::int64_t* figure);
+
 /// For some begins of calls that nest, among all their begins and ends in the order of time: the begin of the call
 /// around each, or -1. `asked` ascends.
 void begun_around(const bool* is_begin, std::size_t count, const std::int64_t* asked, std::size_t number,

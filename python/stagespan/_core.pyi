@@ -1310,6 +1310,25 @@ def trace_nest(
     open. An interval ends after its start.
     """
 
+def trace_open_at(
+    begin: NDArray[np.int64],
+    end: NDArray[np.int64],
+    longer: NDArray[np.int64],
+    place: NDArray[np.int64],
+    owner: NDArray[np.int64],
+) -> None:
+    """Find the interval that is open at each place and began last, or -1.
+
+    The begins ascend, and ``longer`` is that of `trace_nest`. Raises ValueError if they do not, or
+    if ``longer`` is not an earlier interval or -1.
+    """
+
+def trace_add_those_below(parent: NDArray[np.int64], figure: NDArray[np.int64]) -> None:
+    """Add to the figure of each element of a forest those of all elements below it.
+
+    ``parent`` is an index or -1. Raises ValueError if a parent does not exist.
+    """
+
 def trace_begun_around(
     is_begin: NDArray[np.bool_], asked: NDArray[np.int64], around: NDArray[np.int64]
 ) -> None:

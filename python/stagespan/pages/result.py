@@ -307,9 +307,11 @@ def together_ns(gains: Iterable[Gain]) -> int:
     import numpy as np  # not by a report at the end of a program
 
     row, time = np.concatenate(rows), np.concatenate(times)
-    order = np.lexsort((-time, row))
-    _, first = np.unique(row[order], return_index=True)
-    return idle + round(float(time[order][first].sum()))
+    order = np.argsort(row, kind="stable")
+    ordered = row[order]
+    firsts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(row)])
+    longest = np.maximum.reduceat(time[order], firsts) if len(row) else time
+    return idle + round(float(longest.sum()))
 
 
 class Table(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ from stagespan.trace.rates.collectives import (
     unseen_calls,
     work_of,
 )
-from stagespan.trace.read.groups import by_group, numbered
+from stagespan.trace.read.groups import by_group, distinct, numbered
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -203,9 +203,7 @@ class _Calls(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def groups(self) -> list[Rows]:
         """The indices of the calls of each operation, size and group."""
-        keys = np.column_stack((self.op, self.bytes_in, self.members))
-        _, which = np.unique(keys, axis=0, return_inverse=True)
-        which = which.reshape(-1)
+        _, which = distinct(self.op, self.bytes_in, self.members)
         return by_group(which, int(which.max()) + 1)
 
     @cached_property

@@ -13,6 +13,7 @@ from stagespan.trace.derived.call_site import CallSites, waiting_operators
 from stagespan.trace.derived.gaps import ISSUED, NAMES, Gaps, IdleParts
 from stagespan.trace.derived.idle_causes import Cause
 from stagespan.trace.evidence import window_of
+from stagespan.trace.read.groups import distinct
 from stagespan.trace.read.intervals import Numbers
 
 _BLOCKING = (causes.SYNCHRONISATION, causes.MEMORY_ALLOCATION)
@@ -115,9 +116,7 @@ def group_by_culprit(where: CallSites, parts: IdleParts) -> list[Culprit]:
     calls, time = parts.calls, parts.call_idle_ns
     operator = waiting_operators(trace, calls)
     name = np.where(operator >= 0, events.name[operator], -1)
-    keys = np.stack((parts.waits[calls], name, events.name[calls]), axis=1)
-    kinds, kind = np.unique(keys, axis=0, return_inverse=True)
-    kind = kind.reshape(-1)
+    kinds, kind = distinct(parts.waits[calls].astype(np.int64), name, events.name[calls])
     groups = []
     for number, (waits, operator_name, call_name) in enumerate(kinds):
         of_kind = np.flatnonzero(kind == number)

@@ -28,7 +28,7 @@ from stagespan.trace.derived.call_site import call_sites
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.launch_sources import stage_calls, values_at
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
-from stagespan.trace.derived.threads import named, numbers_of
+from stagespan.trace.derived.threads import name_codes, named, numbers_of
 from stagespan.trace.derived.trees import forest_of
 from stagespan.trace.evidence import window_of
 from stagespan.trace.read.groups import numbered, pairs, parts, values_of
@@ -296,7 +296,7 @@ def _number(text: str) -> float:
 def _freed_at(address: Numbers, sizes: Numbers) -> Rows:
     """Return the next event with the same address, if it frees memory."""
     count = len(address)
-    order = np.lexsort((np.arange(count), address))
+    order = np.argsort(address, kind="stable")
     following = np.full(count, count, dtype=np.intp)
     here, then = order[:-1], order[1:]
     pairs = (address[here] == address[then]) & (sizes[here] > 0) & (sizes[then] < 0)
@@ -619,9 +619,8 @@ def _holders(
     trace: Trace, events: MemoryEvents, operators: Rows, stages: Rows, live: Rows
 ) -> tuple[dict[int, Holder], Rows]:
     """Return the allocations by operator and stage, and the group of each event."""
-    names = np.append(trace.events.name, -1).astype(np.int64)
     width = len(trace.names) + 1
-    group = (names[operators] + 1) * width + names[stages] + 1
+    group = (name_codes(trace, operators) + 1) * width + name_codes(trace, stages) + 1
     allocates = np.flatnonzero(events.bytes > 0)
     codes, of = numbered(group[allocates])
     counts = np.bincount(of)
@@ -661,7 +660,7 @@ def _curve(events: MemoryEvents, begin_ns: int) -> list[tuple[int, int]]:
     times, sizes = events.time_ns, events.allocated
     length = int(times[-1] - times[0])
     stretch = (times - times[0]) * _POINTS // (length + 1)
-    order = np.lexsort((np.arange(len(times)), -sizes, stretch))
+    order = np.lexsort((-sizes, stretch))
     firsts = np.flatnonzero(np.diff(stretch[order], prepend=-1))
     chosen = values_of(np.concatenate((order[firsts], [0, len(times) - 1])))
     points = [(int(times[at]) - begin_ns, int(sizes[at])) for at in chosen]

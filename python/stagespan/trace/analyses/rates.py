@@ -459,11 +459,13 @@ class _Found:
         rated = np.array([isinstance(each, Cost) for each in costs])[kind]
         computes = np.array([isinstance(each, Cost) and each.flops is not None for each in costs])
         computes = computes[kind]
-        inside = [
-            with_those_below(forest.parent, own) - own
-            for chosen in (rated, computes)
-            for own in [np.isin(forest.rows, row_of[chosen]).astype(np.int64)]
-        ]
+        inside = []
+        for chosen in (rated, computes):
+            # One more, for rows of -1.
+            is_chosen = np.zeros(len(events) + 1, dtype=np.bool_)
+            is_chosen[row_of[chosen]] = True
+            own = is_chosen[forest.rows].astype(np.int64)
+            inside.append(with_those_below(forest.parent, own) - own)
         at = forest.at(index.axis.place(index.of[1], events.begin_ns[row_of]))
         own = (at >= 0) & (forest.rows[at] == row_of)
         wraps = own & rated & (np.where(computes, inside[1][at], inside[0][at]) > 0)

@@ -16,7 +16,7 @@ from stagespan.trace.derived.modules import class_of_module
 from stagespan.trace.derived.step_ranges import FRAMEWORK, PROFILER_STEP
 from stagespan.trace.derived.threads import among, names_with, outermost, threads
 from stagespan.trace.derived.windows import BaseWindow, base_window
-from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.groups import by_group, distinct
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 
@@ -148,16 +148,14 @@ def _candidates(trace: Trace, inside: Mask) -> tuple[Rows, NDArray[np.int64], li
     rows = np.flatnonzero(
         inside & (events.dur_ns > 0) & (marks | regions | graphs | (frames & modules[events.name]))
     )
-    kinds, of_kind = np.unique(
-        np.stack((events.name[rows], marks[rows]), axis=1), axis=0, return_inverse=True
-    )
+    kinds, of_kind = distinct(events.name[rows], marks[rows].astype(np.int64))
     numbers: dict[str, int] = {}
     number_of = np.empty(len(kinds), dtype=np.int64)
     for at, (code, is_mark) in enumerate(kinds.tolist()):
         name = trace.names[code]
         word = class_of_module(name) or (_DIGITS.sub("#", name) if is_mark else name)
         number_of[at] = numbers.setdefault(word, len(numbers))
-    return rows, number_of[of_kind.reshape(-1)], list(numbers)
+    return rows, number_of[of_kind], list(numbers)
 
 
 def _times(trace: Trace, rows: Rows, device: Rows, calls: Rows) -> tuple[Numbers, int]:

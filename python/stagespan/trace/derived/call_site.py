@@ -12,7 +12,7 @@ from stagespan.trace.derived.device import launches, streams
 from stagespan.trace.derived.gaps import Gaps
 from stagespan.trace.derived.idle_causes import SYNC_OPERATORS
 from stagespan.trace.derived.threads import processes, threads, time_index
-from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.groups import by_group, distinct
 from stagespan.trace.read.intervals import ROW, Mask, Numbers, Rows, looked_up
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import once
@@ -212,9 +212,7 @@ class CallSites:
         inside = np.minimum(events.end_ns[rows], end_ns) - np.maximum(
             events.begin_ns[rows], begin_ns
         )
-        keys = np.stack((events.name[rows], self._process[rows], events.tid[rows]))
-        _, kind = np.unique(keys, axis=1, return_inverse=True)
-        kind = kind.reshape(-1)
+        _, kind = distinct(events.name[rows], self._process[rows], events.tid[rows])
         # Whole numbers below 2**53: doubles add them exactly.
         sums = np.bincount(kind, weights=inside)
         mine = np.flatnonzero(kind == int(np.argmax(sums)))

@@ -92,6 +92,8 @@ class Forest(msgspec.Struct, frozen=True, dict=True):
 
     def around(self, chosen: Mask) -> Rows:
         """Return the innermost chosen node around each node, or -1."""
+        if not chosen.any():
+            return np.full(len(chosen), -1, dtype=np.intp)
         return self._above(self.nodes.first_around(chosen))
 
     def outermost(self, chosen: Mask) -> Rows:
@@ -141,8 +143,7 @@ class Forest(msgspec.Struct, frozen=True, dict=True):
         ]
 
     def _above(self, found: Rows) -> Rows:
-        parent = self.nodes.parent
-        return np.where(parent >= 0, np.append(found, -1)[parent], -1)
+        return np.append(found, -1)[self.nodes.parent]
 
 
 @once

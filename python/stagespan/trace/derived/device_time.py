@@ -106,7 +106,8 @@ def _time(
         begin, end = np.clip(begin, low, high), np.clip(end, low, high)
 
     def union(chosen: Mask) -> int:
-        return covered(begin[chosen], end[chosen])
+        at = np.flatnonzero(chosen)
+        return covered(begin[at], end[at])
 
     kind = work.kind[rows]
     computes, communicates = kind == COMPUTE, kind == COMMUNICATION

@@ -228,7 +228,7 @@ def no_operators(trace: Trace) -> Mask:
 
 def values_at(values: Rows, index: Rows) -> Rows:
     """Return values[index], and -1 where the index is -1."""
-    return np.where(index >= 0, np.append(values, values.dtype.type(-1))[index], -1)
+    return np.append(values, values.dtype.type(-1))[index]
 
 
 def _by_flows(trace: Trace, rows: Rows, inside: Rows, index: ThreadIndex, forest: Nesting) -> None:

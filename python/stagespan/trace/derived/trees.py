@@ -110,9 +110,6 @@ class Tree:
         return levels(self.parent)
 
 
-_MOST_TURNS = 100
-
-
 class Nesting:
     """Events on an axis as a forest: the parent is the innermost open event when an event begins.
 
@@ -150,8 +147,11 @@ class Nesting:
 
     def at(self, place: Numbers) -> Rows:
         """Return the index in `rows` of the innermost event at each place, or -1."""
-        found = np.searchsorted(self.begin, place, side="right") - 1
-        return self._enclosing_open(found, place)
+        columns = (self.begin, self.end, self._longer, place)
+        begin, end, longer, at = (np.ascontiguousarray(each, np.int64) for each in columns)
+        owner = np.empty_like(at)
+        _core.trace_open_at(begin, end, longer, at, owner)
+        return owner
 
     @property
     def parent(self) -> Rows:
@@ -190,36 +190,6 @@ class Nesting:
     def first_around(self, chosen: NDArray[np.bool_]) -> Rows:
         """Return the innermost chosen event around each row, or the row itself, or -1."""
         return first_around(self.parent, chosen)
-
-    def _enclosing_open(self, owner: Rows, place: Numbers) -> Rows:
-        """Return the first enclosing event that has not ended at the place."""
-        owner = owner.copy()
-        for _ in range(_MOST_TURNS):
-            over = np.flatnonzero(owner >= 0)
-            over = over[self.end[owner[over]] <= place[over]]
-            if len(over) == 0:
-                return owner
-            owner[over] = self._longer[owner[over]]
-        owner[over] = self._swept(place[over])
-        return owner
-
-    def _swept(self, place: Numbers) -> Rows:
-        """Compute `at` place by place, for deep nesting."""
-        begins, ends, longer = self.begin.tolist(), self.end.tolist(), self._longer.tolist()
-        order = np.argsort(place, kind="stable")
-        open_at = []
-        last, next_begin = -1, 0
-        for where in place[order].tolist():
-            while next_begin < len(begins) and begins[next_begin] <= where:
-                last = next_begin
-                next_begin += 1
-            # Events that have ended are never innermost again.
-            while last >= 0 and ends[last] <= where:
-                last = longer[last]
-            open_at.append(last)
-        result = np.empty(len(place), dtype=np.intp)
-        result[order] = open_at
-        return result
 
     @cached_property
     def _links(self) -> tuple[Rows, Rows]:
@@ -317,15 +287,15 @@ def first_around(parent: Rows, chosen: NDArray[np.bool_]) -> Rows:
 
 
 def with_those_below(parent: Rows, own: Numbers) -> Numbers:
-    """Return for each element of a tree its own figure plus those of all descendants."""
-    total: Numbers = own.copy()
-    level = levels(parent)
-    order = np.argsort(level, kind="stable")
-    ends = np.cumsum(np.bincount(level, minlength=1))
-    for begin, end in zip(ends[-2::-1].tolist(), ends[:0:-1].tolist(), strict=True):
-        here = order[begin:end]
-        np.add.at(total, parent[here], total[here])
-    return total
+    """Return for each element of a tree its own figure plus those of all descendants.
+
+    `own` has the shape (elements,) or (elements, figures).
+    """
+    above = np.ascontiguousarray(parent, np.int64)
+    total: Numbers = np.array(own.T, dtype=np.int64, order="C")
+    for figure in np.atleast_2d(total):
+        _core.trace_add_those_below(above, figure)
+    return total.T
 
 
 def tree_of(trace: Trace, rows: Rows) -> tuple[Tree, NDArray[np.int64], Numbers]:

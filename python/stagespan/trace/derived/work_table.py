@@ -80,7 +80,7 @@ class WorkTable(msgspec.Struct, frozen=True):
             elif field == "calls":
                 figure = _calls(group, call, count)
             else:
-                figure = total if field == "time_ns" else _extreme(field, group, time)
+                figure = total if field == "time_ns" else _extreme(field, group, time, count)
             found = figure[longest_first].tolist()
             return [each or None for each in found] if field == "calls" else found
 
@@ -105,10 +105,10 @@ def _calls(group: Numbers, call: Rows, count: int) -> Numbers:
     return np.bincount(different[:, 0], minlength=count)
 
 
-def _extreme(field: str, group: Numbers, time_ns: Numbers) -> Numbers:
-    """Return the `min_ns` or the `max_ns` of each group."""
-    order = np.argsort(group, kind="stable")
-    firsts = np.flatnonzero(np.append(True, np.diff(group[order])))
+def _extreme(field: str, group: Numbers, time_ns: Numbers, count: int) -> Numbers:
+    """Return the `min_ns` or the `max_ns` of each of `count` groups."""
     function = {"min_ns": np.minimum, "max_ns": np.maximum}[field]
-    result: Numbers = function.reduceat(time_ns[order], firsts)
+    result = np.empty(count, dtype=np.int64)
+    result[group] = time_ns
+    function.at(result, group, time_ns)
     return result

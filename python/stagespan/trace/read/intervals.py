@@ -51,8 +51,18 @@ def merged(begin: Numbers, end: Numbers, *, which: Mask | None = None) -> tuple[
     return union[0, :count].copy(), union[1, :count].copy()
 
 
+# So few codes are compared with many elements at a time.
+_FEW_CODES = 3
+
+
 def looked_up(table: Mask, codes: Codes) -> Mask:
     """Return the element of a table for each code, as ``table[codes]``, but in one pass."""
+    chosen = np.flatnonzero(table).tolist()
+    if len(chosen) <= _FEW_CODES:
+        result = np.zeros(len(codes), dtype=np.bool_)
+        for code in chosen:
+            result |= codes == code
+        return result
     result = np.empty(len(codes), dtype=np.bool_)
     _core.trace_look_up(table, np.ascontiguousarray(codes), result)
     return result

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stagespan import _core
-from stagespan.trace.derived.trees import Paths, first_around
+from stagespan.trace.derived.trees import Paths, first_around, with_those_below
 from stagespan.trace.read.intervals import Cover, looked_up, merged, nested, used_codes
 
 
@@ -131,6 +131,49 @@ def test_elements_that_are_around_each_other_have_paths() -> None:
     node, folded = np.empty(3, dtype=np.int64), np.empty(3, dtype=np.bool_)
     _core.trace_paths(integers(1, 0, 1), integers(5, 6, 7), 9, node, folded)
     assert len(set(node.tolist())) == 3
+
+
+def test_the_interval_that_is_open_at_a_place() -> None:
+    source = random.Random(14)
+    for _ in range(300):
+        # GIVEN intervals that nest, touch, cross or coincide, and places in any order
+        drawn = [
+            (begin := source.randint(0, 12), -begin - source.randint(1, 8))
+            for _ in range(source.randint(0, 12))
+        ]
+        begin, end = np.array(sorted(drawn), dtype=np.int64).reshape(-1, 2).T.copy()
+        end = -end
+        _, longer, _ = nested(begin, end, np.zeros(len(begin), dtype=np.int64))
+        places = integers(*(source.randint(-2, 22) for _ in range(source.randint(0, 12))))
+        for asked in (places, np.sort(places)):
+            owner = np.empty(len(asked), dtype=np.int64)
+            _core.trace_open_at(begin, end, longer, asked, owner)
+            is_open = [np.flatnonzero((begin <= at) & (at < end)).tolist() for at in asked]
+            assert owner.tolist() == [each[-1] if each else -1 for each in is_open]
+
+
+def test_figures_with_those_below() -> None:
+    source = random.Random(15)
+    for _ in range(300):
+        # GIVEN forests whose parents are not always before their children
+        count = source.randint(0, 12)
+        points = list(range(count))
+        source.shuffle(points)
+        parent = np.full(count, -1, dtype=np.int64)
+        for at in range(1, count):
+            parent[points[at]] = points[source.randrange(at)] if source.random() < 0.8 else -1
+        own = integers(*(source.randint(-9, 9) for _ in range(count)))
+        expected = [0] * count
+        for at, figure in enumerate(own.tolist()):
+            while at >= 0:
+                expected[at] += figure
+                at = int(parent[at])
+        assert with_those_below(parent, own).tolist() == expected
+
+
+def test_elements_that_are_around_each_other_keep_their_figures() -> None:
+    parent, own = integers(1, 2, 0, 0, 3), integers(1, 2, 4, 8, 16)
+    assert with_those_below(parent, own).tolist() == [25, 2, 4, 24, 16]
 
 
 def test_the_call_around_some_begins_of_nested_calls() -> None:
@@ -293,6 +336,12 @@ ONE, TWO, MASK = integers(0), integers(0, 0), np.array([False, True])
         (lambda: _core.trace_first_around(TWO, TWO, TWO), TypeError),
         (lambda: _core.trace_first_around(ONE, np.array([1], np.int8), ONE), TypeError),
         (lambda: _core.trace_first_around(integers(1), np.array([False]), ONE), ValueError),
+        (lambda: _core.trace_open_at(TWO, TWO, integers(-1, 0), TWO, ONE), ValueError),
+        (lambda: _core.trace_open_at(TWO, TWO, ONE, TWO, TWO.copy()), ValueError),
+        (lambda: _core.trace_open_at(TWO, TWO, integers(-1, 1), TWO, TWO.copy()), ValueError),
+        (lambda: _core.trace_open_at(integers(1, 0), TWO, TWO - 1, TWO, TWO.copy()), ValueError),
+        (lambda: _core.trace_add_those_below(integers(2, 0), TWO.copy()), ValueError),
+        (lambda: _core.trace_add_those_below(TWO, ONE.copy()), ValueError),
         (lambda: _core.trace_begun_around(MASK, TWO, ONE), ValueError),
         (lambda: _core.trace_begun_around(MASK, integers(1, 0), TWO.copy()), ValueError),
         (lambda: _core.trace_begun_around(MASK, integers(2), ONE.copy()), ValueError),
