@@ -49,6 +49,8 @@ _NOUNS = {
 }
 # From this percentage of a peak on, a better kernel wins little.
 _NEAR_PERCENT = 80.0
+OTHER_DEVICE = 110.0
+"""Above this percentage of a peak, the peaks are not those of the device."""
 _NEAR = {
     "memory": (
         "the memory's peak",
@@ -284,7 +286,7 @@ def slow_in_memory(shapes: Sequence[ShapeRate], work_ns: int, vendor: str | None
 
 def at_the_peak(shapes: Sequence[ShapeRate], work_ns: int) -> Finding | None:
     """Return a finding about an operator that takes most of the time, near a peak of the device."""
-    fast = [each for each in shapes if _of_peak(each) >= _NEAR_PERCENT]
+    fast = [each for each in shapes if _NEAR_PERCENT <= _of_peak(each) <= OTHER_DEVICE]
     times: dict[tuple[str, str | None], int] = {}
     for each in fast:
         times[each.operator, each.limit] = times.get((each.operator, each.limit), 0) + each.time_ns

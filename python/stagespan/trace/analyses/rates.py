@@ -15,6 +15,7 @@ from stagespan.pages.figures import Count, Figures, Internal, MeanNs, Ns, one_of
 from stagespan.pages.result import Chart, Finding, Gain, StructResult, Table, Unavailable, share
 from stagespan.trace.analyses.kernel_rows import KIND_OF_CODE, KernelRows, kernel_rows
 from stagespan.trace.analyses.rate_findings import (
+    OTHER_DEVICE,
     Appends,
     appended,
     appends_to_larger,
@@ -162,6 +163,8 @@ class Rates(StructResult, frozen=True):
         if rated.tflop_s is None:
             return f"{in_percent(rated.percent)} of {self.work} has a rate, but no products do"
         peak = "" if self.mfu_percent is None else f", {in_percent(self.mfu_percent)} of the peak"
+        if (rated.peak_percent or 0.0) > OTHER_DEVICE:
+            peak = ", more than its peak: the device is another one"
         whole, flops = self.base.whole_ns, rated.flops or 0.0
         unrated = share(self.unrated_products_ns, self.work_ns)
         least = "at least " if unrated >= _MUCH_UNRATED else ""

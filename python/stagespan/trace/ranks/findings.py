@@ -65,6 +65,8 @@ def verdict(job: JobTraces) -> tuple[str, str]:
     word, count = Counter(verdicts).most_common(1)[0]
     if 2 * count <= ranks:
         word = word_of(sums, any(each.backend != "cpu" for each in job.summaries))
+        if word not in verdicts and sums["idle"] == max(sums.values()):
+            word = _most_idle(job, verdicts)
         count = verdicts.count(word)
     if word == IN_STAGES:
         return word, _in_stages(job)
@@ -83,7 +85,7 @@ def verdict(job: JobTraces) -> tuple[str, str]:
         f"{' together' if ranks > 1 else ''} {', '.join(parts)} and"
         f" {in_percent(share(sums['idle'], whole))} idle"
     )
-    if count < ranks:
+    if 0 < count < ranks:
         sentence += f"; {count:,} of {ranks:,} ranks {'is' if count == 1 else 'are'} {word}"
     much = share(sums["waiting"], whole) >= _WAITED.medium
     late = next(iter(_late(job)), None) if much and job.matched.count else None
@@ -91,6 +93,14 @@ def verdict(job: JobTraces) -> tuple[str, str]:
         at = job.numbers.index(int(late.numbers["rank"]))
         sentence += f"; {in_percent(percent)} of the waiting is for {job.rank_name(at)}"
     return word, f"{sentence}."
+
+
+def _most_idle(job: JobTraces, verdicts: list[str]) -> str:
+    """The verdict of the ranks that were idle for the longest time together."""
+    idle: Counter[str] = Counter()
+    for at, word in enumerate(verdicts):
+        idle[word] += job.usage(at)["idle"]
+    return idle.most_common(1)[0][0]
 
 
 def _in_stages(job: JobTraces) -> str:
@@ -255,6 +265,8 @@ def _late(job: JobTraces) -> list[Finding]:
         numbers["reason_ns"] = reasons[why]
     gain = _gain(caused, "it arrives together with the next slowest rank")
     covers = _same_cause(job, at, caused)
+    if is_stage and len(_stages(job)) == 1:
+        covers += ("ranks.stage",)
     code = "ranks.late"
     return [
         Finding(severity, sentence, evidence, code, numbers, gain, caveat=caveat, covers=covers)

@@ -207,6 +207,14 @@ def test_an_operator_near_the_memorys_peak_is_told_what_helps(tmp_path: Path) ->
     assert found["rates.at_peak"].gain.time_ns == pytest.approx(5 * 12_900, rel=0.05)
 
 
+def test_rates_above_the_peak_are_those_of_another_device(tmp_path: Path) -> None:
+    program = Program()
+    product(program, round(LARGE_FLOPS / (1.5 * 989.4) / 1e6), LARGE)
+    found = rates_of(written(program, tmp_path, H100))
+    assert found.findings() == []
+    assert "more than its peak: the device is another one" in found.line()
+
+
 @pytest.mark.parametrize(("slow_us", "is_uneven"), [(2_600, True), (1_200, False)])
 def test_equal_calls_that_take_differently_long(
     slow_us: int, is_uneven: bool, tmp_path: Path

@@ -119,6 +119,32 @@ def test_one_slow_rank_is_one_finding_and_the_headline(tmp_path: Path) -> None:
         assert text.count("Gain: ") == len(codes)
 
 
+def test_a_rank_that_is_late_for_its_loader_is_one_finding_and_the_headline(tmp_path: Path) -> None:
+    # GIVEN two hosts, of which rank 1 loads data for 60 ms in each step, and rank 0 waits
+    for rank, (load, wait) in enumerate([(1_000, 64_000), (60_000, 5_000)]):
+        program = Program()
+        for step in range(5):
+            with program.within(f"ProfilerStep#{step}", "user_annotation"):
+                with program.within("enumerate(DataLoader)#x.__next__", "user_annotation"):
+                    program.work(load)
+                with program.within("aten::mm"):
+                    program.work(20_000)
+                with program.within("gloo:all_reduce", "user_annotation"):
+                    program.work(wait)
+        about = {"rank": rank, "world_size": 2, "backend": "gloo"}
+        text = json.dumps({"distributedInfo": about, "traceEvents": program.events})
+        (tmp_path / f"rank{rank}.json").write_text(text)
+    found = analyze_ranks(tmp_path, jobs=1)
+    word, sentence = found.results["ranks"].title()
+    assert word in ("data-bound", "communication-bound")
+    assert " 0 of " not in sentence
+    assert "100 % of the waiting is for rank 1" in sentence
+    codes = [each.code for each in found.findings()]
+    assert "ranks.late" in codes
+    assert not {"ranks.stage", "ranks.waiting"} & set(codes)
+    assert "ranks.stage" in codes_in(ranks_in(tmp_path))
+
+
 def test_a_rank_that_computes_longer(tmp_path: Path) -> None:
     # GIVEN three ranks of which rank 2 computes 200 µs longer before each of ten collectives
     arrivals = [[1_000.0 * n + (200 if rank == 2 else 0) + 600 for n in range(10)]
