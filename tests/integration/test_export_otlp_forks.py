@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,65 +18,7 @@ collector = pytest.importorskip("collector")
 
 pytestmark = pytest.mark.slow
 
-FORKS = """
-import multiprocessing, os, sys, time
-from concurrent.futures import ProcessPoolExecutor
-import stagespan
-from stagespan.export import otlp
-
-URL, WHERE, HOW = sys.argv[1:]
-
-def work(who):
-    for n in range(5):
-        with stagespan.request(f"{who}-{n}"), stagespan.span("work"):
-            pass
-    if HOW != "executor":
-        time.sleep(0.1)  # so that other workers of the pool get some, too
-
-def begin():
-    if WHERE != "parent":
-        otlp.start(URL)
-
-def child(who):
-    begin()
-    work(who)
-
-if __name__ == "__main__":
-    if WHERE != "child":
-        otlp.start(URL)
-        work("parent")
-    names = [f"child{k}" for k in range(3)]
-    context = multiprocessing.get_context("fork")
-    if HOW == "process":
-        processes = [context.Process(target=child, args=(name,)) for name in names]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-    elif HOW == "pool":  # whose workers are ended by SIGTERM
-        with context.Pool(3, initializer=begin) as pool:
-            pool.map(work, names, chunksize=1)
-    elif HOW == "executor":
-        with ProcessPoolExecutor(3, context, initializer=begin) as executor:
-            list(executor.map(work, names))
-    elif HOW == "fork":
-        for name in names:
-            if os.fork() == 0:
-                child(name)
-                sys.exit()
-        for name in names:
-            os.wait()
-    elif HOW == "fork in a child":
-        if os.fork() == 0:
-            for name in names:
-                if os.fork() == 0:
-                    child(name)
-                    sys.exit()
-            for name in names:
-                os.wait()
-            sys.exit()
-        os.wait()
-"""
+FORKS = PROGRAMS / "exporting_forks.py"
 
 
 def ids(received: Any) -> Counter[str]:
@@ -103,10 +44,9 @@ def ids(received: Any) -> Counter[str]:
 def test_each_request_of_a_child_arrives_once(
     where: str, how: str, protocol: str, folder: Path, tmp_path: Path
 ) -> None:
-    program = textwrap.dedent(FORKS)
     with collector.RECEIVERS[protocol]() as received:
         process = start(
-            program,
+            FORKS,
             *(received.url, where, how),
             OTEL_EXPORTER_OTLP_PROTOCOL=collector.PROTOCOLS[protocol],
         )
@@ -128,8 +68,7 @@ def test_a_child_without_requests_has_no_thread(folder: Path) -> None:
 
 def test_figures_of_a_child_are_those_of_another_instance(folder: Path) -> None:
     with collector.http() as received:
-        program = textwrap.dedent(FORKS)
-        process = start(program, received.url, "parent", "fork", STAGESPAN_JOB="svc")
+        process = start(FORKS, received.url, "parent", "fork", STAGESPAN_JOB="svc")
         assert process.communicate(timeout=120) == ("", "")
         counts: dict[str, int] = {}
         for resource in [one for message in received.metrics for one in message.resource_metrics]:

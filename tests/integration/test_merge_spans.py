@@ -13,37 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 import preloaded
-from running import ending, ready, start_command
+from running import PROGRAMS, ending, ready, start_command
 from stagespan import recording
 from stagespan.cli import command
 from stagespan.trace import read_trace
 
 pytest.importorskip("torch")
 
-PROGRAM = """
-import os, sys, threading, time
-import torch
-import stagespan
-
-def work(name):
-    with stagespan.span(name):
-        torch.ones(64, 64) @ torch.ones(64, 64)
-        time.sleep(0.01)
-
-work("before")
-time.sleep(0.05)
-with stagespan.span("open"):
-    with torch.profiler.profile() as profiler:
-        work("here")
-        other = threading.Thread(target=work, args=("there",), name="other")
-        other.start()
-        other.join()
-    time.sleep(0.05)
-    work("after")
-    profiler.export_chrome_trace(sys.argv[1])
-    print(os.getpid(), flush=True)
-    sys.stdin.read()
-"""
+PROGRAM = PROGRAMS / "traced_and_recorded.py"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +28,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int
     """A trace, and the process that wrote it and still runs."""
     folder = tmp_path_factory.mktemp("traced")
     with ending():
-        process = start_command([*preloaded.python(), "-c", PROGRAM, "trace.json"], cwd=folder)
+        process = start_command([*preloaded.python(), PROGRAM, "trace.json"], cwd=folder)
         yield folder / "trace.json", int(ready(process))
 
 

@@ -14,44 +14,10 @@ from typing import Any
 import pytest
 
 import preloaded
-from running import ended, ran, ready, start_command
+from running import PROGRAMS, ended, ran, ready, start_command
 
 # The parent does not import stagespan, as launchers and servers do not.
-PARENT = """
-    import concurrent.futures, multiprocessing, os, sys
-    from stages import work
-
-    def by_process(method):
-        context = multiprocessing.get_context(method)
-        workers = [context.Process(target=work, args=(i,)) for i in range(2)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-            assert worker.exitcode == 0
-
-    def by_executor(method):
-        context = multiprocessing.get_context(method)
-        with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
-            list(pool.map(work, range(2)))
-
-    def by_pool(method):
-        with multiprocessing.get_context(method).Pool(1) as pool:
-            pool.map(work, range(2))
-            pool.close()
-            pool.join()
-
-    def by_loky(method):
-        import joblib
-        from joblib.externals.loky import get_reusable_executor
-        joblib.Parallel(2)(joblib.delayed(work)(i) for i in range(2))
-        get_reusable_executor().shutdown()
-
-    if __name__ == "__main__":
-        way, _, method = sys.argv[1].partition("-")
-        globals()[f"by_{way}"](method)
-        assert "stagespan" not in sys.modules
-"""
+PARENT = PROGRAMS / "starting_workers.py"
 STAGES = """
     def work(i):
         import os, stagespan
@@ -66,13 +32,14 @@ STAGES = """
 
 def run(
     folder: Path,
-    program: str,
+    program: str | Path,
     *arguments: str,
     python: Sequence[str] = (sys.executable,),
     **variables: str,
 ) -> None:
+    text = program.read_text() if isinstance(program, Path) else textwrap.dedent(program)
     (folder / "stages.py").write_text(textwrap.dedent(STAGES))
-    (folder / "program.py").write_text(textwrap.dedent(program))
+    (folder / "program.py").write_text(text)
     ran([*python, "program.py", *arguments], cwd=folder, status=0, STAGESPAN_DEBUG="1", **variables)
 
 
@@ -105,25 +72,7 @@ def test_workers_of_a_program_without_stagespan_have_their_pid_in_their_names(
         assert len(list(tmp_path.rglob(signatures))) == 1
 
 
-PROFILED = """
-    import multiprocessing, sys
-
-    def work(i):
-        import torch, stagespan
-        with stagespan.ProfilingContext("work"):
-            for _ in range(i + 1):
-                torch.ones(8, 8) @ torch.ones(8, 8)
-
-    if __name__ == "__main__":
-        context = multiprocessing.get_context("fork")  # so that torch is imported once
-        workers = [context.Process(target=work, args=(i,)) for i in range(2)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-            assert worker.exitcode == 0
-        assert "stagespan" not in sys.modules
-"""
+PROFILED = PROGRAMS / "profiled_workers.py"
 
 
 def test_traces_and_breakdowns_of_workers_have_their_pid_in_their_names(tmp_path: Path) -> None:

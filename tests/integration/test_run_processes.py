@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from running import ended, free_port, ran, start_command
+from running import PROGRAMS, ended, free_port, ran, start_command
 
 WORK = """
     def fork(): pass
@@ -30,45 +30,7 @@ WORK = """
 """
 """A module with a function for each way to start a process."""
 
-STARTS = """
-    import multiprocessing, os, signal, subprocess, sys
-    import work
-
-    def times(name, count):
-        for _ in range(count):
-            getattr(work, name)()
-
-    def is_killed():
-        times("killed", 3)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def main():
-        times("here", 2)
-        for count, kind in enumerate(("fork", "spawn", "forkserver"), 3):
-            process = multiprocessing.get_context(kind).Process(target=times, args=(kind, count))
-            process.start()
-            process.join()
-        with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-            pool.starmap(times, [("pool", 1)] * 20, chunksize=1)
-        if (child := os.fork()) == 0:
-            times("left", 4)
-            os._exit(0)
-        os.waitpid(child, 0)
-        process = multiprocessing.get_context("fork").Process(target=is_killed)
-        process.start()
-        process.join()
-        call = "import work; work.command(); work.command()"
-        subprocess.run([sys.executable, "-c", call], check=True)
-        try:
-            import joblib
-        except ImportError:
-            times("loky", 5)
-        else:
-            joblib.Parallel(2)(joblib.delayed(times)("loky", 1) for _ in range(5))
-
-    if __name__ == "__main__":
-        main()
-"""
+STARTS = PROGRAMS / "starting.py"
 
 COUNTS = {
     "here": 2,
@@ -89,9 +51,10 @@ def run(
     return ran([*start, "-m", "stagespan", "run", *arguments], cwd=cwd, timeout_s=300, **variables)
 
 
-def write(folder: Path, **modules: str) -> None:
+def write(folder: Path, **modules: str | Path) -> None:
     for name, text in modules.items():
-        (folder / f"{name}.py").write_text(textwrap.dedent(text))
+        content = text.read_text() if isinstance(text, Path) else textwrap.dedent(text)
+        (folder / f"{name}.py").write_text(content)
 
 
 def counts_in(folder: Path, pattern: str = "timing*.json") -> dict[str, int]:
@@ -148,35 +111,14 @@ def test_all_processes_of_a_program_are_in_one_table(
     assert not list(folder.glob(".run-*"))
 
 
-MAIN = """
-    import multiprocessing, runpy, subprocess, sys
-
-    def step():
-        '''A step.'''
-
-    def steps(count):
-        for _ in range(count):
-            step()
-
-    if __name__ == "__main__":
-        if len(sys.argv) > 1:
-            print(sys.argv, __spec__ is None, __file__, sys.path, step.__doc__)
-            steps(int(sys.argv[1]))
-        else:
-            for kind in ("spawn", "forkserver"):
-                process = multiprocessing.get_context(kind).Process(target=steps, args=(2,))
-                process.start()
-                process.join()
-            for command in (["own.py"], ["-m", "own"], ["-X", "dev", "folder/other.py"]):
-                subprocess.run([sys.executable, *command, "3"], check=True)
-"""
+MAIN = PROGRAMS / "starting_itself.py"
 
 
 @pytest.mark.slow
 def test_functions_of_the_main_program_are_timed_in_its_processes(tmp_path: Path) -> None:
     write(tmp_path, own=MAIN)
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "other.py").write_text(textwrap.dedent(MAIN))
+    write(tmp_path / "folder", other=MAIN)
     plain = ran([sys.executable, "own.py"], cwd=tmp_path, timeout_s=300)
     done = run(tmp_path, "--stage", "__main__:step", "own.py")
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from running import in_threads, ran, until
+from running import PROGRAMS, in_threads, ran, until
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, set_debug
 from stagespan.device import platforms
 from stagespan.live import service
@@ -301,34 +301,12 @@ def test_everything_is_written_when_the_process_ends(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-WORKERS = """
-    import logging, multiprocessing, os, sys
-    from stagespan import ProfilingContext
-
-    logging.basicConfig(level="INFO", stream=sys.stdout, format="%(process)d %(message)s")
-
-    def work(number):
-        with ProfilingContext(f"work{number}"):
-            pass
-
-    if __name__ == "__main__":
-        with ProfilingContext("before"):
-            pass
-        context = multiprocessing.get_context(sys.argv[1] if len(sys.argv) > 1 else "METHOD")
-        workers = [context.Process(target=work, args=(i,)) for i in range(3)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-            assert worker.exitcode == 0, worker.exitcode
-        with ProfilingContext("after"):
-            pass
-"""
+WORKERS = PROGRAMS / "logging_workers.py"
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_write_their_own_lines_before_they_end(method: str, tmp_path: Path) -> None:
-    done = python(WORKERS.replace("METHOD", method), tmp_path)
+    done = ran([sys.executable, WORKERS, method], cwd=tmp_path, status=0)
     lines = [line for line in done.stdout.splitlines() if "[Profile]" in line]
     pids = {line.split()[2]: line.split()[0] for line in lines}
     assert sorted(pids) == ["after", "before", "work0", "work1", "work2"]

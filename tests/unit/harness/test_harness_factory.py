@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,53 +12,18 @@ import pytest
 from click.testing import CliRunner
 
 import preloaded
-from running import ran
+from running import PROGRAMS, ran
 from stagespan.cli import command
 from stagespan.signature import SignatureFile, StageSignature, capture
 
 torch = pytest.importorskip("torch")
 
-PIPELINES = """
-import torch
-
-class Refine:
-    def __init__(self, name):
-        self.name = name
-
-    def process(self, x):
-        return x @ x.T
-
-class Held:
-    def __init__(self, *stages):
-        self.stages = {"all": list(stages)}
-
-class Pipeline:
-    def __init__(self, *names):
-        self.model = torch.nn.Linear(4, 4)
-        self.held = Held(*map(Refine, names))
-        self.itself = self
-
-    def __call__(self, x):
-        return self.held.stages["all"][0].process(x)
-
-    @property
-    def broken(self):
-        raise RuntimeError("a property was read")
-
-def get_one():
-    return Pipeline("only")
-
-def get_two():
-    return Pipeline("first", "second")
-
-def get_none():
-    return Held()
-"""
+PIPELINES = PROGRAMS / "refining.py"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    (tmp_path / "refining.py").write_text(PIPELINES)
+    shutil.copy(PIPELINES, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     # GIVEN a method that was captured in a program that ran as a script
