@@ -106,12 +106,6 @@ class ReadSpans(NamedTuple):
         """Return the exceptions of the rows, by span id."""
         return self.errors
 
-    @property
-    def has_all_work(self) -> bool:
-        """Whether the work of all rows is known."""
-        begins_ns = self.rows["begin_ns"]
-        return not len(begins_ns) or bool(begins_ns.min() > self.amounts_since_ns)
-
     def spans(self) -> list[Span]:
         """Return the spans as objects."""
         return made(self, self.rows, self.work)

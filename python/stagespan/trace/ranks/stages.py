@@ -223,14 +223,11 @@ def _decided(undecided: Iterable[Slower]) -> list[Slower]:
 
 
 def stage_findings(
-    times: Sequence[Mapping[str, StageRuns]],
-    names: Sequence[str],
-    whole_ns: Sequence[int],
-    is_wait: IsWait = lambda rank, stage: None,
+    times: Sequence[Mapping[str, StageRuns]], names: Sequence[str], whole_ns: Sequence[int]
 ) -> list[Finding]:
     """Return findings about slower ranks; `names` and `whole_ns` are those of all ranks."""
     findings = []
-    for slower in slower_stages(times, is_wait):
+    for slower in slower_stages(times):
         percent = share(slower.more_ns, whole_ns[slower.rank])
         severity = _SHARES.severity(percent)
         if severity is None:
