@@ -97,10 +97,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="seconds; the figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw figures there")
     options = parser.parse_args()
-    found = collect(options.quick)
+    figures = collect(options.quick)
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1))
-    is_within = table.show(found)
+        options.json.write_text(json.dumps(figures, indent=1))
+    is_within = table.show(figures)
     return 0 if is_within or options.quick else 1
 
 

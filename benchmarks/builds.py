@@ -141,13 +141,13 @@ def main() -> None:
                 print(f"  {instructions(folder, name):7.0f} instructions  {wheel.name}", flush=True)
         if chosen.instructions:
             return
-        found: list[list[dict[str, float]]] = [[], []]
+        costs_of: list[list[dict[str, float]]] = [[], []]
         for turn in range(chosen.alternations):
             for which in (0, 1) if turn % 2 == 0 else (1, 0):
-                found[which].append(measured(folders[which]))
-    for name in found[0][0]:
+                costs_of[which].append(measured(folders[which]))
+    for name in costs_of[0][0]:
         print(name)
-        for wheel, costs in zip(chosen.wheels, found, strict=True):
+        for wheel, costs in zip(chosen.wheels, costs_of, strict=True):
             low, middle, high = statistics.quantiles([one[name] for one in costs], n=4)
             print(f"  {middle:7.1f} ns ({low:.1f} to {high:.1f})  {wheel.name}")
 

@@ -299,19 +299,21 @@ def _compare(bench: _Bench, runs: int, rounds: int) -> bool:
     for number in range(rounds + 1):
         bench.measure_load()
         by_hand.append(bench.by_hand(runs))
-        one = bench.captured(runs, "--max-events", str(round(_ROOM * calls)))
-        bound_ns = one.result["pause_bound_ns"]
-        is_exact = one.result["runs"] == runs and bench.calls_in_trace() == calls
-        is_bounded = bound_ns is None or 1e9 * one.gap_s <= max(bound_ns, 1e9 * bench.quiet_gap_s)
+        request = bench.captured(runs, "--max-events", str(round(_ROOM * calls)))
+        bound_ns = request.result["pause_bound_ns"]
+        is_exact = request.result["runs"] == runs and bench.calls_in_trace() == calls
+        is_bounded = bound_ns is None or 1e9 * request.gap_s <= max(
+            bound_ns, 1e9 * bench.quiet_gap_s
+        )
         if number:  # the first round warms up
-            captured.append(one)
+            captured.append(request)
             are_good = are_good and is_exact and is_bounded
             bound = "not known" if bound_ns is None else f"{bound_ns / 1e6:.1f} ms"
             print(
                 f"  {'exactly these' if is_exact else 'NOT THESE'};"
-                f" {'in place' if one.result['in_place'] else 'without a stop'}; longest gap of"
-                f" other requests {1e3 * one.gap_s:.1f} ms, bound told before {bound}, without a"
-                f" capture {1e3 * bench.quiet_gap_s:.1f} ms: {'ok' if is_bounded else 'TOO LONG'}"
+                f" {'in place' if request.result['in_place'] else 'without a stop'}; longest gap of"
+                f" other requests {1e3 * request.gap_s:.1f} ms, bound told before {bound}, without"
+                f" a capture {1e3 * bench.quiet_gap_s:.1f} ms: {'ok' if is_bounded else 'TOO LONG'}"
             )
     bounds = {"longest_s": MOST_LONGEST, "sum_s": MOST_SUM}
     return _ratios([one.pauses for one in captured], by_hand[1:], bounds) and are_good

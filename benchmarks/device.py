@@ -41,7 +41,7 @@ def costs(ways: dict[str, Body], settle: Body, streams: Sequence[Any]) -> dict[s
 
     Returns the median of the rounds.
     """
-    found: dict[str, list[Cost]] = {name: [] for name in ways}
+    costs_by_way: dict[str, list[Cost]] = {name: [] for name in ways}
     for i in range(-1, ROUNDS):  # the first round warms up
         with streams[i % len(streams)] if streams else contextlib.nullcontext():
             for name, body in ways.items():
@@ -53,9 +53,10 @@ def costs(ways: dict[str, Body], settle: Body, streams: Sequence[Any]) -> dict[s
                 settle()
                 others_ns = time.process_time_ns() - time.thread_time_ns() - others_ns
                 if i >= 0:
-                    found[name].append(Cost(host_ns, others_ns / CALLS))
+                    costs_by_way[name].append(Cost(host_ns, others_ns / CALLS))
     return {
-        name: Cost(*map(statistics.median, zip(*each, strict=True))) for name, each in found.items()
+        name: Cost(*map(statistics.median, zip(*each, strict=True)))
+        for name, each in costs_by_way.items()
     }
 
 
@@ -86,7 +87,7 @@ def ways(torch: Any, kind: str, synchronize: Body) -> dict[str, Body]:
         begin.record()
         end.record()
 
-    found = {
+    ways_by_name = {
         BARE: bare,
         SPAN: span,
         "timer that synchronises at both ends": synchronising,
@@ -106,9 +107,9 @@ def ways(torch: Any, kind: str, synchronize: Body) -> dict[str, Body]:
             begin.record()
             end.record()
 
-        found[BARE] = cuda_bare
-        found["torch.cuda.Event pair, made each time"] = cuda_pair
-    return found
+        ways_by_name[BARE] = cuda_bare
+        ways_by_name["torch.cuda.Event pair, made each time"] = cuda_pair
+    return ways_by_name
 
 
 def host_costs(torch: Any, kind: str, synchronize: Body, count: int) -> dict[str, Any]:
@@ -123,22 +124,22 @@ def host_costs(torch: Any, kind: str, synchronize: Body, count: int) -> dict[str
 
     streams = [torch.Stream(kind) for _ in range(count)] if count > 1 else []
     print(f"{count} stream{'s' if count > 1 else ''}:")
-    found = costs(ways(torch, kind, synchronize), settle, streams)
+    by_way = costs(ways(torch, kind, synchronize), settle, streams)
     _core.device_every(0)
-    found["span, device time off"] = costs(
+    by_way["span, device time off"] = costs(
         {SPAN: ways(torch, kind, synchronize)[SPAN]}, settle, streams
     )[SPAN]
     _core.device_every(1)
-    for name, cost in found.items():
+    for name, cost in by_way.items():
         print(f"{cost.host_ns:10,.0f} ns  {name} (other threads: {cost.others_ns:,.0f} ns)")
-    above_ns = found[SPAN].host_ns - found[BARE].host_ns
+    above_ns = by_way[SPAN].host_ns - by_way[BARE].host_ns
     print(f"{above_ns:+10,.0f} ns  span beyond the two bare records")
     lost = {cause: n for cause, n in stagespan.lost().items() if n}
     print("not kept: " + (", ".join(f"{cause} {n:,}" for cause, n in lost.items()) or "nothing"))
     return {
         "streams": count,
-        "host_ns": {name: cost.host_ns for name, cost in found.items()},
-        "other_threads_ns": {name: cost.others_ns for name, cost in found.items()},
+        "host_ns": {name: cost.host_ns for name, cost in by_way.items()},
+        "other_threads_ns": {name: cost.others_ns for name, cost in by_way.items()},
         "above_two_records_ns": above_ns,
         "lost": lost,
     }
@@ -178,22 +179,22 @@ def model_step(torch: Any) -> dict[str, float]:
         return set_mode
 
     modes = {"off": stagespan.disable, "host time": on(0), "device time": on(1)}
-    found: dict[str, list[float]] = {name: [] for name in modes}
+    times_s: dict[str, list[float]] = {name: [] for name in modes}
     with torch.no_grad():
         one_s()
         for _ in range(ROUNDS):  # alternately, so that a drift of the clocks affects all of them
             for name, set_mode in modes.items():
                 set_mode()
-                found[name].append(one_s())
+                times_s[name].append(one_s())
                 stagespan.flush(30)
-    off_s = statistics.median(found["off"])
-    for name, times in found.items():
+    off_s = statistics.median(times_s["off"])
+    for name, times in times_s.items():
         median_s = statistics.median(times)
         change = f"{100 * (median_s / off_s - 1):+.2f} %"
         print(
             f"{median_s * 1e6:10,.1f} us  a step of {len(layers)} layers, spans: {name} ({change})"
         )
-    return {name: statistics.median(times) * 1e6 for name, times in found.items()}
+    return {name: statistics.median(times) * 1e6 for name, times in times_s.items()}
 
 
 def over_limit(figures: dict[str, Any]) -> str | None:

@@ -487,7 +487,7 @@ def _record_elsewhere(name: str, fixed: bool, steps: int, folder: Path) -> Path:
     if side.is_dir():
         return trace
     side.mkdir()
-    found = []
+    processes = []
     for rank in range(ranks):
         path = side / f"rank{rank}.json"
         command = [sys.executable, "-m", "benchmarks.gains", "--record", name, str(path)]
@@ -495,7 +495,7 @@ def _record_elsewhere(name: str, fixed: bool, steps: int, folder: Path) -> Path:
         variables = {"OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": str(ranks)}
         if ranks > 1:
             variables |= {"GAINS_STORE": str(side / "store")}
-        found.append(
+        processes.append(
             subprocess.Popen(
                 # The profiler prints lines that nobody needs.
                 command,
@@ -505,8 +505,8 @@ def _record_elsewhere(name: str, fixed: bool, steps: int, folder: Path) -> Path:
                 stderr=subprocess.PIPE,
             )
         )
-    errors = [each.communicate()[1].decode(errors="replace") for each in found]
-    if any(each.returncode for each in found):
+    errors = [each.communicate()[1].decode(errors="replace") for each in processes]
+    if any(each.returncode for each in processes):
         sys.exit(f"Recording {name} failed: {errors[0][-2000:]}")
     return trace
 
@@ -575,19 +575,19 @@ def show(outcomes: list[Outcome]) -> None:
     table = Table(
         "pair", "finding", "before", "after", "predicted", "measured", "spread", "fastest", ""
     )
-    for each in outcomes:
-        predicted = "none" if each.predicted_ms is None else f"{each.predicted_ms:.3f}"
-        bound = "at most " if each.at_most else ""
+    for outcome in outcomes:
+        predicted = "none" if outcome.predicted_ms is None else f"{outcome.predicted_ms:.3f}"
+        bound = "at most " if outcome.at_most else ""
         table.add_row(
-            each.name,
-            each.code,
-            f"{each.before_ms:.3f}",
-            f"{each.after_ms:.3f}",
+            outcome.name,
+            outcome.code,
+            f"{outcome.before_ms:.3f}",
+            f"{outcome.after_ms:.3f}",
             bound + predicted,
-            f"{each.measured_ms:.3f}",
-            f"{each.spread_ms:.3f}",
-            f"{each.fastest_ms:.3f}",
-            each.judgement,
+            f"{outcome.measured_ms:.3f}",
+            f"{outcome.spread_ms:.3f}",
+            f"{outcome.fastest_ms:.3f}",
+            outcome.judgement,
         )
     console = Console(width=None if sys.stdout.isatty() else 130)
     console.print(table, "Times in ms of a step.")

@@ -73,11 +73,11 @@ def verdict(folder: Path, slowdown: float, by_compare: bool) -> str:
     if done.returncode not in (0, 1):
         sys.exit(f"The round could not be judged:\n{done.stdout}{done.stderr}")
     lines = done.stdout.splitlines()
-    found = next((word for word in VERDICTS if any(f"1 {word}" in line for line in lines)), "?")
+    word = next((word for word in VERDICTS if any(f"1 {word}" in line for line in lines)), "?")
     reasons = [line for line in lines if " takes " in line or " hides " in line]
-    print(f"{slowdown:+.0%}: {found}", *reasons[:1])
+    print(f"{slowdown:+.0%}: {word}", *reasons[:1])
     sys.stdout.flush()
-    return found
+    return word
 
 
 def main() -> int:
@@ -94,15 +94,15 @@ def main() -> int:
         (folder / "test_stage.py").write_text(_TEST)
         for _ in range(given.sessions):
             write_baseline(folder, 0.0, "baseline.json")
-        found = {
+        verdicts_of = {
             slowdown: [verdict(folder, slowdown, given.compare) for _ in range(rounds)]
             for slowdown, rounds in ((given.slowdown, given.slower), (0.0, given.unchanged))
         }
-    for slowdown, verdicts in found.items():
+    for slowdown, verdicts in verdicts_of.items():
         counts = ", ".join(f"{verdicts.count(word)} {word}" for word in VERDICTS)
         print(f"{slowdown:+.0%}, {len(verdicts)} test runs: {counts}")
-    false_alarms = found[0.0].count("slower")
-    is_hidden = "unchanged" in found[given.slowdown]
+    false_alarms = verdicts_of[0.0].count("slower")
+    is_hidden = "unchanged" in verdicts_of[given.slowdown]
     return int(60 * false_alarms > given.unchanged or is_hidden)
 
 

@@ -52,17 +52,17 @@ def session(alone: bool) -> dict[str, Any]:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     from stagespan.report.measure import measure
 
-    found = {}
+    samples = {}
     for stage in (tokenize, encode):
         times = measure(stage, most_seconds=1.0)
-        found[stage.__name__] = {
+        samples[stage.__name__] = {
             "samples_ms": _spread(times.samples_ms),
             "relative": _spread(times.relative),
             # Other programs may have used the other cores, but not this one.
             "disturbed": False if alone else times.disturbed,
             "fixed_ns": times.fixed_ns,
         }
-    return found
+    return samples
 
 
 def _spread(values: tuple[float, ...]) -> list[float]:

@@ -232,10 +232,10 @@ def _by_polars(rows: Any, stages: Any) -> Answer:
 
     roots = rows.filter("is_root").select("trace_id", "ns")
     traces = roots.top_k(_SLOWEST, by="ns").sort("ns", descending=True).collect()["trace_id"]
-    mine = rows.filter(pl.col("trace_id").is_in(traces.to_list())).collect(engine="streaming")
+    of_traces = rows.filter(pl.col("trace_id").is_in(traces.to_list())).collect(engine="streaming")
     quantiles = [pl.col("ns").quantile(q).alias(str(q)) for q in (0.5, 0.95, 0.99)]
     found = stages.group_by("stage").agg(pl.len(), *quantiles).collect(engine="streaming")
-    return traces.to_list(), len(mine), dict(zip(found["stage"], found["len"], strict=True))
+    return traces.to_list(), len(of_traces), dict(zip(found["stage"], found["len"], strict=True))
 
 
 def by_polars_json(folder: Path) -> Answer:

@@ -116,7 +116,7 @@ def measure(turns: int, chunk_us: float) -> dict[str, Any]:
         rounds[case] = _rounds_for(case, body, chunk_us * 1e3)
         for _ in range(3):
             expected.add(case, 2)
-    found: dict[cases.Case, list[float]] = {case: [] for case in bodies}
+    times_ns: dict[cases.Case, list[float]] = {case: [] for case in bodies}
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -129,12 +129,13 @@ def measure(turns: int, chunk_us: float) -> dict[str, Any]:
         for case, body in order:
             ns = _run(case, body, rounds[case])
             expected.add(case, rounds[case])
-            found[case].append(ns / rounds[case] / cases.UNROLL)
+            times_ns[case].append(ns / rounds[case] / cases.UNROLL)
     gc.enable()
-    nothing = statistics.median(found.pop(empty))
+    nothing = statistics.median(times_ns.pop(empty))
     return {
         "ns": {
-            case.name: [round(ns - nothing, 2) for ns in values] for case, values in found.items()
+            case.name: [round(ns - nothing, 2) for ns in values]
+            for case, values in times_ns.items()
         },
         "spans": expected.check(),
         "skipped": {case.name: case.needs for case in cases.CASES if case not in ready},

@@ -49,13 +49,13 @@ def build() -> Path:
 
 def measure(folder: Path, count: int, turns: int) -> dict[str, Any]:
     """Run them once. Returns ns by name, and the number of spans, which includes all timed ones."""
-    found: dict[str, Any] = {"ns": {}, "counted": 0}
+    figures: dict[str, Any] = {"ns": {}, "counted": 0}
     for command in (
         [folder / "span_cost", str(count), str(turns)],
         [folder / "device_cost", folder / "fakes", str(count // 12), str(turns)],
     ):
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         measured = json.loads(done.stdout)
-        found["ns"].update(measured["ns"])
-        found["counted"] += measured["counted"]
-    return found
+        figures["ns"].update(measured["ns"])
+        figures["counted"] += measured["counted"]
+    return figures

@@ -497,22 +497,22 @@ def analyses(run: Run) -> Iterator[Row]:
     """Yield what reading and analysing traces takes."""
     the = "the earlier version"
     analyze, read = [*_COMMAND, "analyze"], [sys.executable, "-m", "benchmarks.read_trace"]
-    for one in _ANALYSED:
-        source = traces.folder() / f"{one.name}.json.gz"
+    for trace in _ANALYSED:
+        source = traces.folder() / f"{trace.name}.json.gz"
         if not source.is_file():
             continue
         pairs: list[Pair] = []
         with tempfile.TemporaryDirectory() as temporary:
             path = str(Path(temporary, "trace.json"))
-            what = _made(source, Path(path), 1 if run.quick else one.size_bytes)
-            if one.name == _READ:
+            what = _made(source, Path(path), 1 if run.quick else trace.size_bytes)
+            if trace.name == _READ:
                 own, other = [*read, "stagespan", path, "1"], [*read, "json", path, "1"]
                 pairs.append(Pair(f"read {what}", own, "`json`", other, None, 1.0))
             if run.against is not None:
                 other = run.earlier("stagespan", "analyze", path)
-                pair = Pair(f"`analyze` {what}", [*analyze, path], the, other, one.asked)
-                pairs.append(pair._replace(asked_mb=one.asked_mb))
-            if one.name == _BESIDE_PEERS and run.peers is not None:
+                pair = Pair(f"`analyze` {what}", [*analyze, path], the, other, trace.asked)
+                pairs.append(pair._replace(asked_mb=trace.asked_mb))
+            if trace.name == _BESIDE_PEERS and run.peers is not None:
                 pairs += [
                     Pair(
                         f"`analyze` {what}",
@@ -570,7 +570,7 @@ def _json_of(module: str, *arguments: str) -> Any:
 
 def profilers(run: Run) -> Iterator[Row]:
     """Yield what torch.profiler costs, and spans that are shown in its traces."""
-    found = _json_of("profiler", "--rounds", "1" if run.quick else "15")
+    medians_us = _json_of("profiler", "--rounds", "1" if run.quick else "15")
     load = os.getloadavg()[0]
     for case, reference in (
         ("model under the profiler", "model"),
@@ -579,7 +579,7 @@ def profilers(run: Run) -> Iterator[Row]:
         ("span, named for annotate, under the profiler", "span"),
         ("span under the profiler", "span"),
     ):
-        us, of_us = found[case], found[reference]
+        us, of_us = medians_us[case], medians_us[reference]
         yield Row(
             *(case, f"{us:.2f} µs", reference, f"{of_us:.2f} µs", us / of_us, None, load),
         )
@@ -587,11 +587,11 @@ def profilers(run: Run) -> Iterator[Row]:
 
 def windows(run: Run) -> Iterator[Row]:
     """Yield what the end of a window costs for each event."""
-    found = _json_of("windows", "--calls", "5" if run.quick else "500", "--rounds", "2")
+    costs = _json_of("windows", "--calls", "5" if run.quick else "500", "--rounds", "2")
     load = os.getloadavg()[0]
     us = {
         case: min((stop_ms + export_ms) * 1e3 / events for events, stop_ms, export_ms, *_ in of)
-        for case, of in found.items()
+        for case, of in costs.items()
     }
     least = "trace only"
     for case in ("with sums of events", "trace only, shapes", "stacks"):

@@ -71,14 +71,14 @@ def measure(rounds: int, calls: int) -> dict[str, float]:
         "model under the profiler": (profiler, forward),
         "model under the profiler with shapes": (with_shapes, forward),
     }
-    found: dict[str, list[float]] = {case: [] for case in cases}
+    figures_of: dict[str, list[float]] = {case: [] for case in cases}
     for number in range(1 + rounds):
         for case, (around, body) in cases.items():
             with around():
                 figure = per_call_us(body, calls)
             if number:  # the first round is the warm-up
-                found[case].append(figure)
-    return {case: statistics.median(figures) for case, figures in found.items()}
+                figures_of[case].append(figure)
+    return {case: statistics.median(figures) for case, figures in figures_of.items()}
 
 
 def main() -> None:
@@ -89,12 +89,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the medians in us as JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = measure(arguments.rounds, arguments.calls)
+    medians_us = measure(arguments.rounds, arguments.calls)
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(medians_us))
         return
-    for case, us in found.items():
-        ratio = f"{us / found['model']:7.2f} x the model" if case.startswith("model ") else ""
+    for case, us in medians_us.items():
+        ratio = f"{us / medians_us['model']:7.2f} x the model" if case.startswith("model ") else ""
         print(f"{case:46}{us:10.2f} µs{ratio}")
 
 

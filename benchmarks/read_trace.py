@@ -110,15 +110,15 @@ def main(reader: str, path: Path, times: int) -> dict[str, Any]:
         read = READERS[reader]()
     except ImportError as error:
         return {"skipped": str(error)}
-    found: dict[str, Any] = {"cpu_s": [], "wall_s": [], "before_bytes": _peak_bytes()}
+    used: dict[str, Any] = {"cpu_s": [], "wall_s": [], "before_bytes": _peak_bytes()}
     for turn in range(times):
         wall, cpu = time.perf_counter(), time.process_time()
-        found["entries"] = read(path)
-        found["cpu_s"].append(time.process_time() - cpu)
-        found["wall_s"].append(time.perf_counter() - wall)
+        used["entries"] = read(path)
+        used["cpu_s"].append(time.process_time() - cpu)
+        used["wall_s"].append(time.perf_counter() - wall)
         if turn == 0:
-            found["peak_bytes"] = _peak_bytes()
-    return found
+            used["peak_bytes"] = _peak_bytes()
+    return used
 
 
 if __name__ == "__main__":

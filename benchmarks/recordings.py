@@ -98,38 +98,38 @@ def reading(path: str) -> Iterator[list[float]]:
 
 def compare(file: Writer, memory: Writer, turns: int) -> dict[str, Any]:
     """Spans with the file and without it, and with the file while a reader reads it."""
-    found: dict[str, list[float]] = {"memory": [], "file": [], "file, read": []}
+    ns_by_case: dict[str, list[float]] = {"memory": [], "file": [], "file, read": []}
     reads: list[float] = []
     for turn in range(turns):
         order = [("memory", memory), ("file", file)]
         for name, writer in order if turn % 2 == 0 else order[::-1]:
-            found[name].append(writer.ns_per_span())
+            ns_by_case[name].append(writer.ns_per_span())
     # Longer than the pause between two reads.
     alone: list[float] = []
     for _ in range(max(turns // 8, 2)):
         alone.append(_for_a_second(file))
         with reading(file.path) as took_ms:
-            found["file, read"].append(_for_a_second(file))
+            ns_by_case["file, read"].append(_for_a_second(file))
         reads += took_ms
-    found["file, not read"] = alone
-    return {"ns": found, "read_ms": reads}
+    ns_by_case["file, not read"] = alone
+    return {"ns": ns_by_case, "read_ms": reads}
 
 
 def _for_a_second(writer: Writer) -> float:
     until = time.monotonic() + 1
-    found = []
+    ns_per_span = []
     while time.monotonic() < until:
-        found.append(writer.ns_per_span())
-    return statistics.mean(found)
+        ns_per_span.append(writer.ns_per_span())
+    return statistics.mean(ns_per_span)
 
 
 def watch(file: Writer, memory: Writer, minutes: float) -> dict[str, Any]:
     """Time each span for some minutes with the file, and as long without, in slices."""
-    found: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     for _ in range(max(round(minutes * 60_000 / SLICE_MS), 1)):
         for name, writer in (("memory", memory), ("file", file)):
             part = writer.watch(SLICE_MS)
-            whole = found.setdefault(name, part)
+            whole = parts.setdefault(name, part)
             if whole is part:
                 continue
             for key, value in part.items():
@@ -139,7 +139,7 @@ def watch(file: Writer, memory: Writer, minutes: float) -> dict[str, Any]:
                     whole[key] = max(whole[key], value)
                 else:
                     whole[key] += value
-    return found
+    return parts
 
 
 def ratio(over: list[float], under: list[float]) -> float:

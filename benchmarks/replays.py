@@ -506,7 +506,7 @@ def launches(path: Path) -> int:
 def capture(stage: Stage, folder: Path) -> Path:
     """Run the stage live in debug mode. Returns the path of its signature file."""
     kind = type(stage.owner)
-    own = vars(kind).get(stage.method)
+    defined_there = vars(kind).get(stage.method)
     original = getattr(kind, stage.method)
     stagespan.reset_timing_registry()
     stagespan.set_debug()
@@ -517,10 +517,10 @@ def capture(stage: Stage, folder: Path) -> Path:
                 stage.prepare()
                 stage.run()
     finally:
-        if own is None:
+        if defined_there is None:
             delattr(kind, stage.method)
         else:
-            setattr(kind, stage.method, own)
+            setattr(kind, stage.method, defined_there)
     path = stagespan.dump_io_signatures(folder / "timing_io_signature.json")
     stagespan.dump_timing_report(folder / "timing.json")
     stagespan.set_debug(False)
@@ -625,7 +625,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("stagespan").setLevel(logging.ERROR)
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     if given.repeats:
         columns = ("stage", "CPU ms", "max - min", "machine was busy", "others: max - min")
         print("{:22}{:>10}{:>12}{:>19}{:>20}".format(*columns))
@@ -645,7 +645,7 @@ def main() -> None:
             stage = with_latents(stage)
         with tempfile.TemporaryDirectory() as folder:
             if given.repeats:
-                row = found[name] = repeat(stage, Path(folder), given.repeats)
+                row = rows[name] = repeat(stage, Path(folder), given.repeats)
                 shares = [
                     "-" if row[key] is None else f"{row[key]:.1%}"
                     for key in ("spread", "calm_spread")
@@ -656,14 +656,14 @@ def main() -> None:
                     flush=True,
                 )
                 continue
-            row = found[name] = measure(stage, Path(folder), given.rounds)
+            row = rows[name] = measure(stage, Path(folder), given.rounds)
         print(
             f"{name:22}{row['adapter']:10}{row['live_cpu_ms']:>12.2f}{row['replay_ratio']:>15.2f}"
             f"{row['script_ratio']:>15.2f}  {row['replay_launches']:,} of {row['live_launches']:,}",
             flush=True,
         )
     if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
+        given.json.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -197,15 +197,15 @@ def row_of(line: Line, runs: Runs) -> Row | None:
     runs = [run for run in runs if all(name in run for name in needed)]
     if not runs:
         return None
-    own = [
+    differences_ns = [
         (run[line.case] - (run[line.less] if line.less else 0.0)) / line.divided_by for run in runs
     ]
-    ns = statistics.median(own)
+    ns = statistics.median(differences_ns)
     ratio = None
     if line.reference:
         ratio = statistics.median(
             value / (run[line.reference] - (run[line.less] if line.both_less else 0.0))
-            for value, run in zip(own, runs, strict=True)
+            for value, run in zip(differences_ns, runs, strict=True)
         )
     budget, within = "", True
     most = cases.MOST.get(line.case)
@@ -219,4 +219,12 @@ def row_of(line: Line, runs: Runs) -> Row | None:
         budget, within = f"0 +-{noise:.1f} ns", abs(ns) <= noise
     verdict = ("within" if within else "OVER") if budget else ""
     reference = _SHORT[line.reference or line.less] if line.reference or line.less else ""
-    return Row(line.what, ns, (max(own) - min(own)) / 2, reference, ratio, budget, verdict)
+    return Row(
+        line.what,
+        ns,
+        (max(differences_ns) - min(differences_ns)) / 2,
+        reference,
+        ratio,
+        budget,
+        verdict,
+    )

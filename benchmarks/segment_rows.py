@@ -36,31 +36,33 @@ def as_rows(segments: Sequence[Segment], names: list[str]) -> tuple[NDArray[np.v
 
     rows = np.zeros(len(segments), _core.segment_type())
     fields, failures = {}, {}
-    for row, one in zip(rows, segments, strict=True):
-        values = cast("dict[str, Any]", one)
+    for row, segment in zip(rows, segments, strict=True):
+        values = cast("dict[str, Any]", segment)
         for name in _TIMES:
             row[name] = _core.UNKNOWN_NS if values[name] is None else values[name]
         for name in _NUMBERS:
             row[name] = values[name]
         for name in ("segment", "parent_hop", "parent_segment"):
             row[name] = int(values[name] or "0", 16)
-        for name, trace in (("", one["trace_id"]), ("link_", (one["link"] or ("",))[0])):
+        for name, trace in (("", segment["trace_id"]), ("link_", (segment["link"] or ("",))[0])):
             number = int(trace or "0", 16)
             row[f"{name}trace_high"], row[f"{name}trace_low"] = divmod(number, 1 << 64)
-        row["link_segment"] = int((one["link"] or ("", "0"))[1], 16)
-        row["key"] = one["number"]
-        if one["origin"] == "return":
+        row["link_segment"] = int((segment["link"] or ("", "0"))[1], 16)
+        row["key"] = segment["number"]
+        if segment["origin"] == "return":
             row["key"] = -(int(row["parent_hop"]) >> 1) - 1
-        row["status"] = _core.STATUSES.index(one["status"])
-        row["origin"] = _core.ORIGINS.index(one["origin"])
-        row["queue"] = number_of(one["queue"])
-        row["pipeline"] = number_of(one["pipeline"] if one["route"] is None else one["route"])
-        row["traits"] = _core.TRAIT_HTTP if one["is_http"] else 0
-        if one["route"] is not None:
+        row["status"] = _core.STATUSES.index(segment["status"])
+        row["origin"] = _core.ORIGINS.index(segment["origin"])
+        row["queue"] = number_of(segment["queue"])
+        row["pipeline"] = number_of(
+            segment["pipeline"] if segment["route"] is None else segment["route"]
+        )
+        row["traits"] = _core.TRAIT_HTTP if segment["is_http"] else 0
+        if segment["route"] is not None:
             row["traits"] |= _core.TRAIT_ROUTE
-        row["id"], row["branch"] = one["id"].encode(), (one["branch"] or "").encode()
-        fields[one["number"]] = one["fields"]
-        if one["exception"] is not None:
-            failures[one["number"]] = one["exception"], one["exception_message"]
+        row["id"], row["branch"] = segment["id"].encode(), (segment["branch"] or "").encode()
+        fields[segment["number"]] = segment["fields"]
+        if segment["exception"] is not None:
+            failures[segment["number"]] = segment["exception"], segment["exception_message"]
     names += list(numbers)[len(names) :]
     return rows, Details(fields, failures)

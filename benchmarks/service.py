@@ -268,7 +268,9 @@ def receiver() -> Iterator[tuple[str, Path]]:
 def _check(started: Engine) -> None:
     """Exit with a message unless each request and each of its chunks was recorded."""
     os.environ["STAGESPAN_RECORDING_DIR"] = str(started.folder)
-    mine = [one for one in recording.recordings() if Path(one.path).parent == started.folder]
+    started_here = [
+        one for one in recording.recordings() if Path(one.path).parent == started.folder
+    ]
     for kind, stage, expected in (
         ("execution", "parse", started.served),
         ("queue", "waiting", started.served),
@@ -276,7 +278,7 @@ def _check(started: Engine) -> None:
         ("handoff", "replies", started.served),
         ("between_chunks", "default", started.served * (STEPS - 1)),
     ):
-        stats = [one.stats(kind=kind) for one in mine]  # type: ignore[arg-type]
+        stats = [one.stats(kind=kind) for one in started_here]  # type: ignore[arg-type]
         count = sum(found[stage].count for found in stats if stage in found)
         if count != expected:
             sys.exit(f"stagespan has {count:,} records of {kind} {stage} instead of {expected:,}.")
@@ -313,7 +315,7 @@ class Measured(NamedTuple):
 def measure(cases: dict[str, Case], turns: int, requests: int) -> dict[str, Measured]:
     """Run all engines in turns."""
     order = [name for name, case in cases.items() if not case.is_peer or _has_peer()]
-    found: dict[str, list[Turn]] = {name: [] for name in order}
+    turns_of: dict[str, list[Turn]] = {name: [] for name in order}
     with receiver() as (address, folder):
         with ExitStack() as stack:
             engines = {
@@ -323,7 +325,7 @@ def measure(cases: dict[str, Case], turns: int, requests: int) -> dict[str, Meas
             for _ in range(turns):
                 shuffle(order)
                 for name in order:
-                    found[name].append(engines[name].take_turn(requests))
+                    turns_of[name].append(engines[name].take_turn(requests))
             if any(cases[name].one_in for name in order):
                 for one in engines.values():
                     if one.side_car is not None:
@@ -341,7 +343,7 @@ def measure(cases: dict[str, Case], turns: int, requests: int) -> dict[str, Meas
                 beside[name],
                 _delivered(folder / _name(name), engines[name]) if cases[name].one_in else None,
             )
-            for name, of in found.items()
+            for name, of in turns_of.items()
         }
 
 
@@ -350,10 +352,10 @@ def _delivered(file: Path, started: Engine) -> float:
     return names.count("parse") / started.served
 
 
-def _ratio(found: dict[str, Measured], case: str, base: str, figure: int) -> str:
+def _ratio(measured: dict[str, Measured], case: str, base: str, figure: int) -> str:
     ratios = [
         own[figure] / bare[figure]
-        for own, bare in zip(found[case].turns, found[base].turns, strict=True)
+        for own, bare in zip(measured[case].turns, measured[base].turns, strict=True)
     ]
     low, middle, high = (
         statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
@@ -365,29 +367,31 @@ def _medians(found: dict[str, Measured], figure: int) -> list[str]:
     return [f"{statistics.median(turn[figure] for turn in of.turns):.2f}" for of in found.values()]
 
 
-def show(cases: dict[str, Case], found: dict[str, Measured]) -> None:
+def show(cases: dict[str, Case], measured: dict[str, Measured]) -> None:
     """Print the medians, and the ratios with their quartiles."""
     titles = ("requests/s", "p50 ms", "p95 ms", "p99 ms", "CPU ms")
-    columns = [_figures(title, _medians(found, i)) for i, title in enumerate(titles)]
-    columns.append(_figures("MB", [f"{of.memory_mb:.0f}" for of in found.values()]))
+    columns = [_figures(title, _medians(measured, i)) for i, title in enumerate(titles)]
+    columns.append(_figures("MB", [f"{of.memory_mb:.0f}" for of in measured.values()]))
     if any(case.one_in for case in cases.values()):
         side_car = [
             "" if of.side_car_mb is None else cpu
-            for of, cpu in zip(found.values(), _medians(found, len(titles)), strict=True)
+            for of, cpu in zip(measured.values(), _medians(measured, len(titles)), strict=True)
         ]
         columns.append(_figures("side-car CPU ms", side_car))
-        columns.append(_figures("MB", [_text(of.side_car_mb, ".0f") for of in found.values()]))
-        columns.append(_figures("delivered", [_text(of.delivered, ".1%") for of in found.values()]))
+        columns.append(_figures("MB", [_text(of.side_car_mb, ".0f") for of in measured.values()]))
+        columns.append(
+            _figures("delivered", [_text(of.delivered, ".1%") for of in measured.values()])
+        )
     else:
-        written = [str(lines(cases[name].calls)) if name in (ON, PEER) else "" for name in found]
+        written = [str(lines(cases[name].calls)) if name in (ON, PEER) else "" for name in measured]
         columns.append(_figures("lines", written))
-    print(plain_table([Column("", list(found)), *columns]))
-    bases = (BARE, ON) if f"{ON}, again" in found else (BARE,)
+    print(plain_table([Column("", list(measured)), *columns]))
+    bases = (BARE, ON) if f"{ON}, again" in measured else (BARE,)
     for base in bases:
-        compared = [name for name in found if name != base]
+        compared = [name for name in measured if name != base]
         print(f"\nIn times of {base}, median and quartiles:\n")
         ratios = [
-            _figures(title, [_ratio(found, name, base, i) for name in compared])
+            _figures(title, [_ratio(measured, name, base, i) for name in compared])
             for i, title in enumerate(titles)
         ]
         print(plain_table([Column("", compared), *ratios]))
@@ -415,14 +419,14 @@ def main() -> None:
     given = parser.parse_args()
     sys.path[:0] = map(str, PATHS)
     cases = EXPORTED if given.export else CASES
-    found = measure(cases, given.turns, given.requests)
+    measured = measure(cases, given.turns, given.requests)
     if given.json is not None:
         raw = {
             name: {**of._asdict(), "turns": [turn._asdict() for turn in of.turns]}
-            for name, of in found.items()
+            for name, of in measured.items()
         }
         given.json.write_text(json.dumps(raw, indent=1))
-    show(cases, found)
+    show(cases, measured)
 
 
 if __name__ == "__main__":

@@ -169,21 +169,21 @@ def main() -> None:
             env={**os.environ, "STAGESPAN_SYSTEM": "true"},
             cwd=Path(__file__).parent.parent,
         )
-        shown = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "stagespan", "requests", folder, "--json", "--slowest", "10000"],
             check=True,
             stdout=subprocess.PIPE,
         )
     named: Counter[str] = Counter()
     beyond: dict[str, Counter[str]] = {planted: Counter() for planted in PLANTED}
-    for request in json.loads(shown.stdout)["requests"]:
+    for request in json.loads(done.stdout)["requests"]:
         _, _, planted = request["request_id"].partition(":")
         if planted not in PLANTED or request["slow"] is None:
             continue
-        wanted, found = set(planted.split("+")) - {"nothing"}, _named(request["slow"])
-        first = found[: len(wanted)] if wanted else found
+        wanted, causes = set(planted.split("+")) - {"nothing"}, _named(request["slow"])
+        first = causes[: len(wanted)] if wanted else causes
         named[planted] += set(first) == wanted
-        beyond[planted].update(set(found) - wanted)
+        beyond[planted].update(set(causes) - wanted)
     columns = [
         Column("planted", list(PLANTED)),
         Column("named first", [f"{named[one]}/{given.rounds}" for one in PLANTED], is_number=True),

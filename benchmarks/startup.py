@@ -36,10 +36,10 @@ def measure(times: int) -> dict[str, Any]:
     for _ in range(times):
         empty.append(_whole_ms("pass")[0])
         ms, output = _whole_ms(_CODE)
-        took, found = json.loads(output)
+        took, modules = json.loads(output)
         whole.append(ms)
         statement.append(took * 1e3)
-        heavy.update(found)
+        heavy.update(modules)
     return {
         "import_ms": statistics.median(statement),
         "import_spread_ms": (max(statement) - min(statement)) / 2,

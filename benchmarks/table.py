@@ -58,7 +58,7 @@ def _reading(found: dict[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def show(found: dict[str, Any]) -> bool:
+def show(figures: dict[str, Any]) -> bool:
     """Print the table, and return whether every budget is met."""
     console = Console()
     if console.width < _NARROWEST or not console.is_terminal:
@@ -71,7 +71,7 @@ def show(found: dict[str, Any]) -> bool:
     table.add_column("ratio", justify="right", no_wrap=True)
     table.add_column("budget", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    runs = rows.medians(found["processes"])
+    runs = rows.medians(figures["processes"])
     verdicts = []
     for title, lines in rows.SECTIONS:
         table.add_row(f"[bold]{title}[/]")
@@ -90,31 +90,31 @@ def show(found: dict[str, Any]) -> bool:
             if row is not None
         ]
         if title == "Budgets":
-            cells += _special(found)
+            cells += _special(figures)
         elif title == "The rest of stagespan":
-            cells += _reading(found)
+            cells += _reading(figures)
         for cell in cells:
             verdicts.append(cell[-1])
-            shown = "" if found["quick"] else _VERDICTS[cell[-1]]
+            shown = "" if figures["quick"] else _VERDICTS[cell[-1]]
             table.add_row(*cell[:-1], shown)
         table.add_section()
     console.print(table)
-    _foot(console, found)
+    _foot(console, figures)
     return "OVER" not in verdicts
 
 
-def _foot(console: Console, found: dict[str, Any]) -> None:
-    for name, module in found["processes"][0]["skipped"].items():
+def _foot(console: Console, figures: dict[str, Any]) -> None:
+    for name, module in figures["processes"][0]["skipped"].items():
         package = cases.PACKAGES.get(module, module)
         console.print(f"Skipped: {name}; pip install {package}", highlight=False)
-    if found["cpp_skipped"]:
-        console.print(f"Skipped: C++ spans; {found['cpp_skipped']}", highlight=False)
-    if found["quick"]:
+    if figures["cpp_skipped"]:
+        console.print(f"Skipped: C++ spans; {figures['cpp_skipped']}", highlight=False)
+    if figures["quick"]:
         console.print("Quick: every case ran, but too short for its figures to mean anything.")
-    machine = found["machine"]
+    machine = figures["machine"]
     console.print(
-        f"{found['spans']:,} spans were timed, and the statistics have every one of them. "
-        f"Medians of {len(found['processes'])} processes, each the median of {found['turns']} "
+        f"{figures['spans']:,} spans were timed, and the statistics have every one of them. "
+        f"Medians of {len(figures['processes'])} processes, each the median of {figures['turns']} "
         f"turns; +- is half the range over the processes.\n"
         f"Python {machine['python']}, {machine['build']}; {machine['cpu']}, {machine['cores']} "
         f"cores, load {machine['load']:.1f}, clock {machine['clock']}.",

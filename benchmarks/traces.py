@@ -102,29 +102,29 @@ def _row(name: str, path: Path, times: int) -> dict[str, Any]:
 
 def speed(row: dict[str, Any], reader: str) -> float | None:
     """Return MB of JSON per second of CPU time, the median of the turns; None if it did not run."""
-    found = row["readers"][reader]
-    if "skipped" in found:
+    read = row["readers"][reader]
+    if "skipped" in read:
         return None
-    return float(row["bytes"] / statistics.median(found["cpu_s"]) / 1e6)
+    return float(row["bytes"] / statistics.median(read["cpu_s"]) / 1e6)
 
 
 def share(row: dict[str, Any], reader: str) -> float | None:
     """Return the additional memory for reading, divided by the size of the JSON."""
-    found = row["readers"][reader]
-    if "skipped" in found:
+    read = row["readers"][reader]
+    if "skipped" in read:
         return None
-    return float((found["peak_bytes"] - found["before_bytes"]) / row["bytes"])
+    return float((read["peak_bytes"] - read["before_bytes"]) / row["bytes"])
 
 
-def show(found: dict[str, Any], console: Console) -> bool:
+def show(figures: dict[str, Any], console: Console) -> bool:
     """Print all figures, and return whether every budget is met."""
-    within = True
+    is_within = True
     speeds = _table("MB/s of JSON, a core", "MB", "entries", "stagespan", *_PEERS, "gunzip")
     memory = _table("Memory, as a share of the JSON", "stagespan", *_PEERS)
-    for row in [*found["traces"], found["large"]]:
+    for row in [*figures["traces"], figures["large"]]:
         ours, taken = speed(row, "stagespan"), share(row, "stagespan")
-        within = within and ours is not None and ours >= SPEED_MB_S
-        within = within and taken is not None and taken <= MEMORY_SHARE
+        is_within = is_within and ours is not None and ours >= SPEED_MB_S
+        is_within = is_within and taken is not None and taken <= MEMORY_SHARE
         readers = ("stagespan", *_PEERS)
         entries = row["readers"]["stagespan"].get("entries", 0)
         speeds.add_row(
@@ -140,10 +140,10 @@ def show(found: dict[str, Any], console: Console) -> bool:
     console.print(f"Budgets: {SPEED_MB_S:.0f} MB/s, memory {MEMORY_SHARE:.1f} x the JSON.")
     console.print("gunzip: what reading the .gz takes, in times of unpacking it (wall time).")
     for reader in _PEERS:
-        reasons = {row["readers"][reader].get("skipped") for row in [found["large"]]} - {None}
+        reasons = {row["readers"][reader].get("skipped") for row in [figures["large"]]} - {None}
         for reason in reasons:
             console.print(f"Skipped: {reader} on the large trace: {reason}")
-    analyze = found["large"]["analyze"]
+    analyze = figures["large"]["analyze"]
     if "skipped" in analyze:
         console.print(f"stagespan analyze of the large trace failed: {analyze['skipped']}")
         return False
@@ -151,9 +151,9 @@ def show(found: dict[str, Any], console: Console) -> bool:
         f"stagespan analyze of the large trace: {analyze['cpu_s'][0]:.1f} s of CPU,"
         f" {analyze['peak_bytes'] / 1e9:.2f} GB at its peak, within 8 GB of address space."
     )
-    machine_words = ", ".join(f"{key} {value}" for key, value in found["machine"].items())
+    machine_words = ", ".join(f"{key} {value}" for key, value in figures["machine"].items())
     console.print(f"Machine: {machine_words}", soft_wrap=True)
-    return within
+    return is_within
 
 
 def _table(title: str, *headings: str) -> Table:
@@ -185,13 +185,13 @@ def measure_analyze(name: str, size_bytes: int) -> int:
         large = Path(temporary, "trace.json")
         copies = enlarge(source, large, size_bytes)
         for _ in range(3):
-            found = run("analyze", large, 1)
-            if "skipped" in found:
-                print(f"stagespan analyze failed: {found['skipped']}")
+            figures = run("analyze", large, 1)
+            if "skipped" in figures:
+                print(f"stagespan analyze failed: {figures['skipped']}")
                 return 1
             print(
-                f"{copies} x {name}: {found['entries']:,} entries, {found['cpu_s'][0]:.1f} s of"
-                f" CPU, {found['peak_bytes'] / 1e9:.2f} GB at its peak",
+                f"{copies} x {name}: {figures['entries']:,} entries, {figures['cpu_s'][0]:.1f} s of"
+                f" CPU, {figures['peak_bytes'] / 1e9:.2f} GB at its peak",
                 flush=True,
             )
     return 0
@@ -222,14 +222,14 @@ def main() -> int:
         return 0
     large_bytes = 10_000_000 if options.quick else _LARGE_BYTES
     times = 1 if options.quick else 7
-    found = collect(traces, large_bytes, times, Console(stderr=True))
-    found["machine"] = machine(load)
+    figures = collect(traces, large_bytes, times, Console(stderr=True))
+    figures["machine"] = machine(load)
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1))
+        options.json.write_text(json.dumps(figures, indent=1))
     console = Console()
     if console.width < _NARROWEST:
         console = Console(width=_NARROWEST)
-    is_within = show(found, console)
+    is_within = show(figures, console)
     return 0 if is_within or options.quick else 1
 
 

@@ -123,11 +123,11 @@ def main() -> None:
     print(head)
     for calls in arguments.calls:
         for case, rounds in _measured(calls, arguments.rounds):
-            found = Cost(*map(statistics.median, zip(*rounds, strict=True)))
-            us = (found.stop_ms + found.export_ms) * 1e3 / max(found.events, 1)
+            cost = Cost(*map(statistics.median, zip(*rounds, strict=True)))
+            us = (cost.stop_ms + cost.export_ms) * 1e3 / max(cost.events, 1)
             print(
-                f"{case:26}{found.events:9,.0f}{found.stop_ms:7.0f} ms{found.export_ms:7.0f} ms"
-                f"{us:8.1f} µs{found.pause_ms:7.0f} ms{found.megabytes:7.2f} MB"
+                f"{case:26}{cost.events:9,.0f}{cost.stop_ms:7.0f} ms{cost.export_ms:7.0f} ms"
+                f"{us:8.1f} µs{cost.pause_ms:7.0f} ms{cost.megabytes:7.2f} MB"
             )
 
 

@@ -228,10 +228,10 @@ def live_page() -> str:
         "tables": [written_table(table) for table in activity.tables()],
         "links": {one["request_id"]: "request" for one in requests},
     }
-    shown = f"show({json.dumps({'page': data})}); document.documentElement.dataset.ready = 1;"
+    script = f"show({json.dumps({'page': data})}); document.documentElement.dataset.ready = 1;"
     # Without the policy, which allows only the script as it is.
     page = re.sub(r"<meta http-equiv.*\n", "", pages.live_page("Live processes"))
-    return page.replace("\nupdate();\n", f"\n{shown}\n")
+    return page.replace("\nupdate();\n", f"\n{script}\n")
 
 
 RECORDED = ROOT / "tests/programs/served_requests.py"
@@ -263,11 +263,11 @@ def notebook_page() -> str:
     `jupyter execute --inplace examples/slow_cell.ipynb` runs it again.
     """
     notebook = json.loads((ROOT / "examples/slow_cell.ipynb").read_text("utf-8"))
-    shown = []
+    cells = []
     for cell in notebook["cells"][1:]:
-        shown.append(f"<pre>{html.escape(cell['source'])}</pre>")
-        shown += [output["data"]["text/html"] for output in cell["outputs"]]
-    return _NOTEBOOK.format(cells="\n".join(shown))
+        cells.append(f"<pre>{html.escape(cell['source'])}</pre>")
+        cells += [output["data"]["text/html"] for output in cell["outputs"]]
+    return _NOTEBOOK.format(cells="\n".join(cells))
 
 
 def pictures() -> list[Picture]:

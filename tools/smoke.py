@@ -123,11 +123,11 @@ def main() -> None:
     thread.start()
     thread.join()
     asyncio.run(in_tasks())
-    found = stagespan.stats()
-    counts = {name: found[name].count for name in found}
+    stats = stagespan.stats()
+    counts = {name: stats[name].count for name in stats}
     assert counts == {"outer": 1, "inner": 1, "decorated": 1, "task": 10}, counts
-    assert found["inner"].work == {"tokens": 3}
-    assert found["outer"].total_ns >= found["inner"].total_ns
+    assert stats["inner"].work == {"tokens": 3}
+    assert stats["outer"].total_ns >= stats["inner"].total_ns
     assert (Path(stagespan.get_include()) / "stagespan" / "python.h").is_file()
     place = _core.recording_place()
     if place["kind"] == "file":

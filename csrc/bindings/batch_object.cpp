@@ -29,11 +29,11 @@ BatchObject* self_of(PyObject* object) { return reinterpret_cast<BatchObject*>(o
 
 bool are_requests(PyObject* tuple) noexcept {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
-    PyObject* const one = PyTuple_GET_ITEM(tuple, i);
-    if (is_request(one)) continue;
+    PyObject* const member = PyTuple_GET_ITEM(tuple, i);
+    if (is_request(member)) continue;
     PyErr_Format(PyExc_TypeError,
                  "batch() takes requests, such as current_request() and what extract() returned, not %s",
-                 Py_TYPE(one)->tp_name);
+                 Py_TYPE(member)->tp_name);
     return false;
   }
   return true;

@@ -167,12 +167,12 @@ std::string_view view_of(PyObject* text, std::size_t most_bytes) noexcept {
   if (text == nullptr || PyUnicode_Check(text) == 0) return {};
   if (static_cast<std::size_t>(PyUnicode_GET_LENGTH(text)) > most_bytes) return {};
   Py_ssize_t size_bytes = 0;
-  const char* const found = PyUnicode_AsUTF8AndSize(text, &size_bytes);
-  if (found == nullptr) {  // lone surrogates
+  const char* const utf8 = PyUnicode_AsUTF8AndSize(text, &size_bytes);
+  if (utf8 == nullptr) {  // lone surrogates
     PyErr_Clear();
     return {};
   }
-  return {found, static_cast<std::size_t>(size_bytes)};
+  return {utf8, static_cast<std::size_t>(size_bytes)};
 }
 
 Ref kept_state(PyObject* text, bool is_trusted, std::uint64_t& segment) noexcept {

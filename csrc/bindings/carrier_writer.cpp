@@ -70,11 +70,11 @@ bool make_state(RequestObject& self) noexcept {
 /// the same attempt and branch. 0 if there is none.
 std::uint64_t earlier_hop(const RequestObject& self, PyObject* carrier, const SentHop& hop) noexcept {
   if (!PyDict_CheckExact(carrier) || PyDict_GET_SIZE(carrier) == 0) return 0;
-  const std::string_view own = view_of(PyDict_GetItem(carrier, name_of_key(kOwnKey)), kMostCarrierBytes);
+  const std::string_view sent_before = view_of(PyDict_GetItem(carrier, name_of_key(kOwnKey)), kMostCarrierBytes);
   const std::string_view above = view_of(PyDict_GetItem(carrier, name_of_key(kTraceParent)), kMostCarrierBytes);
   TraceParent parent;
   SentHop before;
-  const bool is_same = read_traceparent(above, parent) && read_sent_hop(own, before) &&
+  const bool is_same = read_traceparent(above, parent) && read_sent_hop(sent_before, before) &&
                        before.segment == self.segment && before.queue == hop.queue && before.branch == hop.branch &&
                        before.attempt == hop.attempt;
   return is_same ? parent.hop : 0;
@@ -125,7 +125,7 @@ bool write_carrier(RequestObject& self, PyObject* carrier, const InjectArguments
   hop.clock = clock_identity();
   hop.segment = self.segment;
   char parent[kTraceParentBytes];
-  char own[kMostCarrierBytes];
+  char own_text[kMostCarrierBytes];
   const std::uint64_t id_of_hop = random_number();
   write_traceparent({self.parent.trace, id_of_hop, self.parent.flags}, parent);
   const std::uint64_t sent_ticks = now_ticks();
@@ -146,9 +146,9 @@ bool write_carrier(RequestObject& self, PyObject* carrier, const InjectArguments
     }
     hop.age_ns = hop.monotonic_ns - self.request_monotonic_ns;
   }
-  const std::size_t own_bytes = write_sent_hop(hop, own);
+  const std::size_t own_bytes = write_sent_hop(hop, own_text);
   return set_text(carrier, kTraceParent, parent, sizeof(parent)) && make_state(self) &&
-         set_text(carrier, kTraceState, self.state) && set_text(carrier, kOwnKey, own, own_bytes);
+         set_text(carrier, kTraceState, self.state) && set_text(carrier, kOwnKey, own_text, own_bytes);
 }
 
 bool forward_carrier(const RequestObject& self, PyObject* carrier) noexcept {

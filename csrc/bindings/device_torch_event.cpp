@@ -36,10 +36,10 @@ class TorchEventBackend final : public device::EventBackend {
 
   const char* name() const noexcept override { return "torch.Event"; }
 
-  StreamState current_stream(StreamRef& found) noexcept override {
+  StreamState current_stream(StreamRef& current) noexcept override {
     // Code that runs without the interpreter's lock cannot call torch.
     if (PyGILState_Check() == 0) return StreamState::kNone;
-    return guarded([&] { return find_stream(found); }, StreamState::kFailed);
+    return guarded([&] { return find_stream(current); }, StreamState::kFailed);
   }
 
   StreamState state_of(const StreamRef&) noexcept override {
@@ -126,19 +126,19 @@ class TorchEventBackend final : public device::EventBackend {
     return PyObject_IsTrue(answer.get()) == 1;
   }
 
-  StreamState find_stream(StreamRef& found) {
+  StreamState find_stream(StreamRef& current) {
     const Ref index(PyObject_CallNoArgs(current_device_));
     if (!index) return StreamState::kFailed;
     const Ref stream(PyObject_CallOneArg(current_stream_, index.get()));
     if (!stream) return StreamState::kFailed;
     const Ref id(PyObject_GetAttr(stream.get(), stream_id_));
     if (!id) return StreamState::kFailed;
-    found.device = static_cast<std::int32_t>(PyLong_AsLong(index.get()));
-    found.stream = reinterpret_cast<void*>(static_cast<std::intptr_t>(PyLong_AsLongLong(id.get())));
-    found.context = reinterpret_cast<void*>(std::intptr_t{found.device} + 1);
+    current.device = static_cast<std::int32_t>(PyLong_AsLong(index.get()));
+    current.stream = reinterpret_cast<void*>(static_cast<std::intptr_t>(PyLong_AsLongLong(id.get())));
+    current.context = reinterpret_cast<void*>(std::intptr_t{current.device} + 1);
     if (PyErr_Occurred() != nullptr) return StreamState::kFailed;
     // Never freed, because there are only as many as torch has streams.
-    PyObject*& kept = streams_[{found.device, found.stream}];
+    PyObject*& kept = streams_[{current.device, current.stream}];
     if (kept == nullptr) kept = Py_NewRef(stream.get());
     return is_capturing() ? StreamState::kCapturing : StreamState::kOk;
   }

@@ -347,25 +347,25 @@ void publish_elsewhere(ThreadState& thread, Scope& scope, PyObject* request) noe
   if (known != nullptr && known != thread.scope && is_idle(*known)) drop_scope(thread, *known);
 }
 
-Ref context_of(const FoundFrame& found) noexcept {
+Ref context_of(const FoundFrame& opened) noexcept {
   PyObject* context = nullptr;
-  Recorder::get().with_thread(found.serial, [&](ThreadState& thread) {
-    const Scope* const scope = thread.locals[thread.index_of(*found.frame)].scope;
-    if (found.frame->id.load(relaxed) == found.id && scope != nullptr && scope->is_task)
+  Recorder::get().with_thread(opened.serial, [&](ThreadState& thread) {
+    const Scope* const scope = thread.locals[thread.index_of(*opened.frame)].scope;
+    if (opened.frame->id.load(relaxed) == opened.id && scope != nullptr && scope->is_task)
       context = static_cast<PyObject*>(const_cast<void*>(scope->context));
   });
   return Ref(Py_XNewRef(context));
 }
 
 void publish_in_thread(std::uint64_t serial, PyObject* context) noexcept {
-  const Scope* found = nullptr;
+  const Scope* scope = nullptr;
   Inherited inherited;
   Recorder::get().with_thread(serial, [&](ThreadState& thread) {
-    found = find_task_scope(thread, context);
-    if (found != nullptr) inherited = inherited_from(thread, *found);
+    scope = find_task_scope(thread, context);
+    if (scope != nullptr) inherited = inherited_from(thread, *scope);
   });
   const ErrorAside pending;
-  if (found != nullptr) write_elsewhere(current_thread(), context, inherited, nullptr);
+  if (scope != nullptr) write_elsewhere(current_thread(), context, inherited, nullptr);
 }
 
 bool init_execution_context() {

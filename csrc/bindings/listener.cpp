@@ -120,10 +120,10 @@ void* run(void*) noexcept {
 // In any thread, with or without the interpreter's lock.
 void start_thread() noexcept {
   Listener& l = listener();
-  const pid_t mine = getpid();
+  const pid_t pid = getpid();
   pid_t before = l.owner.load();
-  if (!Recorder::get().arena() || l.is_over || l.forks != 0 || before == mine || before == -mine) return;
-  if (!l.owner.compare_exchange_strong(before, mine)) return;
+  if (!Recorder::get().arena() || l.is_over || l.forks != 0 || before == pid || before == -pid) return;
+  if (!l.owner.compare_exchange_strong(before, pid)) return;
   l.is_stopping = false;
   l.has_ended.store(0, relaxed);
   const WithoutSignals blocked;
@@ -135,8 +135,8 @@ void start_thread() noexcept {
 // True if there was a thread and it has ended. The interpreter's lock is held.
 bool stop_thread() noexcept {
   Listener& l = listener();
-  pid_t mine = getpid();
-  if (l.native_id == static_cast<pid_t>(syscall(SYS_gettid)) || !l.owner.compare_exchange_strong(mine, -mine))
+  pid_t pid = getpid();
+  if (l.native_id == static_cast<pid_t>(syscall(SYS_gettid)) || !l.owner.compare_exchange_strong(pid, -pid))
     return false;
   l.is_stopping = true;
   ring_bell(commands().bell);
@@ -146,7 +146,7 @@ bool stop_thread() noexcept {
     wait_for_bell(l.has_ended, 0, monotonic_ns() + kLongestStopNs);
     if (l.has_ended.load(std::memory_order_acquire) == 0) {
       l.is_stopping = false;
-      l.owner = mine;
+      l.owner = pid;
       return false;
     }
     join_before_fork(l.thread, l.native_id);

@@ -114,8 +114,8 @@ Ref name_of_type(PyObject* type) noexcept {
 
 void write_recorded_fields(const RequestObject& request) noexcept {
   read_environment();
-  const std::uint32_t shown = request.owner == nullptr ? request.shown : 0;
-  if (g_field_count == 0 || shown == 0 || request.metadata == nullptr || PyDict_Check(request.metadata) == 0 ||
+  const std::uint32_t entry = request.owner == nullptr ? request.shown : 0;
+  if (g_field_count == 0 || entry == 0 || request.metadata == nullptr || PyDict_Check(request.metadata) == 0 ||
       PyDict_GET_SIZE(request.metadata) == 0)
     return;
   const ErrorAside pending;
@@ -125,7 +125,7 @@ void write_recorded_fields(const RequestObject& request) noexcept {
     if (value) set_field(fields, i, value.get());
     PyErr_Clear();
   }
-  Recorder::get().write_fields(request.number, shown - 1, fields);
+  Recorder::get().write_fields(request.number, entry - 1, fields);
 }
 
 void note_failure(std::uint64_t span, std::uint64_t request, PyObject* error) noexcept {

@@ -54,11 +54,11 @@ bool has_trace(const RequestObject& self) noexcept { return (self.parent.trace.h
 /// Calls the function unless it has been called.
 PyObject* found_once(PyObject*& place, PyObject* function) noexcept {
   if (place == nullptr) {
-    PyObject* const found = PyObject_CallNoArgs(function);
+    PyObject* const result = PyObject_CallNoArgs(function);
     if (place == nullptr)
-      place = found;
+      place = result;
     else  // by another thread meanwhile
-      Py_XDECREF(found);
+      Py_XDECREF(result);
   }
   return place;
 }
@@ -119,11 +119,11 @@ bool join_trace(RequestObject& self) noexcept {
   static PyObject* const name = PyUnicode_InternFromString("opentelemetry.trace");
   self.parent = {};
   if (g_find_parent != nullptr && name != nullptr && PyDict_GetItem(PyImport_GetModuleDict(), name) != nullptr) {
-    const Ref found(PyObject_CallNoArgs(g_find_parent));
-    if (!found) return false;
+    const Ref parent(PyObject_CallNoArgs(g_find_parent));
+    if (!parent) return false;
     unsigned long long high = 0, low = 0, hop = 0;
-    if (found.get() != Py_None) {
-      if (PyArg_ParseTuple(found.get(), "KKKI", &high, &low, &hop, &self.parent.flags) == 0) return false;
+    if (parent.get() != Py_None) {
+      if (PyArg_ParseTuple(parent.get(), "KKKI", &high, &low, &hop, &self.parent.flags) == 0) return false;
       self.parent.trace = {high, low};
       self.parent.hop = hop;
       return true;
@@ -263,12 +263,12 @@ bool write_received(RequestObject& self, const SentHop* sent, const Arrival& arr
   self.request_ticks = request_ticks_of(self, sent, start, arrival);
   self.request_monotonic_ns = 0;
   start.request_ticks = self.request_ticks;
-  const std::uint32_t shown = write_entry(self, start);
-  if (shown == 0) return false;
+  const std::uint32_t entry = write_entry(self, start);
+  if (entry == 0) return false;
   self.since_ticks = arrival.received_ticks;
   self.hop_number = self.number;
-  self.hop_shown = shown;
-  self.shown = self.owner == nullptr ? shown : self.owner->shown;
+  self.hop_shown = entry;
+  self.shown = self.owner == nullptr ? entry : self.owner->shown;
   // The hop is a span of this process, unless its start is unknown or impossible.
   if (is_same_clock && start.sent_ticks != 0 && start.sent_ticks <= arrival.received_ticks &&
       start.origin != kOriginRepeated) {
@@ -719,14 +719,14 @@ PyObject* request_inject(PyObject* object, PyObject* const* args, Py_ssize_t cou
 }
 
 Ref current_object() noexcept {
-  Ref found(read_request());
-  if (found.get() != Py_None || t_state == nullptr) return found;
+  Ref request(read_request());
+  if (request.get() != Py_None || t_state == nullptr) return request;
   // A greenlet belongs to its creator's request, but does not have its context variables.
   ThreadState& thread = current_thread();
   const std::uint64_t number = thread.scope->request;
   publish(thread);  // a scope without open spans is removed again
   RequestObject* const open = number != 0 ? find_open(number) : nullptr;
-  return open != nullptr ? Ref(Py_NewRef(reinterpret_cast<PyObject*>(open))) : std::move(found);
+  return open != nullptr ? Ref(Py_NewRef(reinterpret_cast<PyObject*>(open))) : std::move(request);
 }
 
 PyObject* inject_current(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {

@@ -75,15 +75,15 @@ class Utf8 {
   explicit Utf8(PyObject* text) noexcept {
     if (text == nullptr) return;
     Py_ssize_t size = 0;
-    const char* found = PyUnicode_AsUTF8AndSize(text, &size);
-    if (found == nullptr) {
+    const char* utf8 = PyUnicode_AsUTF8AndSize(text, &size);
+    if (utf8 == nullptr) {
       PyErr_Clear();
       encoded_ = Ref(PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace"));
       if (!encoded_) return;
-      found = PyBytes_AS_STRING(encoded_.get());
+      utf8 = PyBytes_AS_STRING(encoded_.get());
       size = PyBytes_GET_SIZE(encoded_.get());
     }
-    view_ = {found, static_cast<std::size_t>(size)};
+    view_ = {utf8, static_cast<std::size_t>(size)};
   }
   explicit operator bool() const noexcept { return view_.data() != nullptr; }
   std::string_view view() const noexcept { return view_; }

@@ -206,15 +206,15 @@ PyObject* entry_of_place(Finished& place) noexcept {
 // requests_finished() -> the latest 1,024 requests that have ended, oldest first; the same dict for each each time
 PyObject* requests_finished(PyObject*, PyObject*) {
   const NoCollection by_allocations;  // finalizers may change the list
-  Ref found(PyList_New(0));
+  Ref list(PyList_New(0));
   const std::uint64_t oldest = g_listed - std::min<std::uint64_t>(g_listed, kMostFinished);
-  for (std::uint64_t listed = oldest + 1; found && listed <= g_listed; ++listed) {
+  for (std::uint64_t listed = oldest + 1; list && listed <= g_listed; ++listed) {
     Finished& place = finished_at(listed);
     if (place.id == nullptr) continue;  // forgotten
     PyObject* const entry = entry_of_place(place);
-    if (entry == nullptr || PyList_Append(found.get(), entry) != 0) return nullptr;
+    if (entry == nullptr || PyList_Append(list.get(), entry) != 0) return nullptr;
   }
-  return found.release();
+  return list.release();
 }
 
 PyObject* requests_forget_finished(PyObject*, PyObject*) {
@@ -254,20 +254,20 @@ PyObject* request_known(PyObject*, PyObject* object) {
 
 PyObject* requests_known(PyObject*, PyObject*) {
   const NoCollection by_allocations;  // finalizers may change the tables
-  Ref found(PyDict_New());
-  if (!found) return nullptr;
+  Ref by_number(PyDict_New());
+  if (!by_number) return nullptr;
   const auto add = [&](std::uint64_t number, PyObject* id, const TraceId& trace) {
     if (number == 0 || id == nullptr) return true;
     const Ref key(PyLong_FromUnsignedLongLong(number));
     const Ref pair(pair_of(id, trace));
-    return key && pair && PyDict_SetItem(found.get(), key.get(), pair.get()) == 0;
+    return key && pair && PyDict_SetItem(by_number.get(), key.get(), pair.get()) == 0;
   };
   const auto add_known = [&](const Known& known) { return add(known.number, known.id, known.trace); };
   if (!g_open.for_each([&](const RequestObject& one) { return add(one.number, one.id, one.parent.trace); }) ||
       !std::all_of(std::begin(g_ended), std::end(g_ended), add_known) ||
       !std::all_of(std::begin(g_begun), std::end(g_begun), add_known))
     return nullptr;
-  return found.release();
+  return by_number.release();
 }
 
 }  // namespace
@@ -326,15 +326,15 @@ bool is_repeated_hop(std::uint64_t hop) noexcept {
     if (g_hops[at - 1].id == hop) return true;
   const std::size_t place = g_next_hop++ % kMostHops;
   Hop& taken = g_hops[place];
-  const auto own = static_cast<std::uint16_t>(place + 1);
+  const auto index = static_cast<std::uint16_t>(place + 1);
   if (taken.id != 0) {
     std::uint16_t* at = &chain_of_hop(taken.id);
-    while (*at != own) at = &g_hops[*at - 1].next;
+    while (*at != index) at = &g_hops[*at - 1].next;
     *at = taken.next;
   }
   std::uint16_t& chain = chain_of_hop(hop);
   taken = {hop, chain};
-  chain = own;
+  chain = index;
   return false;
 }
 

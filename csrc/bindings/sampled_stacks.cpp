@@ -23,10 +23,10 @@ constexpr std::string_view kNamedByClass[] = {"forward", "__call__", "_call_impl
 std::string text_of(PyObject* object) {
   const char* const text = object != nullptr && PyUnicode_Check(object) != 0 ? PyUnicode_AsUTF8(object) : nullptr;
   PyErr_Clear();
-  std::string found(text == nullptr ? "?" : text);
+  std::string printable(text == nullptr ? "?" : text);
   // The characters that end fields and lines.
-  std::replace_if(found.begin(), found.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }, ' ');
-  return found;
+  std::replace_if(printable.begin(), printable.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }, ' ');
+  return printable;
 }
 
 Ref globals_of(PyFrameObject* frame) noexcept {
@@ -70,20 +70,20 @@ struct Frame311 {
 // The object `self` of a frame whose function has it as first parameter; empty if it has been deleted.
 Ref self_of(PyFrameObject* frame) noexcept {
 #if PY_VERSION_HEX >= 0x030c0000
-  Ref found(PyFrame_GetVarString(frame, "self"));
+  Ref self(PyFrame_GetVarString(frame, "self"));
   PyErr_Clear();
-  return found;
+  return self;
 #else
 #if PY_VERSION_HEX >= 0x030b0000
-  PyObject* found = reinterpret_cast<Frame311*>(frame)->frame->variables[0];
+  PyObject* self = reinterpret_cast<Frame311*>(frame)->frame->variables[0];
 #else
-  PyObject* found = frame->f_localsplus[0];
+  PyObject* self = frame->f_localsplus[0];
   // An inner function uses it: the frame has it in a cell.
-  if (found == nullptr && PyTuple_GET_SIZE(frame->f_code->co_cellvars) > 0)
-    found = frame->f_localsplus[frame->f_code->co_nlocals];
+  if (self == nullptr && PyTuple_GET_SIZE(frame->f_code->co_cellvars) > 0)
+    self = frame->f_localsplus[frame->f_code->co_nlocals];
 #endif
-  if (found != nullptr && PyCell_Check(found) != 0) found = PyCell_GET(found);
-  return Ref(Py_XNewRef(found));
+  if (self != nullptr && PyCell_Check(self) != 0) self = PyCell_GET(self);
+  return Ref(Py_XNewRef(self));
 #endif
 }
 

@@ -90,13 +90,13 @@ OpenFrame* find_in_thread(ThreadState& thread, const SpanObject* self) noexcept 
 }
 
 bool leave_in_other_thread(SpanObject* self, std::uint16_t flags, PyObject* error) noexcept {
-  const FoundFrame found = Recorder::get().find_elsewhere(self);
-  if (!found) return false;
-  const Ref context = context_of(found);
+  const FoundFrame opened = Recorder::get().find_elsewhere(self);
+  if (!opened) return false;
+  const Ref context = context_of(opened);
   FinishedSpan span;
   void* note = nullptr;
-  if (!Recorder::get().close_away(found, flags, &span, &note)) return false;
-  if (context) publish_in_thread(found.serial, context.get());
+  if (!Recorder::get().close_away(opened, flags, &span, &note)) return false;
+  if (context) publish_in_thread(opened.serial, context.get());
   if (self->kind == Kind::kSpan) return true;
   ErrorAside pending;
   const Ref call(static_cast<PyObject*>(note));

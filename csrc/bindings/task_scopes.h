@@ -77,11 +77,11 @@ class TaskScopes final : public ScopeTable {
   }
 
   TaskScope* find_by_request(std::uint64_t request) {
-    TaskScope* found = nullptr;
+    TaskScope* holding = nullptr;
     for_each([&](TaskScope& scope) {
-      if (scope.request == request && scope.holds != 0) found = &scope;
+      if (scope.request == request && scope.holds != 0) holding = &scope;
     });
-    return found;
+    return holding;
   }
 
   /// Whether `take_left_behind` would search.

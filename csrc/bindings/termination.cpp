@@ -116,14 +116,14 @@ void install(int number, const struct sigaction& replaced) noexcept {
   }
   action.sa_sigaction = on_signal;
   action.sa_flags |= SA_SIGINFO;
-  struct sigaction found{};
-  sigaction(number, &action, &found);
+  struct sigaction current{};
+  sigaction(number, &action, &current);
   // Code without Python's lock may have set another action in the meantime: it stays.
-  if ((found.sa_flags & SA_SIGINFO) == 0 && found.sa_handler == replaced.sa_handler) {
+  if ((current.sa_flags & SA_SIGINFO) == 0 && current.sa_handler == replaced.sa_handler) {
     g_was_installed[index].store(true);
     return;
   }
-  sigaction(number, &found, nullptr);
+  sigaction(number, &current, nullptr);
   g_called[index].store(before);
 }
 

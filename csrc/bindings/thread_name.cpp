@@ -33,10 +33,10 @@ void name_of_this_thread(ThreadName& name) noexcept {
       text != nullptr && PyUnicode_CheckExact(text) != 0 ? PyUnicode_AsUTF8AndSize(text, &size) : nullptr;
   PyErr_Clear();
   if (utf8 == nullptr) return;
-  const std::string_view found(utf8, static_cast<std::size_t>(size));
+  const std::string_view name_of_thread(utf8, static_cast<std::size_t>(size));
   // threading gives this name to threads that it has not started. The system may know a better one.
-  if (found.starts_with("Dummy-")) return;
-  set_text(name, sizeof(name) - 1, found);
+  if (name_of_thread.starts_with("Dummy-")) return;
+  set_text(name, sizeof(name) - 1, name_of_thread);
 }
 
 }  // namespace

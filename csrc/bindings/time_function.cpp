@@ -160,10 +160,10 @@ PyObject* call_inner(SpanObject& span, PyObject* cell, vectorcallfunc plain, PyO
 PyObject* intercepted(PyObject* function, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   Recent& slot = recent(function);
   if (slot.function != function) [[unlikely]] {
-    const auto found = table().find(function);
+    const auto entry = table().find(function);
     // A finalizer may resurrect or call a function after the garbage collector has cleared its weak references.
-    if (found == table().end()) return g_plain(function, args, nargsf, kwnames);
-    remember(slot, function, *found->second);
+    if (entry == table().end()) return g_plain(function, args, nargsf, kwnames);
+    remember(slot, function, *entry->second);
   }
   const vectorcallfunc plain = slot.plain;
   if (slot.only != nullptr && slot.code == PyFunction_GET_CODE(function)) [[likely]] {
@@ -238,8 +238,8 @@ PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyErr_Format(PyExc_TypeError, "%R is not a span", PyTuple_GET_ITEM(args[1], i));
     return nullptr;
   }
-  auto found = table().find(function);
-  if (found == table().end()) {
+  auto entry = table().find(function);
+  if (entry == table().end()) {
     if (wanted == 0) Py_RETURN_NONE;
     const Ref address(PyLong_FromVoidPtr(function));
     const Ref callback(address ? PyCFunction_New(&g_forget, address.get()) : nullptr);
@@ -251,9 +251,9 @@ PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (g_plain == nullptr) g_plain = entry;
     made->plain = entry == intercepted ? g_plain : entry;
     made->watch = watch;
-    found = table().emplace(function, std::move(made)).first;
+    entry = table().emplace(function, std::move(made)).first;
   }
-  Interception& interception = *found->second;
+  Interception& interception = *entry->second;
   std::vector<SpanObject*> spans;
   for (Py_ssize_t i = 0; i < wanted; ++i)
     spans.push_back(reinterpret_cast<SpanObject*>(Py_NewRef(PyTuple_GET_ITEM(args[1], i))));

@@ -112,11 +112,11 @@ bool is_found_by_name(PyObject* object, PyObject* name) {
   PyObject* const modules = PyImport_GetModuleDict();
   PyObject* const module = module_name ? PyDict_GetItemWithError(modules, module_name.get()) : nullptr;
   const Ref parts(PyObject_CallMethod(name, "split", "s", "."));
-  Ref found(parts ? Py_XNewRef(module) : nullptr);
-  for (Py_ssize_t i = 0; found && i < PyList_GET_SIZE(parts.get()); ++i)
-    found = Ref(PyObject_GetAttr(found.get(), PyList_GET_ITEM(parts.get(), i)));
+  Ref named(parts ? Py_XNewRef(module) : nullptr);
+  for (Py_ssize_t i = 0; named && i < PyList_GET_SIZE(parts.get()); ++i)
+    named = Ref(PyObject_GetAttr(named.get(), PyList_GET_ITEM(parts.get(), i)));
   PyErr_Clear();
-  return found.get() == object;
+  return named.get() == object;
 }
 
 // As the wrapped object is pickled, by name or by value: where this object has replaced it under its name, the wrapped

@@ -119,18 +119,18 @@ namespace {
 
 [[gnu::noinline, gnu::cold]] PyObject* take_what_is_kept() noexcept {
   // Removed from the list before they are freed, because code that runs then may add another one.
-  PyObject* mine[kMostKept];
-  std::size_t found = 0, left = 0;
+  PyObject* errors[kMostKept];
+  std::size_t count = 0, left = 0;
   for (std::size_t i = 0; i < g_kept_count; ++i) {
     if (g_kept[i].thread == PyThread_get_thread_ident())
-      mine[found++] = g_kept[i].error;
+      errors[count++] = g_kept[i].error;
     else
       g_kept[left++] = g_kept[i];
   }
   g_kept_count = left;
   // A second exception that came before the first was raised is dropped with it.
-  for (std::size_t i = 1; i < found; ++i) Py_DECREF(mine[i]);
-  return found == 0 ? nullptr : mine[0];
+  for (std::size_t i = 1; i < count; ++i) Py_DECREF(errors[i]);
+  return count == 0 ? nullptr : errors[0];
 }
 
 [[gnu::noinline, gnu::cold]] void raise_what_is_kept() noexcept {

@@ -180,19 +180,19 @@ StreamState DriverBackend::capture_state(void* stream) noexcept {
   return capturing == 0 ? StreamState::kOk : StreamState::kCapturing;
 }
 
-StreamState DriverBackend::current_stream(StreamRef& found) noexcept {
-  found.context = current_context();
-  if (found.context == nullptr) return is_gone() ? StreamState::kFailed : StreamState::kNone;
+StreamState DriverBackend::current_stream(StreamRef& current) noexcept {
+  current.context = current_context();
+  if (current.context == nullptr) return is_gone() ? StreamState::kFailed : StreamState::kNone;
   int device = 0;
   if (api_.is_hip) {
-    device = static_cast<int>(reinterpret_cast<std::intptr_t>(found.context) - 1);
+    device = static_cast<int>(reinterpret_cast<std::intptr_t>(current.context) - 1);
     if (!is_used(device)) return StreamState::kNone;
   } else if (!is_ok(api_.context_device(&device))) {
     return StreamState::kFailed;
   }
-  found.device = device;
-  if (!is_ok(api_.current_stream(device, &found.stream))) return StreamState::kFailed;
-  return capture_state(found.stream);
+  current.device = device;
+  if (!is_ok(api_.current_stream(device, &current.stream))) return StreamState::kFailed;
+  return capture_state(current.stream);
 }
 
 StreamState DriverBackend::state_of(const StreamRef& where) noexcept {

@@ -23,19 +23,19 @@ std::uint32_t figures_of(Recorder& recorder, std::uint32_t stage) noexcept {
   const ArenaView arena = recorder.arena();
   ArenaHeader& header = arena.header();
   std::atomic<std::uint32_t>& entry = arena.device_stages()[stage];
-  std::uint32_t known = entry.load(relaxed);
-  if (known == 0) {
+  std::uint32_t number = entry.load(relaxed);
+  if (number == 0) {
     const std::uint32_t used = header.device_stage_count.load(relaxed);
-    known = std::min(used + 1, kMaxDeviceStages);
+    number = std::min(used + 1, kMaxDeviceStages);
     if (used < kMaxDeviceStages) {
       if (used % kDeviceStagesAtOnce == 0) recorder.reserve_device_stages_locked(used);
       for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure) prepare(arena.device_block(used, figure));
       header.device_stage_count.store(used + 1, relaxed);
     }
     // Release: a reader that sees the figures sees them initialised.
-    entry.store(known, std::memory_order_release);
+    entry.store(number, std::memory_order_release);
   }
-  return known - 1;
+  return number - 1;
 }
 
 void add_figure(ArenaView arena, std::uint32_t index, DeviceFigure figure, std::int64_t ns) noexcept {
@@ -55,10 +55,10 @@ void Results::put(std::uint64_t id, const DeviceResult& result) {
 
 std::optional<DeviceResult> Results::take(std::uint64_t id) {
   const std::lock_guard lock(mutex_);
-  const auto found = kept_.find(id);
-  if (found == kept_.end()) return std::nullopt;
-  const DeviceResult result = found->second;
-  kept_.erase(found);
+  const auto entry = kept_.find(id);
+  if (entry == kept_.end()) return std::nullopt;
+  const DeviceResult result = entry->second;
+  kept_.erase(entry);
   return result;
 }
 

@@ -37,16 +37,16 @@ void append_digits(std::string& out, std::uint64_t id) {
 void append_text(std::string& out, std::string_view text) {
   constexpr char kDigits[] = "0123456789abcdef";
   out += '"';
-  for (const char one : text) {
-    const auto code = static_cast<unsigned char>(one);
+  for (const char letter : text) {
+    const auto code = static_cast<unsigned char>(letter);
     if (code < 0x20) {
       out += "\\u00";
       out += kDigits[code >> 4];
       out += kDigits[code & 15];
       continue;
     }
-    if (one == '"' || one == '\\') out += '\\';
-    out += one;
+    if (letter == '"' || letter == '\\') out += '\\';
+    out += letter;
   }
   out += '"';
 }

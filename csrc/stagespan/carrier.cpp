@@ -269,45 +269,45 @@ std::size_t write_tracestate(std::uint64_t segment, std::string_view others, cha
 }
 
 TraceState read_tracestate(std::string_view text, bool is_trusted, char (&buffer)[kMostWrittenBytes]) noexcept {
-  TraceState found;
-  std::string_view own;  // our member, in the buffer
+  TraceState state;
+  std::string_view own_member;  // our member, in the buffer
   bool has_own = false;
   std::size_t members = 0, bytes = 0;
-  for (std::string_view rest = text; !rest.empty();) {
-    const std::size_t end = std::min(rest.find(','), rest.size());
-    const std::string_view member = stripped(rest.substr(0, end));
+  for (std::string_view unread = text; !unread.empty();) {
+    const std::size_t end = std::min(unread.find(','), unread.size());
+    const std::string_view member = stripped(unread.substr(0, end));
     const bool is_own = member.starts_with(kOwnMember);
     Fields digits(is_own ? member.substr(kOwnMember.size()) : member);
-    if (is_own && (!is_trusted || has_own || !digits.hexadecimal(16, found.segment) || !digits.is_at_end())) {
+    if (is_own && (!is_trusted || has_own || !digits.hexadecimal(16, state.segment) || !digits.is_at_end())) {
       // Only one process can have been the last: of several, none is believed.
-      found.segment = 0;
-      bytes -= removed(own, std::string_view(buffer, bytes), buffer);
-      members -= own.empty() ? 0 : 1;
-      own = {};
+      state.segment = 0;
+      bytes -= removed(own_member, std::string_view(buffer, bytes), buffer);
+      members -= own_member.empty() ? 0 : 1;
+      own_member = {};
       has_own = true;
     } else if (!member.empty() && !is_own && !is_state_member(member)) {
-      ++found.dropped;
+      ++state.dropped;
     } else if (!member.empty()) {
       const std::size_t counted_bytes = bytes + (bytes != 0 ? 1 : 0) + member.size();
-      const std::size_t beside_bytes = is_own ? member.size() + 1 : own.empty() ? 0 : own.size() + 1;
+      const std::size_t beside_bytes = is_own ? member.size() + 1 : own_member.empty() ? 0 : own_member.size() + 1;
       if (members == kMostStateMembers || counted_bytes > kMostStateBytes + beside_bytes) {
         // The others are dropped too: members of less weight are on the right.
-        found.segment = own.empty() ? 0 : found.segment;
-        found.dropped += 1 + static_cast<std::size_t>(std::count(rest.begin(), rest.end(), ','));
+        state.segment = own_member.empty() ? 0 : state.segment;
+        state.dropped += 1 + static_cast<std::size_t>(std::count(unread.begin(), unread.end(), ','));
         break;
       }
       if (bytes != 0) buffer[bytes++] = ',';
       std::memcpy(buffer + bytes, member.data(), member.size());
-      if (is_own) own = std::string_view(buffer + bytes, member.size());
+      if (is_own) own_member = std::string_view(buffer + bytes, member.size());
       has_own = has_own || is_own;
       bytes += member.size();
       ++members;
     }
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+    unread.remove_prefix(std::min(end + 1, unread.size()));
   }
-  const bool is_whole = has_own == !own.empty() && found.dropped == 0 && text.size() <= kMostStateBytes;
-  found.text = is_whole && bytes != 0 ? text : std::string_view(buffer, bytes);
-  return found;
+  const bool is_whole = has_own == !own_member.empty() && state.dropped == 0 && text.size() <= kMostStateBytes;
+  state.text = is_whole && bytes != 0 ? text : std::string_view(buffer, bytes);
+  return state;
 }
 
 void write_traceparent(const TraceParent& parent, char (&to)[kTraceParentBytes]) noexcept {

@@ -24,10 +24,10 @@ inline constexpr std::uint64_t kLongest_ticks = (std::uint64_t{1} << 46) - 1;
 /// Index of the bucket that contains a duration. Has no branch, because durations follow no pattern that a branch
 /// predictor could learn.
 constexpr std::uint32_t bucket_of(std::uint64_t ticks) noexcept {
-  const std::uint64_t within = ticks < kLongest_ticks ? ticks : kLongest_ticks;
+  const std::uint64_t clamped = ticks < kLongest_ticks ? ticks : kLongest_ticks;
   // Below 32 the shift is 0, and the bucket is the duration itself.
-  const std::uint32_t shift = 58U - static_cast<std::uint32_t>(std::countl_zero(within | 32U));
-  const auto mantissa = static_cast<std::uint32_t>(within >> shift);
+  const std::uint32_t shift = 58U - static_cast<std::uint32_t>(std::countl_zero(clamped | 32U));
+  const auto mantissa = static_cast<std::uint32_t>(clamped >> shift);
   return shift * 24 + (mantissa < 48 ? mantissa : 24 + (mantissa >> 1));
 }
 

@@ -64,17 +64,17 @@ bool is_application(std::string_view argument) {
 
 // The application among a server's arguments; empty if none is recognised.
 std::string_view application_in(const std::vector<std::string_view>& arguments) {
-  std::string_view found;
+  std::string_view application;
   bool follows_option = false;
   for (const std::string_view argument : arguments) {
     // What follows an option may be its value, so another argument is preferred.
-    if (is_application(argument) && (found.empty() || !follows_option)) {
-      found = argument;
+    if (is_application(argument) && (application.empty() || !follows_option)) {
+      application = argument;
       if (!follows_option) break;
     }
     follows_option = argument.starts_with("-") && argument.find('=') == std::string_view::npos;
   }
-  return found;
+  return application;
 }
 
 // The value of Celery's option -A, which names the module of the application; empty if there is none.
@@ -134,13 +134,13 @@ Program program_in(std::string_view arguments) {
     if (at >= all.size()) return {std::string(interpreter) + (is_module ? " -m" : ""), {}};
   }
   const std::string_view program = last_part(all[at]);
-  const std::vector<std::string_view> rest = after(at);
+  const std::vector<std::string_view> args = after(at);
   if (is_server(program) || program == "celery") {
-    const std::string_view application = program == "celery" ? celery_application_in(rest) : application_in(rest);
-    return {std::string(program) + (application.empty() ? "" : " ") + std::string(application), word_in(rest)};
+    const std::string_view application = program == "celery" ? celery_application_in(args) : application_in(args);
+    return {std::string(program) + (application.empty() ? "" : " ") + std::string(application), word_in(args)};
   }
   const std::string own = at == 0 ? "" : std::string(interpreter) + (is_module ? " -m " : " ");
-  return {own + std::string(program), word_in(rest)};
+  return {own + std::string(program), word_in(args)};
 }
 
 namespace {

@@ -60,12 +60,12 @@ bool shows_this_namespace() noexcept {
 /// A hash of the boot id; 0 if it cannot be read.
 std::uint64_t boot_hash() noexcept {
   // Once it was read, it is known also when no descriptor is free.
-  static std::atomic<std::uint64_t> known{0};
-  std::uint64_t hash = known.load(std::memory_order_relaxed);
+  static std::atomic<std::uint64_t> cached{0};
+  std::uint64_t hash = cached.load(std::memory_order_relaxed);
   if (hash != 0) return hash;
   char boot[64];
   const std::size_t length = read_small("/proc/sys/kernel/random/boot_id", boot, sizeof(boot));
-  if (length != 0) known.store(hash = fnv1a({boot, length}), std::memory_order_relaxed);
+  if (length != 0) cached.store(hash = fnv1a({boot, length}), std::memory_order_relaxed);
   return hash;
 }
 

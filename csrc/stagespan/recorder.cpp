@@ -273,12 +273,12 @@ void Recorder::reset() {
   // All memory is allocated first, so that a failure changes nothing.
   for (ThreadState* thread : threads_) {
     if (thread->slot == nullptr) continue;
-    std::size_t own = 0;
+    std::size_t own_blocks = 0;
     for (std::uint32_t stage = 0; stage < stages; ++stage) {
       const std::uint32_t block = thread->stats[stage].load(relaxed);
-      if (block != 0 && (block & kSharedBlock) == 0) ++own;
+      if (block != 0 && (block & kSharedBlock) == 0) ++own_blocks;
     }
-    thread->retired_blocks.reserve(thread->retired_blocks.size() + own);
+    thread->retired_blocks.reserve(thread->retired_blocks.size() + own_blocks);
   }
   // Threads continue to write during a reset, so nothing that a thread owns is changed: rings get a new floor, and
   // blocks are set aside until their thread requests new ones.

@@ -97,42 +97,42 @@ bool Recorder::innermost_elsewhere(std::uint64_t serial, std::uint64_t request, 
   return is_found;
 }
 
-bool Recorder::take_away_locked(const FoundFrame& found, void** note) noexcept {
-  ThreadState& owner = *found.thread;
-  OpenFrame& frame = *found.frame;
+bool Recorder::take_away_locked(const FoundFrame& opened, void** note) noexcept {
+  ThreadState& owner = *opened.thread;
+  OpenFrame& frame = *opened.frame;
   // The owner may have left, or the span may have ended, since the caller found it. The frame may now be another
   // span's.
-  if (std::find(threads_.begin(), threads_.end(), &owner) == threads_.end() || frame.id.load(relaxed) != found.id ||
+  if (std::find(threads_.begin(), threads_.end(), &owner) == threads_.end() || frame.id.load(relaxed) != opened.id ||
       (frame.flags.fetch_or(kFrameClosedAway, relaxed) & kFrameClosedAway) != 0)
     return false;
   if (note != nullptr) *note = std::exchange(owner.locals[owner.index_of(frame)].note, nullptr);
   return true;
 }
 
-bool Recorder::close_away(const FoundFrame& found, std::uint16_t flags, FinishedSpan* span, void** note) noexcept {
+bool Recorder::close_away(const FoundFrame& opened, std::uint16_t flags, FinishedSpan* span, void** note) noexcept {
   const std::uint64_t end_ticks = now_ticks();
   FinishedSpan ended;
   {
     const std::lock_guard lock(cold_);
-    if (!take_away_locked(found, note)) {
+    if (!take_away_locked(opened, note)) {
       lose(kLostUnmatched);
       return false;
     }
-    ended = finished(*found.thread, *found.frame, end_ticks, flags);
+    ended = finished(*opened.thread, *opened.frame, end_ticks, flags);
     // Its events belong to the owner, which may be dropping them at this moment.
     if ((ended.flags & kFrameDevice) != 0) lose(kLostDeviceElsewhere);
     ended.flags &= static_cast<std::uint16_t>(~kFrameDevice);
-    found.thread->attention().fetch_or(kAttentionClosedAway, std::memory_order_release);
+    opened.thread->attention().fetch_or(kAttentionClosedAway, std::memory_order_release);
   }
   commit_span(this_thread(), ended);
   if (span != nullptr) *span = ended;
   return true;
 }
 
-bool Recorder::drop_away(const FoundFrame& found, void** note) noexcept {
+bool Recorder::drop_away(const FoundFrame& opened, void** note) noexcept {
   const std::lock_guard lock(cold_);
-  if (!take_away_locked(found, note)) return false;
-  found.thread->attention().fetch_or(kAttentionClosedAway, std::memory_order_release);
+  if (!take_away_locked(opened, note)) return false;
+  opened.thread->attention().fetch_or(kAttentionClosedAway, std::memory_order_release);
   return true;
 }
 

@@ -170,23 +170,23 @@ void Recorder::count_request(CountedRequest& counted, std::uint32_t pipeline, Se
 // The figures of the requests of a pipeline with a status. Null if there is no place for them, which is counted.
 StatsBlock* Recorder::request_block_locked(std::uint32_t pipeline, SegmentStatus status,
                                            std::uint32_t& stage) noexcept {
-  std::uint32_t found = pipeline;
+  std::uint32_t name = pipeline;
   try {
     if (kind_of(pipeline) != kRequestOk)
-      found = kStageOverflow;  // the table of names was full, or it is not a name
+      name = kStageOverflow;  // the table of names was full, or it is not a name
     else if (status != kStatusOk)
-      found = intern_locked(name_of(pipeline), static_cast<StageKind>(kRequestOk + (status - kStatusOk)));
+      name = intern_locked(name_of(pipeline), static_cast<StageKind>(kRequestOk + (status - kStatusOk)));
   } catch (const std::bad_alloc&) {
     lose(kLostMemory);
     return nullptr;
   }
   const std::uint32_t others = arena_.slot(kSharedSlot).stats[kStageOverflow].load(relaxed);
-  const std::uint32_t block = found != kStageOverflow ? shared_block_locked(found) : others;
+  const std::uint32_t block = name != kStageOverflow ? shared_block_locked(name) : others;
   if (block == others) {
-    lose(found == kStageOverflow ? kLostNames : kLostBlocks);
+    lose(name == kStageOverflow ? kLostNames : kLostBlocks);
     return nullptr;
   }
-  stage = found;
+  stage = name;
   return &arena_.blocks()[(block & ~kSharedBlock) - 1];
 }
 

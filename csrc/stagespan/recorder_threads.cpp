@@ -279,14 +279,14 @@ void Recorder::fold_thread(ThreadSlot& slot) noexcept {
     const std::uint32_t block = slot.stats[stage].load(relaxed);
     slot.stats[stage].store(0, relaxed);
     if (block == 0 || (block & kSharedBlock) != 0) continue;
-    StatsBlock& own = arena_.blocks()[block - 1];
+    StatsBlock& from = arena_.blocks()[block - 1];
     // The first thread to leave hands over its block unchanged; later ones are added to it.
     std::atomic<std::uint32_t>& shared = arena_.slot(kSharedSlot).stats[stage];
     if (shared.load(relaxed) == 0) {
       shared.store(block | kSharedBlock, std::memory_order_release);
       continue;
     }
-    fold(own, arena_.blocks()[(shared.load(relaxed) & ~kSharedBlock) - 1]);
+    fold(from, arena_.blocks()[(shared.load(relaxed) & ~kSharedBlock) - 1]);
     free_block_locked(block);
   }
 }

@@ -155,18 +155,18 @@ void Recorder::add_amount_locked(WorkingSpan span, std::uint32_t key, std::uint6
 // The number of a key. The last one is that of all further keys.
 std::uint32_t Recorder::work_key_locked(std::string_view key) {
   std::string text(cut(key, kWorkKeyBytes));
-  auto found = work_keys_.find(text);
-  if (found != work_keys_.end()) return found->second;
+  auto entry = work_keys_.find(text);
+  if (entry != work_keys_.end()) return entry->second;
   const std::uint32_t count = arena_.header().work_key_count.load(relaxed);
   if (count + 1 >= kMaxWorkKeys && text != kForeignName) {
     lose(kLostWork);
     text = kForeignName;
-    found = work_keys_.find(text);
-    if (found != work_keys_.end()) return found->second;
+    entry = work_keys_.find(text);
+    if (entry != work_keys_.end()) return entry->second;
   }
   if (count == kMaxWorkKeys) return kMaxWorkKeys - 1;
-  found = work_keys_.emplace(std::move(text), count).first;
-  std::memcpy(arena_.work_keys()[count].text, found->first.data(), found->first.size());
+  entry = work_keys_.emplace(std::move(text), count).first;
+  std::memcpy(arena_.work_keys()[count].text, entry->first.data(), entry->first.size());
   // Release: a reader that sees the count sees the texts.
   arena_.header().work_key_count.store(count + 1, std::memory_order_release);
   return count;
@@ -230,15 +230,15 @@ void Recorder::pass_request_work(std::uint64_t request, std::uint64_t outer) noe
 WorkBlock* Recorder::work_block_locked(std::uint32_t stage, std::uint32_t key) {
   ArenaHeader& header = arena_.header();
   std::uint64_t wanted = entry_key(stage, key);
-  auto found = work_blocks_.find(wanted);
+  auto entry = work_blocks_.find(wanted);
   const std::uint32_t count = header.work_block_count.load(relaxed);
-  if (found == work_blocks_.end() && count + 1 >= kMaxWorkBlocks) {
+  if (entry == work_blocks_.end() && count + 1 >= kMaxWorkBlocks) {
     lose(kLostWork);
     wanted = entry_key(kStageOverflow, work_key_locked(kForeignName));
-    found = work_blocks_.find(wanted);
-    if (found == work_blocks_.end() && count == kMaxWorkBlocks) return nullptr;
+    entry = work_blocks_.find(wanted);
+    if (entry == work_blocks_.end() && count == kMaxWorkBlocks) return nullptr;
   }
-  if (found != work_blocks_.end()) return &arena_.work_blocks()[found->second];
+  if (entry != work_blocks_.end()) return &arena_.work_blocks()[entry->second];
   work_blocks_.emplace(wanted, count);
   claim_piece_locked(header.work_block_pieces, kRegionWorkBlocks, count, kWorkBlocksAtOnce);
   WorkBlock& block = arena_.work_blocks()[count];

@@ -79,8 +79,8 @@ int open_folder(const std::string& folder, bool is_default, FolderRefusal& refus
         "the folder " + folder + " cannot be made (" + why(errno) + "): set STAGESPAN_RECORDING_DIR to another one";
     return -1;
   }
-  Open found(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!found) {
+  Open dir(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!dir) {
     const int error = errno;
     reason = is_shortage(error) ? "the folder " + folder + " cannot be opened (" + why(error) + ")"
                                 : folder + " is not a folder that can be opened (" + why(error) +
@@ -89,7 +89,7 @@ int open_folder(const std::string& folder, bool is_default, FolderRefusal& refus
   }
   struct stat status{};
   struct statfs system{};
-  if (fstat(found.get(), &status) != 0 || fstatfs(found.get(), &system) != 0) {
+  if (fstat(dir.get(), &status) != 0 || fstatfs(dir.get(), &system) != 0) {
     reason = folder + " cannot be examined (" + why(errno) + "): set STAGESPAN_RECORDING_DIR to another folder";
     return -1;
   }
@@ -103,7 +103,7 @@ int open_folder(const std::string& folder, bool is_default, FolderRefusal& refus
              ": set STAGESPAN_RECORDING_DIR to a folder of your own";
     return -1;
   }
-  if ((status.st_mode & 0077) != 0 && (!is_default || fchmod(found.get(), 0700) != 0) && (status.st_mode & 0022) != 0) {
+  if ((status.st_mode & 0077) != 0 && (!is_default || fchmod(dir.get(), 0700) != 0) && (status.st_mode & 0022) != 0) {
     reason = "other users may write to the folder " + folder + ": set its mode to 0700";
     return -1;
   }
@@ -113,7 +113,7 @@ int open_folder(const std::string& folder, bool is_default, FolderRefusal& refus
     refusal.is_normal = true;
     return -1;
   }
-  return found.release();
+  return dir.release();
 }
 
 /// A folder that is open for reading.
@@ -523,19 +523,19 @@ Life life_of_owner(int folder, const std::string& name, std::uint64_t own_namesp
 
 /// The recordings of dead processes.
 std::vector<Leftover> leftovers_in(const Folder& folder) {
-  struct stat own{};
-  stat("/proc/self/ns/pid", &own);
-  std::vector<Leftover> found;
+  struct stat pid_namespace{};
+  stat("/proc/self/ns/pid", &pid_namespace);
+  std::vector<Leftover> files;
   while (const dirent* const entry = readdir(folder.get())) {
     std::string name = entry->d_name;
     struct stat status{};
     if (fstatat(folder.fd(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(status.st_mode) ||
-        life_of_owner(folder.fd(), name, own.st_ino) != Life::kDead)
+        life_of_owner(folder.fd(), name, pid_namespace.st_ino) != Life::kDead)
       continue;
-    found.push_back({std::move(name), std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec,
+    files.push_back({std::move(name), std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec,
                      static_cast<std::uint64_t>(status.st_blocks) * 512, status.st_ino});
   }
-  return found;
+  return files;
 }
 
 std::uint64_t bytes_of(const std::vector<Leftover>& leftovers) {
@@ -586,8 +586,8 @@ bool RecordingFile::job_goes_on(const ArenaHeader& header) noexcept {
   try {
     const Folder folder(folder_);
     if (!folder) return true;
-    struct stat own{};
-    stat("/proc/self/ns/pid", &own);
+    struct stat pid_namespace{};
+    stat("/proc/self/ns/pid", &pid_namespace);
     std::vector<std::string> ended;
     while (const dirent* const entry = readdir(folder.get())) {
       const std::string name = entry->d_name;
@@ -603,7 +603,7 @@ bool RecordingFile::job_goes_on(const ArenaHeader& header) noexcept {
         continue;
       if (other->end_unix_ns.load() != 0) {
         if (other->is_deferred.load() != 0) ended.push_back(name);
-      } else if (life_of_owner(folder.fd(), name, own.st_ino) != Life::kDead) {
+      } else if (life_of_owner(folder.fd(), name, pid_namespace.st_ino) != Life::kDead) {
         return true;
       }
     }

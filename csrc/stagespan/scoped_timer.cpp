@@ -54,17 +54,17 @@ WorkingSpan working_span(std::uint32_t stage) noexcept {
 
 WorkingSpan working_span_in(ThreadState& thread, const Scope& scope, std::uint32_t stage, const void* owner) noexcept {
   constexpr auto relaxed = std::memory_order_relaxed;
-  OpenFrame* found = nullptr;
+  OpenFrame* innermost = nullptr;
   for (std::uint32_t index = scope.top; index != scope.root && index != 0;
        index = thread.frames[index].below.load(relaxed)) {
     OpenFrame& frame = thread.frames[index];
     const bool is_own = owner != nullptr && thread.locals[index].owner == owner;
-    if (!is_own && (found != nullptr || frame.stage.load(relaxed) != stage)) continue;
+    if (!is_own && (innermost != nullptr || frame.stage.load(relaxed) != stage)) continue;
     if ((frame.flags.load(relaxed) & (kFrameInactive | kFrameClosedAway)) != 0) continue;
-    found = &frame;
+    innermost = &frame;
     if (is_own) break;
   }
-  if (found != nullptr) return {found->id.load(relaxed), found->begin_ticks.load(relaxed), found};
+  if (innermost != nullptr) return {innermost->id.load(relaxed), innermost->begin_ticks.load(relaxed), innermost};
   const OpenFrame& root = thread.frames[scope.root];
   return working_span_of({root.as_parent_id.load(relaxed), scope.request, root.as_parent_stage.load(relaxed)}, stage);
 }

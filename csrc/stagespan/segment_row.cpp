@@ -71,11 +71,11 @@ std::vector<SegmentRow> segment_rows(const RecordingCopy& copy, const std::vecto
   for (const SegmentCopy& segment : copy.segments)
     if (key_of(segment) >= 0) by_number[segment.number] = &segment;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const auto found = linked[i] != 0 ? by_number.find(linked[i]) : by_number.end();
-    if (found == by_number.end() || found->second->segment == 0) continue;
-    rows[i].link_trace_high = found->second->trace_high;
-    rows[i].link_trace_low = found->second->trace_low;
-    rows[i].link_segment = found->second->segment;
+    const auto linked_row = linked[i] != 0 ? by_number.find(linked[i]) : by_number.end();
+    if (linked_row == by_number.end() || linked_row->second->segment == 0) continue;
+    rows[i].link_trace_high = linked_row->second->trace_high;
+    rows[i].link_trace_low = linked_row->second->trace_low;
+    rows[i].link_segment = linked_row->second->segment;
   }
   return rows;
 }

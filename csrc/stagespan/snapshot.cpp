@@ -76,19 +76,19 @@ void read_work_blocks(ArenaView arena, std::map<std::uint32_t, StageFigures>& st
   const std::uint32_t blocks = arena.header().work_block_count.load(std::memory_order_acquire);
   for (std::uint32_t i = 0; i < std::min(blocks, kMaxWorkBlocks); ++i) {
     const WorkBlock& block = arena.work_blocks()[i];
-    AmountDistribution found;
-    found.count = block.count.load(relaxed);
+    AmountDistribution amounts;
+    amounts.count = block.count.load(relaxed);
     const std::uint64_t key = block.key.load(relaxed);
-    if (found.count == 0 || key == 0) continue;
-    found.sum = block.sum.load(relaxed);
-    found.least = block.least.load(relaxed);
-    found.most = std::max(found.least, block.most.load(relaxed));
-    found.fractions = block.fractions.load(relaxed);
+    if (amounts.count == 0 || key == 0) continue;
+    amounts.sum = block.sum.load(relaxed);
+    amounts.least = block.least.load(relaxed);
+    amounts.most = std::max(amounts.least, block.most.load(relaxed));
+    amounts.fractions = block.fractions.load(relaxed);
     for (std::uint32_t bucket = 0; bucket < kAmountBuckets; ++bucket)
-      if (const std::uint32_t n = block.buckets[bucket].load(relaxed); n != 0) found.buckets.emplace_back(bucket, n);
+      if (const std::uint32_t n = block.buckets[bucket].load(relaxed); n != 0) amounts.buckets.emplace_back(bucket, n);
     StageFigures& stage = stages[static_cast<std::uint32_t>(key >> 32) - 1];
     const std::uint64_t unit = key & 0xffffffff;
-    (unit == kBatchSizeKey ? stage.batch_size : stage.amounts[arena.work_keys()[unit].text]) = std::move(found);
+    (unit == kBatchSizeKey ? stage.batch_size : stage.amounts[arena.work_keys()[unit].text]) = std::move(amounts);
   }
 }
 
@@ -112,11 +112,11 @@ Distribution read_distribution(const StatsBlock& block) {
 
 void read_device(ArenaView arena, std::map<std::uint32_t, StageFigures>& stages) {
   for (auto& [stage, figures] : stages) {
-    const std::uint32_t known = arena.device_stages()[stage].load(std::memory_order_acquire);
+    const std::uint32_t number = arena.device_stages()[stage].load(std::memory_order_acquire);
     // Parents that did not fit into the table share one block, which is not shown.
-    if (known == 0 || known == kMaxDeviceStages) continue;
+    if (number == 0 || number == kMaxDeviceStages) continue;
     for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure)
-      figures.device[figure] = read_distribution(arena.device_block(known - 1, figure));
+      figures.device[figure] = read_distribution(arena.device_block(number - 1, figure));
   }
 }
 
@@ -290,9 +290,9 @@ Snapshot difference(const Snapshot& later, const Snapshot& earlier) {
   Snapshot result = later;
   if (later.resets != earlier.resets) return result;
   for (const auto& [stage, before] : earlier.stages) {
-    const auto found = result.stages.find(stage);
-    if (found == result.stages.end()) continue;
-    StageFigures& now = found->second;
+    const auto entry = result.stages.find(stage);
+    if (entry == result.stages.end()) continue;
+    StageFigures& now = entry->second;
     subtract(now.host, before.host);
     for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure)
       subtract(now.device[figure], before.device[figure]);
@@ -310,7 +310,7 @@ Snapshot difference(const Snapshot& later, const Snapshot& earlier) {
     const bool no_work =
         std::all_of(now.work.begin(), now.work.end(), [](const auto& entry) { return entry.second == 0; });
     if (now.host.count == 0 && no_work && now.amounts.empty() && now.device[kDeviceElapsed].count == 0)
-      result.stages.erase(found);
+      result.stages.erase(entry);
   }
   return result;
 }

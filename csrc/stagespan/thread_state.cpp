@@ -129,10 +129,10 @@ void begin_cpu_time(ThreadState& thread, CpuBegin begin) noexcept {
     std::copy(begins + kMostCpuBegins / 2, begins + kMostCpuBegins, begins);
     thread.cpu_begin_count = kMostCpuBegins / 2;
   }
-  CpuBegin& own = begins[thread.cpu_begin_count++];
-  own = begin;
-  if (has_system_counts()) own.system = system_counts();
-  own.cpu_ns = thread_cpu_ns();
+  CpuBegin& added = begins[thread.cpu_begin_count++];
+  added = begin;
+  if (has_system_counts()) added.system = system_counts();
+  added.cpu_ns = thread_cpu_ns();
 }
 
 CpuBegin take_cpu_begin(ThreadState& thread, std::uint64_t span) noexcept {

@@ -90,10 +90,10 @@ class ArgumentKeys {
   /// The node below this one, for a key whose argument is at `place`; kNoNode if the entry already had the key.
   std::uint32_t below(std::uint32_t node, std::uint32_t key, std::size_t place) {
     const std::uint32_t next = next_[node];
-    const std::uint32_t found = next != kNoNode && key_[next] == key ? next : find_below(node, key);
-    if (found != kNoNode) [[likely]]
+    const std::uint32_t below = next != kNoNode && key_[next] == key ? next : find_below(node, key);
+    if (below != kNoNode) [[likely]]
       had_[key] = {entry_, place};
-    return found;
+    return below;
   }
   /// The position of the earlier argument of the entry with this key.
   std::size_t place(std::uint32_t key) const noexcept { return had_[key].place; }

@@ -39,8 +39,8 @@ def main() -> int:
     shutil.rmtree(output, ignore_errors=True)
     wheels = output / "wheels"
     wheels.mkdir(parents=True)
-    own = build(options.version)
-    shutil.copy2(own, wheels)
+    wheel = build(options.version)
+    shutil.copy2(wheel, wheels)
     download(options.version, wheels)
     for pattern in FILES:
         for path in sorted(ROOT.glob(pattern)):
@@ -48,7 +48,7 @@ def main() -> int:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, target)
     shutil.copy2(Path(__file__).with_name("run.py"), output)
-    packed = {"python": options.version, "machine": MACHINE, "stagespan": own.name}
+    packed = {"python": options.version, "machine": MACHINE, "stagespan": wheel.name}
     (output / "packed.json").write_text(json.dumps(packed))
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     print(f"{output}: {size:,} bytes. Copy it to the machine, and run there: python3 run.py")

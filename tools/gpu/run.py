@@ -202,33 +202,37 @@ def run_part(name: str, part: Part, output: Path, site: Path) -> dict[str, Any]:
         process.wait()
     # A part writes its figures, or the files of a replay.
     paths = [figures] if figures.is_file() else sorted(work.glob("*_breakdown.json"))
-    found = {key: value for path in paths for key, value in json.loads(path.read_text()).items()}
+    figures_of = {
+        key: value for path in paths for key, value in json.loads(path.read_text()).items()
+    }
     text = log.read_text(errors="replace")
-    status, reason = judged(code, found, text)
+    status, reason = judged(code, figures_of, text)
     print(f"  {status}{f': {reason}' if reason else ''}", flush=True)
     return {
         "status": status,
         "reason": reason,
         "seconds": round(time.monotonic() - began_s, 1),
         "clocks": [before, clocks()],
-        "figures": found,
+        "figures": figures_of,
         "log_tail": text[-4000:],
     }
 
 
-def judged(code: int | None, found: dict[str, Any], text: str) -> tuple[str, str | None]:
+def judged(code: int | None, figures: dict[str, Any], text: str) -> tuple[str, str | None]:
     """Return the status of a part and its reason, from its exit status, figures and output."""
     if code is None:
         return "timeout", "its time limit has passed"
-    tests = {name: one for name, one in found.items() if isinstance(one, dict) and "outcome" in one}
-    if tests and all(one["outcome"] == "skipped" for one in tests.values()):
-        reasons = dict.fromkeys(one["why"].removeprefix("Skipped: ") for one in tests.values())
+    tests = {
+        name: test for name, test in figures.items() if isinstance(test, dict) and "outcome" in test
+    }
+    if tests and all(test["outcome"] == "skipped" for test in tests.values()):
+        reasons = dict.fromkeys(test["why"].removeprefix("Skipped: ") for test in tests.values())
         return "skipped", "; ".join(reasons)
     if code == 0:
         if (skipped := re.search(r"^(No GPU: .*)$", text, re.MULTILINE)) is not None:
             return "skipped", skipped[1]
         return "passed", None
-    failed = [name for name, one in tests.items() if one["outcome"] == "failed"]
+    failed = [name for name, test in tests.items() if test["outcome"] == "failed"]
     last = (text.strip().splitlines() or ["it printed nothing"])[-1]
     return "failed", ", ".join(failed) or f"exit status {code}: {last[:300]}"
 
