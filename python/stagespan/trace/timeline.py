@@ -20,7 +20,7 @@ from stagespan.trace.derived.device import (
     COPY,
     device_work,
     launches,
-    streams,
+    work_by_stream,
 )
 from stagespan.trace.derived.gaps import NAMES
 from stagespan.trace.derived.idle_causes import CAUSES, MARKS, ROWS
@@ -29,8 +29,8 @@ from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import step_times
 from stagespan.trace.derived.threads import Axis, named
 from stagespan.trace.evidence import window_of
-from stagespan.trace.read.groups import by_group, numbered, pairs, parts
-from stagespan.trace.read.intervals import ROW, Cover, Mask, Rows
+from stagespan.trace.read.groups import numbered, parts
+from stagespan.trace.read.intervals import ROW, Cover, Mask, Numbers, Rows, union_of
 from stagespan.trace.read.model import Trace, id_pairs
 
 MOST_STREAMS = 8
@@ -77,15 +77,14 @@ def _streams(trace: Trace) -> list[TimelineRow]:
     rows = work.rows
     if len(rows) == 0:
         return []
-    device, stream = streams(trace, rows)
-    of_streams, of_stream = pairs(device, stream)
+    by_stream, of_stream = work_by_stream(trace)
+    of_streams, of_stream_rows = list(by_stream), list(by_stream.values())
     time = np.bincount(of_stream, weights=trace.events.dur_ns[rows])
     order = np.argsort(-time, kind="stable")
-    several = len({int(number) for number, _ in of_streams}) > 1
+    several = len({number for number, _ in of_streams}) > 1
     keys = [(word, word) for word in KINDS.values()]
     number_of = np.zeros(max(KINDS) + 1, dtype=np.intp)
     number_of[list(KINDS)] = np.arange(len(KINDS))
-    of_stream_rows = by_group(of_stream, len(of_streams))
     left = order[MOST_STREAMS:]
     note = ""
     if len(left):
@@ -95,9 +94,9 @@ def _streams(trace: Trace) -> list[TimelineRow]:
         )
     drawn_streams = []
     for number in order[:MOST_STREAMS].tolist():
-        name = f"stream {_id(trace, int(of_streams[number][1]))}"
+        name = f"stream {_id(trace, of_streams[number][1])}"
         if several:
-            name = f"device {_id(trace, int(of_streams[number][0]))}, {name}"
+            name = f"device {_id(trace, of_streams[number][0])}, {name}"
         here = rows[of_stream_rows[number]]
         last = number == order[:MOST_STREAMS][-1]
         key = number_of[work.kind[here]]
@@ -255,16 +254,18 @@ def _in_no_other(trace: Trace, rows: Rows, thread: Rows, threads: int) -> Mask:
     outer = np.ones(len(rows), dtype=np.bool_)
     if not axis.fits:
         return outer
-    begin = np.empty(len(rows), dtype=np.int64)
+
+    def begins(some: slice) -> Numbers:
+        return axis.place(thread[some], trace.events.begin_ns[rows[some]])
+
     unions = []
     for some in parts(len(rows)):
-        begin[some] = axis.place(thread[some], trace.events.begin_ns[rows[some]])
         # Another event can begin at the same time.
-        cover = Cover(begin[some] + 1, begin[some] + trace.events.dur_ns[rows[some]])
+        cover = Cover(begins(some) + 1, begins(some) + trace.events.dur_ns[rows[some]])
         unions.append((cover.begin, cover.end))
-    inside = Cover(*(np.concatenate(each) for each in zip(*unions, strict=True)))
+    inside = Cover(*union_of(unions))
     for some in parts(len(rows)):
-        outer[some] = inside.within(begin[some], begin[some] + 1) == 0
+        outer[some] = inside.within(begins(some), begins(some) + 1) == 0
     return outer
 
 

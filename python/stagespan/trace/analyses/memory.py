@@ -201,13 +201,14 @@ def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
     kind, number = _numbers(trace, "Device Type"), _numbers(trace, "Device Id")
     total, reserved = _numbers(trace, "Total Allocated"), _numbers(trace, "Total Reserved")
     address, has_address = _addresses(trace)
-    rows = np.flatnonzero(chosen)
+    rows = np.flatnonzero(chosen).astype(ROW)
     rows = rows[np.argsort(instants.begin_ns[rows], kind="stable")]
     none = np.full(len(instants), -1, dtype=np.int64)
     kinds = none if kind is None else np.where(kind[1], kind[0], -1)
     numbers = none if number is None else np.where(number[1], number[0], -1)
     of_devices = []
     devices, of = pairs(kinds[rows], numbers[rows])
+    del none, kinds, numbers, kind, number
     for at, device in enumerate(devices.tolist()):
         of_device = rows[of == at]
         sizes = size[0][of_device]
@@ -620,7 +621,8 @@ def _holders(
 ) -> tuple[dict[int, Holder], Rows]:
     """Return the allocations by operator and stage, and the group of each event."""
     width = len(trace.names) + 1
-    group = (name_codes(trace, operators) + 1) * width + name_codes(trace, stages) + 1
+    group = (name_codes(trace, operators) + 1).astype(np.int64) * width
+    group += name_codes(trace, stages) + 1
     allocates = np.flatnonzero(events.bytes > 0)
     codes, of = numbered(group[allocates])
     counts = np.bincount(of)

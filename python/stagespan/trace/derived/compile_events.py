@@ -37,7 +37,7 @@ from stagespan.trace.derived.launch_sources import (
 from stagespan.trace.derived.threads import ThreadIndex, named, names_with, processes
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.read.groups import firsts_of, grouped, numbered, values_of
-from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
+from stagespan.trace.read.intervals import ROW, Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -143,7 +143,7 @@ class Forest(msgspec.Struct, frozen=True, dict=True):
         ]
 
     def _above(self, found: Rows) -> Rows:
-        return np.append(found, -1)[self.nodes.parent]
+        return np.append(found, found.dtype.type(-1))[self.nodes.parent]
 
 
 @once
@@ -301,8 +301,8 @@ def _without_compiling(forest: Forest, index: np.ndarray) -> int:
 def _forward_nodes(forest: Forest) -> np.ndarray:
     """Return the node of each node's forward operator, or -1."""
     rows = forward_operators(forest.trace, forest.index, forest.nodes)
-    node = np.full(len(forest.trace.events) + 1, -1, dtype=np.intp)
-    node[forest.nodes.rows] = np.arange(len(forest.nodes))
+    node = np.full(len(forest.trace.events) + 1, -1, dtype=ROW)
+    node[forest.nodes.rows] = np.arange(len(forest.nodes), dtype=ROW)
     return node[rows]
 
 

@@ -21,8 +21,8 @@ from stagespan.trace.derived.host_work import host_work
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
 from stagespan.trace.derived.threads import among, named
-from stagespan.trace.read.groups import firsts_of
-from stagespan.trace.read.intervals import ROW, Cover, Mask, Numbers, Rows, covered
+from stagespan.trace.read.groups import firsts_of, parts
+from stagespan.trace.read.intervals import ROW, Cover, Mask, Numbers, Rows, covered, union_of
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -322,8 +322,12 @@ class _Parts:
 
     def _cover(self, which: Mask) -> Cover:
         events = self._trace.events
-        rows = np.flatnonzero(which)
-        return Cover(events.begin_ns[rows] - self._origin, events.end_ns[rows] - self._origin)
+        covers = (
+            Cover(events.begin_ns[some], events.end_ns[some], which=which[some])
+            for some in parts(len(events))
+        )
+        begin, end = union_of([(cover.begin, cover.end) for cover in covers])
+        return Cover(begin - self._origin, end - self._origin)
 
 
 def _covers_of_host(trace: Trace) -> dict[str, Cover]:

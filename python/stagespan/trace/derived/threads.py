@@ -23,6 +23,7 @@ from stagespan.trace.read.intervals import (
     Rows,
     looked_up,
     merged,
+    union_of,
     used_codes,
 )
 from stagespan.trace.read.model import IdColumn, Trace, id_pairs
@@ -105,7 +106,7 @@ def quiet_stretches(
     for some in parts(len(begin)):
         edges = [begin[some][which[some]], end[some][which[some]]]
         unions += [merged(each, each + longest) for each in edges]
-    begin, end = merged(*(np.concatenate(each) for each in zip(*unions, strict=True)))
+    begin, end = union_of(unions)
     return Cover(end[:-1] - longest, begin[1:])
 
 

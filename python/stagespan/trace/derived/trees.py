@@ -189,7 +189,8 @@ class Nesting:
 
     def first_around(self, chosen: NDArray[np.bool_]) -> Rows:
         """Return the innermost chosen event around each row, or the row itself, or -1."""
-        return first_around(self.parent, chosen)
+        around: Rows = first_around(self.parent, chosen).astype(ROW)
+        return around
 
     @cached_property
     def _links(self) -> tuple[Rows, Rows]:

@@ -17,6 +17,7 @@ from stagespan.trace.derived.launch_sources import values_at
 from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.rates.calls import CostUnknownError, call_of
+from stagespan.trace.read.groups import parts
 from stagespan.trace.read.intervals import Cover, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -286,8 +287,9 @@ def number_of(trace: Trace, rows: Rows, key: str) -> Numbers:
     values = np.full(len(rows), -1, dtype=np.int64)
     argument = trace.argument(key) if len(rows) else None
     if argument is not None and argument.numbers is not None:
-        at, hit = _looked_up(argument.rows, rows)
-        values[hit] = argument.numbers[at[hit]].astype(np.int64)
+        for some in parts(len(rows)):
+            at, hit = _looked_up(argument.rows, rows[some])
+            values[some][hit] = argument.numbers[at[hit]].astype(np.int64)
     return values
 
 

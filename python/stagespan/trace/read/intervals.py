@@ -41,14 +41,31 @@ def merged(begin: Numbers, end: Numbers, *, which: Mask | None = None) -> tuple[
             some = slice(first, first + _PART_ROWS)
             chosen = None if which is None else which[some]
             unions.append(merged(begin[some], end[some], which=chosen))
-        begin, end = (np.concatenate(each) for each in zip(*unions, strict=True))
-    elif which is not None:
+        return union_of(unions)
+    if which is not None:
         begin, end = begin[which], end[which]
     begin, end = (np.ascontiguousarray(each, np.int64) for each in (begin, end))
     union = np.empty((2, len(begin)), dtype=np.int64)
     count = _core.trace_merge(begin, end, union)
     # Copies, so that no more memory than needed is kept.
     return union[0, :count].copy(), union[1, :count].copy()
+
+
+def united(first: Intervals, second: Intervals) -> Intervals:
+    """Return the union of two sets of ascending, disjoint intervals."""
+    both = np.empty((2, len(first[0]) + len(second[0])), dtype=np.int64)
+    count = _core.trace_unite(*first, *second, both)
+    return both[0, :count].copy(), both[1, :count].copy()
+
+
+def union_of(sets: list[Intervals]) -> Intervals:
+    """Return the union of at least one set of ascending, disjoint intervals.
+
+    The list is used up, so that the memory of what has been united is free.
+    """
+    while len(sets) > 1:
+        sets.append(united(sets.pop(0), sets.pop(0)))
+    return sets.pop()
 
 
 # So few codes are compared with many elements at a time.
@@ -159,9 +176,7 @@ class Cover:
             return self
         if len(self.begin) == 0:
             return other
-        both = np.empty((2, len(self.begin) + len(other.begin)), dtype=np.int64)
-        count = _core.trace_unite(self.begin, self.end, other.begin, other.end, both)
-        return Cover._of_union(both[0, :count].copy(), both[1, :count].copy())
+        return Cover._of_union(*united((self.begin, self.end), (other.begin, other.end)))
 
     @classmethod
     def _of_union(cls, begin: Numbers, end: Numbers) -> Cover:

@@ -13,7 +13,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from stagespan import _core
-from stagespan.trace.read.groups import numbered, pairs
+from stagespan.trace.read.groups import numbered, pairs, parts, values_of
 from stagespan.trace.read.intervals import ROW, Codes, Mask, Numbers, Rows, looked_up
 
 MISSING = int(np.iinfo(np.int64).min)
@@ -82,6 +82,9 @@ class IdColumn(MadeColumn):
         return IdColumn(self[keep])
 
 
+_MOST_PAIRS = 1 << 16
+
+
 class CodedIds(IdColumn):
     """Ids as indices into the different ones, with as few bits as are needed."""
 
@@ -111,16 +114,20 @@ class CodedIds(IdColumn):
         return CodedIds(self._different, self._codes[keep])
 
     def pairs(self, other: CodedIds, rows: Any) -> tuple[NDArray[np.int64], NDArray[Any]] | None:
-        """Return the same as `id_pairs`; None if there may be too many pairs for 32 bits."""
+        """Return the same as `id_pairs`; None if there may be too many pairs for a table."""
         count = len(other._different)
-        if len(self._different) * count > np.iinfo(np.int32).max:
+        if len(self._different) * count > _MOST_PAIRS:
             return None
-        codes = self._codes[rows].astype(np.int32)
-        codes *= np.int32(count)
-        codes += other._codes[rows]
-        values, index = numbered(codes)
-        different, place = pairs(self._different[values // count], other._different[values % count])
-        return different, place.astype(ROW)[index]
+        index = self._codes[rows].astype(ROW)
+        index *= ROW(count)
+        index += other._codes[rows]
+        codes = values_of(index)
+        different, place = pairs(self._different[codes // count], other._different[codes % count])
+        place_of = np.zeros(len(self._different) * count, dtype=ROW)
+        place_of[codes] = place
+        for some in parts(len(index)):
+            index[some] = place_of[index[some]]
+        return different, index
 
 
 def id_pairs(
