@@ -32,11 +32,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.segment_rows import as_rows
 from stagespan import _core
 from stagespan.export import kept
 from stagespan.export.parts import Part, Parts, Resource
 from stagespan.pages.tables import Column, plain_table
+from stagespan.recording.segments import as_rows
 from stagespan.recording.spans import ReadSpans
 
 _SLOWEST = 10

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from stagespan.live.quantiles import quantile
 from stagespan.recording.partition import Part, pieces, time_by_owner
 from stagespan.recording.request_sums import RequestSums
 from stagespan.recording.spans import SYSTEM_COUNTS
-from stagespan.recording.timelines import Timeline
+from stagespan.recording.timelines import Timeline, Timelines
 
 
-def check_columns(found: Sequence[Timeline]) -> None:
+def check_columns(found: Timelines) -> None:
     """Assert that the sums over requests are those of their timelines."""
     sums = RequestSums(found)
     where: Counter[tuple[str, str]] = Counter()
@@ -42,7 +42,7 @@ def check_columns(found: Sequence[Timeline]) -> None:
                 batches |= {batch} if span.kind == "batch" else set()
                 durations_ns[span.stage].append(span.end_ns - span.begin_ns)
     assert sums.where == {key: ns for key, ns in where.items() if ns}
-    assert sums.spent() == (spent["execution"], spent["queue"])
+    assert (sums.executions_ns, sums.waits_ns) == (spent["execution"], spent["queue"])
     before_ns, between_ns, after_ns = (one.tolist() for one in sums.outside_ns)
     assert before_ns == [one.before_first_ns for one in found]
     assert after_ns == [one.after_last_ns for one in found]
@@ -53,11 +53,11 @@ def check_columns(found: Sequence[Timeline]) -> None:
         for stage, ns in durations_ns.items()
     }
     assert sums.at_once() == {stage: running_ns[stage] / ns for stage, ns in any_ns.items() if ns}
-    work = {key: sorted(numbers) for key, numbers in sums.work().items()}
+    work = {key: sorted(numbers) for key, numbers in sums.work.items()}
     assert work == {key: sorted(numbers) for key, numbers in _work(found).items()}
 
 
-def _work(found: Sequence[Timeline]) -> dict[tuple[str, str], list[int | float]]:
+def _work(found: Iterable[Timeline]) -> dict[tuple[str, str], list[int | float]]:
     """Return the work of each request and the size of each batch, from the spans of each."""
     work: defaultdict[tuple[str, str], list[int | float]] = defaultdict(list)
     sizes: dict[tuple[str, int], tuple[str, int]] = {}

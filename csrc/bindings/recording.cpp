@@ -740,6 +740,7 @@ void define_recording(py::module_& module) {
       .def("stage_kinds", stage_kinds)
       .def("snapshot", snapshot_of)
       .def("spans", spans_of)
+      .def("drop_spans", [](Recording& recording) { recording.copy.drop_spans(); })
       .def("open_spans", open_of)
       .def("segment_keys", segment_keys, py::arg("only_open") = false)
       .def("latest_requests", latest_requests, py::arg("since_ns"))

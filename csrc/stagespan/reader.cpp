@@ -100,8 +100,14 @@ std::uint64_t overwritten(ArenaView arena) {
 
 std::vector<SpanCopy> read_spans(ArenaView arena) {
   std::vector<SpanCopy> result;
+  const std::uint64_t capacity = arena.header().ring_spans;
+  std::uint64_t count = 0;
   for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
-    const std::uint64_t capacity = arena.header().ring_spans;
+    const Held held = held_by(arena.slot(i), capacity);
+    count += held.head - held.oldest;
+  }
+  result.reserve(count);
+  for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
     const Held held = held_by(arena.slot(i), capacity);
     result.reserve(result.size() + held.head - held.oldest);
     for (std::uint64_t number = held.oldest; number < held.head; ++number)

@@ -753,6 +753,18 @@ std::string recording_marks(int fd) {
   return Copier(fd, unused).marks();
 }
 
+void RecordingCopy::drop_spans() noexcept {
+  const auto drop = [](auto* first, std::uint64_t count) {
+    const auto begin = (reinterpret_cast<std::uintptr_t>(first) + kPageBytes - 1) & ~std::uintptr_t{kPageBytes - 1};
+    const auto end = reinterpret_cast<std::uintptr_t>(first + count) & ~std::uintptr_t{kPageBytes - 1};
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  };
+  for (std::uint32_t i = 0; i < plain(arena.header().slot_high_water); ++i) {
+    drop(arena.ring(i), arena.header().ring_spans);
+    drop(arena.cpu_times(i), arena.header().ring_spans);
+  }
+}
+
 void ReleaseArena::operator()(std::byte* base) const noexcept {
   std::uint64_t total = 0;
   for (const auto& [begin, end] : written) total += end - begin;

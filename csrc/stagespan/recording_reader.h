@@ -50,6 +50,9 @@ struct RecordingCopy {
   std::uint64_t damaged = 0;              // impossible numbers, which were left out
   std::uint64_t missing_bytes = 0;        // bytes that are missing at the end of a truncated file
   bool is_moving = false;  // figures moved from block to block during the copy: some may be missing or counted twice
+
+  /// Gives the memory of the finished spans back, for a reader that has read them.
+  void drop_spans() noexcept;
 };
 
 /// The parts of a recording to copy. With kOpen, the copy has neither names, figures, requests nor finished spans.

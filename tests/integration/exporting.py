@@ -19,12 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.segment_rows import as_rows
-
 from running import ended, ready, start_command, until
 from stagespan import _core
 from stagespan.export.parts import AWAITED_KEEP, Batch, Part, Parts, Resource
 from stagespan.recording.reading import Segment
+from stagespan.recording.segments import as_rows
 from stagespan.recording.spans import ReadSpans
 
 PROGRAMS = Path(__file__).parents[1] / "programs"

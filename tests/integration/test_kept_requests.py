@@ -22,7 +22,6 @@ from recorded_process import command_here, started
 from running import PROGRAMS, end, until
 from stagespan import _core, recording
 from stagespan.export import kept
-from stagespan.recording.source import RequestSource
 from stagespan.recording.spans import ReadSpans
 
 EXPORTED = PROGRAMS / "exported.py"
@@ -179,19 +178,18 @@ def test_kept_requests_have_all_that_requests_are_joined_from(
     place = tmp_path / "20"
     (source,) = kept.read({"20": place}, 20).recordings
     original = recording.open(path)
-    members = [name for name in vars(RequestSource) if not name.startswith("_")]
-    values = {name: [asked(one, name) for one in (source, original)] for name in members}
-    for name in ("pid", "host", "program", "pipeline", "rank", "identity", "clock", "links"):
-        assert values[name][0] == values[name][1]
-    assert {id_: work for id_, work in values["amounts"][0].items() if work} == original.amounts()
-    ours, theirs = (found[0]["thread"] for found in values["threads"])
-    assert ours == theirs
+    for name in ("pid", "host", "program", "pipeline", "rank", "identity", "clock"):
+        assert getattr(source, name) == getattr(original, name)
+    assert source.links().tolist() == original.links().tolist()
+    segments, theirs = source.segment_rows(), original.segment_rows()
+    theirs = theirs[np.isin(theirs["number"], segments["number"])]
+    for name in segments.dtype.names or ():
+        # Names are in another order, and the clock is fitted anew with each reading.
+        if name not in ("queue", "pipeline") and not name.endswith("_ns"):
+            assert segments[name].tolist() == theirs[name].tolist(), name
+    assert source.amounts() == original.amounts()
+    assert source.threads()[0]["thread"] == original.threads()[0]["thread"]
     assert source.stats(kind="queue")["replica"].count == 20
-
-
-def asked(one: RequestSource, name: str) -> Any:
-    value = getattr(one, name)
-    return value() if callable(value) else value
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])

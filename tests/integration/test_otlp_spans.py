@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from benchmarks.segment_rows import as_rows
 from exporting import NO_SPANS, part_of, segment_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +21,7 @@ from stagespan.export.requests import Taker
 from stagespan.export.totals import resource_of
 from stagespan.live.span_kinds import KINDS
 from stagespan.recording.finding import open_recording
-from stagespan.recording.segments import as_dicts
+from stagespan.recording.segments import as_dicts, as_rows
 from stagespan.recording.spans import ReadSpans, Span
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")

@@ -322,7 +322,7 @@ def test_a_batch_counts_fully_for_each_request_and_once_in_the_statistics() -> N
     total_ns = stagespan.stats(kind="batch")["forward"].total_ns
     assert counts("batch") == {"forward": 1}
     read = timelines([recording.open(os.getpid())])  # once: each reading converts the times anew
-    found = [one for one in read if one.id in {f"b{i}" for i in range(4)}]
+    found = read.where(id_ in {f"b{i}" for i in range(4)} for id_ in read.column("id"))
     assert len(found) == 4
     for one in found:
         (span_,) = [s for stretch in one.segments for s in stretch.spans if s.kind == "batch"]
@@ -373,7 +373,9 @@ def test_sizes_of_messages_where_they_are_told() -> None:
             pass
     assert stagespan.stats(kind="queue")["sized"].work == {"bytes": 400}
     found = timelines([recording.open(os.getpid())], "sized")
-    rows = {row.queue: row.mean_bytes for row in request_figures.hand_offs(found)}
+    sums = RequestSums(found)
+    hand_offs = request_figures.hand_offs(sums.hops, sums.recordings)
+    rows = {row.queue: row.mean_bytes for row in hand_offs}
     assert rows == {"sized": 200, "not sized": None}
     with pytest.raises(TypeError, match="'bytes'"):
         extract(carriers_[0], size_bytes="large")  # type: ignore[arg-type]

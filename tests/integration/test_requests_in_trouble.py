@@ -34,12 +34,12 @@ from stagespan.errors import StagespanError
 from stagespan.recording import dump, request_figures, summary
 from stagespan.recording.request_figures import RequestFigures
 from stagespan.recording.request_sums import RequestSums
-from stagespan.recording.timelines import Timeline, timelines
+from stagespan.recording.timelines import Timelines, timelines
 
 REQUESTING = PROGRAMS / "requesting.py"
 
 
-def check_sums(found: list[Timeline]) -> None:
+def check_sums(found: Timelines) -> None:
     """Assert that the parts of each request sum to its time, as JSON too."""
     for one in found:
         assert sum(one.where.values()) == one.total_ns
@@ -95,7 +95,8 @@ def test_damaged_requests_are_read_with_totals_that_close(
             found = recording.open(path)
             requests = timelines([found])
             check_sums(requests)
-            request_figures.stages(RequestSums(requests)), request_figures.hand_offs(requests)
+            sums = RequestSums(requests)
+            request_figures.stages(sums), request_figures.hand_offs(sums.hops, sums.recordings)
             summary.load([found])
             check(json.loads(b"".join(dump.as_perfetto(found))))
 
@@ -161,8 +162,9 @@ def test_one_process_read_twice_counts_once(folder: Path, tmp_path: Path) -> Non
 def test_a_request_that_never_ends(folder: Path) -> None:
     process = started(REQUESTING, "left_open")
     (path,) = (one.path for one in recordings_in(folder))
-    found = {one.id: one for one in timelines([recording.open(path)])}
-    later = {one.id: one for one in timelines([recording.open(path)])}
+    reading, later_reading = (timelines([recording.open(path)]) for _ in range(2))
+    found = {one.id: one for one in reading}
+    later = {one.id: one for one in later_reading}
     text = command_here("requests", path, "--status", "open").stdout
     recovered = command_here("show", path).stdout
     end(process)
@@ -171,7 +173,8 @@ def test_a_request_that_never_ends(folder: Path) -> None:
     assert one.status == "open"
     assert set(one.causes) == {"message waiting to be received", "not ended yet"}
     assert 0 < one.total_ns < later["never ends"].total_ns
-    check_sums([*found.values(), *later.values()])
+    check_sums(reading)
+    check_sums(later_reading)
     assert later["never ends"].where["execution", "waits"] > one.where["execution", "waits"]
     # AND what was received and not entered waits
     (waiting,) = (one for name, one in found.items() if name != "never ends")
@@ -180,10 +183,11 @@ def test_a_request_that_never_ends(folder: Path) -> None:
     assert "not ended yet" in text
     assert "  never ends (since 20" in recovered
     assert f"  {waiting.id} (waiting, trace {waiting.trace_id})" in recovered
-    ended = {one.id: one for one in timelines([recording.open(path)])}
+    last_reading = timelines([recording.open(path)])
+    ended = {one.id: one for one in last_reading}
     assert {one.status for one in ended.values()} == {"abandoned"}
     assert set(ended["never ends"].causes) == {"message not received", "process ended"}
-    check_sums(list(ended.values()))
+    check_sums(last_reading)
 
 
 # --- many -----------------------------------------------------------------------------------------

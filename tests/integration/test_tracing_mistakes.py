@@ -58,7 +58,7 @@ def test_a_hop_that_nobody_received_is_named_and_its_time_is_unattributed() -> N
         unknown = ("queue", "receiver", "hand_off_ns", "queue_ns", "attempt")
         assert {hop[name] for name in unknown} == {None}
         # It is in no figure of hand-offs.
-        assert request_figures.hand_offs([found]) == []
+        assert request_figures.hand_offs(found.hops, []) == []
     assert RequestFigures.of(lost_).to_dict()["causes"] == ["message not received"]
 
 
@@ -95,7 +95,7 @@ def test_what_is_unknown_is_null() -> None:
     found = timeline("unknown")
     (hop,) = RequestFigures.of(found).to_dict()["hops"]
     assert hop["hand_off_ns"] is None
-    (row,) = request_figures.hand_offs([found])
+    (row,) = request_figures.hand_offs(found.hops, [])
     assert (row.count, row.unknown, row.p50_ns, row.max_ns) == (1, 1, None, None)
     assert "unknown" not in counts("handoff")
 

@@ -86,9 +86,8 @@ def _request(place: str, id_: str | None, *, slowest: bool) -> Timeline:
         raise HarnessError(
             f"There is no request{which} in {place}: `stagespan requests {place}` lists them."
         )
-    requests.sort(key=lambda one: -one.total_ns)
     if len(requests) > 1 and not slowest:
-        ids = list(dict.fromkeys(one.id for one in requests))
+        ids = list(dict.fromkeys(one.id for one in requests.slowest(len(requests))))
         raise HarnessError(
             f"There are {len(requests):,} requests in {place}: choose one of "
             f"{quoted(ids, _MOST_IDS)} with --id, or the slowest one with --slowest."
@@ -96,4 +95,4 @@ def _request(place: str, id_: str | None, *, slowest: bool) -> Timeline:
             else f"There are {len(requests):,} requests with the id {ids[0]!r} in {place}: choose "
             "the slowest one with --slowest."
         )
-    return requests[0]
+    return requests.slowest(1)[0]

@@ -102,18 +102,17 @@ def command(
     if job is not None:
         local = [source for source in read if isinstance(source, Recording)]
         members = {id(process) for process in jobs.processes(job, spans=False, among=local)}
-        requests = [request for request in requests if id(request.segments[0].recording) in members]
+        requests = requests.where(id(recording) in members for recording in requests.began_in())
     if pattern is not None and is_pattern:
         matches = re.compile(pattern, re.DOTALL).fullmatch
-        requests = [request for request in requests if matches(request.id)]
+        requests = requests.where(matches(one) is not None for one in requests.column("id"))
     if status is not None:
-        requests = [request for request in requests if request.status == status]
+        requests = requests.where(one == status for one in requests.column("status"))
     if not wanted.is_all:
-        requests, count = list(filter(wanted.matches, requests)), None
-    parts = (part for request in requests for part in request.segments)
-    ran_in = {id(part.recording): part.recording for part in parts}
+        requests, count = requests.where(map(wanted.matches, requests)), None
+    ran_in = requests.recordings()
     lost = {
-        cause: sum(recording.lost()[cause] for recording in ran_in.values())
+        cause: sum(recording.lost()[cause] for recording in ran_in)
         for cause in ("requests", "links", "overwritten")
     }
     if not requests and output.form != "json":
@@ -124,14 +123,13 @@ def command(
     if perfetto is not None:
         from stagespan.recording import dump
 
-        write_to(perfetto, dump.as_perfetto(*ran_in.values()))
+        write_to(perfetto, dump.as_perfetto(*ran_in))
         return
     from stagespan.recording.requests_page import Requests, RequestsPage
 
-    slowest_requests = sorted(requests, key=lambda request: -request.total_ns)[:slowest]
     in_detail = id_ is not None and not is_pattern
     total = len(requests) if count is None else count
-    output.show(RequestsPage(Requests(requests, slowest_requests, lost, total, in_detail)))
+    output.show(RequestsPage(Requests(requests, requests.slowest(slowest), lost, total, in_detail)))
 
 
 class _Wanted:
@@ -207,7 +205,7 @@ def _read(
         paths = {source: local_path(source) for source in named}
         places = {source: path for source, path in paths.items() if is_kept(path)}
         opened = [
-            finding.open_recording(os.fspath(path))
+            finding.open_recording(os.fspath(path)).only_rows()
             for source, path in paths.items()
             if source not in places
         ]
@@ -219,4 +217,4 @@ def _read(
         if opened and of_places.total is not None:
             raise click.UsageError("Name either recordings or kept Parquet, but not both.")
         return [*opened, *of_places.recordings], of_places.total
-    return finding.recordings(spans=True), None
+    return [recording.only_rows() for recording in finding.recordings(spans=True)], None

@@ -36,10 +36,11 @@ from stagespan.live.span_kinds import KINDS, Kind, number_of
 from stagespan.live.statistics import Stats, from_rings
 from stagespan.process import imports
 from stagespan.process.messages import message_of
-from stagespan.recording.reading import Segment, began_here
+from stagespan.recording.reading import Segment
+from stagespan.recording.segments import Details, as_rows, first_known_ns, have_begun_here
 from stagespan.recording.slowness import Slowness
 from stagespan.recording.source import RequestSource, Surroundings
-from stagespan.recording.spans import BATCH, Span, kinds_of
+from stagespan.recording.spans import BATCH, OPEN_NS, Span, joined, kinds_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -355,6 +356,11 @@ class KeptRecording:
     All of them have the same clock, and are either whole or not.
     """
 
+    state: State = "unknown"
+    stop_signal = worker = job = pid_namespace = worker_of_rank = world_size = None
+    version = python_version = ""
+    read_ns = end_ns = None
+
     def __init__(self, parts: list[_KeptPart], around: _Around | Surroundings) -> None:
         """Raises OverflowError if a number is not one that a recording can have."""
         self._around = around
@@ -364,21 +370,12 @@ class KeptRecording:
         resource = first.resource
         self.identity = resource.identity
         self.path = f"{resource.host}:{resource.identity}"
-        self.state: State = "unknown"
-        self.stop_signal = self.worker = self.job = None
         self.pid, self.host, self.program = resource.pid, resource.host, resource.program
         self.name = resource.name or resource.program
-        self.pid_namespace = self.worker_of_rank = self.world_size = None
         self.rank = int(resource.rank) if resource.rank else None
         self.pipeline = resource.pipeline
-        self.version = self.python_version = ""
-        self.read_ns = self.end_ns = None
         self.clock, self.unix_offset_ns = first.clock, first.unix_offset_ns
         self.complete_ns = 0 if first.is_whole else 1 << 62  # a time after all spans
-        self._segments = [one for part in parts for one in (part.segment, *part.returns)]
-        times = [time for one in self._segments for time in (one["received_ns"], one["begin_ns"])]
-        self.begin_ns = min((one for one in times if one is not None), default=0)
-        self.most_segments = len(self._segments) + 1  # no later request displaces one of them
         numpy = imports.load("numpy")
         spans = [span for part in parts for span in part.spans]
         numbers = numpy.repeat(
@@ -390,9 +387,11 @@ class KeptRecording:
         self._names = list(dict.fromkeys(span.stage for span in spans))
         self._spans = _rows(spans, self._names)
         self._spans["request"][: len(numbers)] = numbers
-        self._links = [
+        links = [
             (span.id, part.segment["number"], size) for part in parts for span, size in part.batches
         ]
+        dtype = [("span", "u8"), ("request", "u8"), ("size", "u4")]
+        self._links: NDArray[np.void] = numpy.array(links, dtype)
         self._amounts = {span.id: span.work for span in spans if span.work}
         self._failures: Failures = {
             span.id: (span.exception, span.exception_message)
@@ -407,15 +406,24 @@ class KeptRecording:
         )
         self.last_ns = int(self._spans["end_ns"].max()) if spans else None
         self._stats: dict[Kind, Stats] = {}
+        segments = [one for part in parts for one in (part.segment, *part.returns)]
+        self._rows, self._details = as_rows(segments, self._names)
+        times_ns = (ns for name in ("received_ns", "begin_ns") for ns in self._rows[name].tolist())
+        self.begin_ns = min((ns for ns in times_ns if ns != _core.UNKNOWN_NS), default=0)
+        self.most_segments = len(segments) + 1  # no later request displaces one of them
 
     @property
     def surroundings(self) -> Surroundings:
         """What is known of all requests of its process."""
         return self._around.surroundings if isinstance(self._around, _Around) else self._around
 
-    def segments(self) -> list[Segment]:
+    def segment_rows(self) -> NDArray[np.void]:
         """Return the segments, and the hops that have come back to them."""
-        return self._segments
+        return self._rows
+
+    def details(self, _: NDArray[np.void]) -> Details:
+        """Return what the rows of segments refer to, besides names of stages."""
+        return self._details
 
     def stage_names(self) -> list[str]:
         """Return the names of the stages; the ``stage`` column of `spans` is an index into it."""
@@ -443,8 +451,8 @@ class KeptRecording:
             )
         return self._stats[kind]
 
-    def links(self) -> list[tuple[int, int, int]]:
-        """Return the batches that served the segments: (span id, request number, size)."""
+    def links(self) -> NDArray[np.void]:
+        """Return the batches that served the segments, as a structured array."""
         return self._links
 
     def amounts(self, spans: set[int] | None = None) -> Amounts:
@@ -524,17 +532,13 @@ class _Around:
             for stage, times in of_stages.items()
             if len(times) > 1
         }
-        segments = [
-            segment
-            for one in self.recordings
-            for segment in one.segments()
-            if segment["origin"] != "return" and began_here(segment)
-        ]
-        begins_ns = [
-            one["received_ns"] or one["begin_ns"] or one["end_ns"] or 0 for one in segments
-        ]
-        ends_ns = [one["end_ns"] or (1 << 63) - 1 for one in segments]
-        times_ns = numpy.array(begins_ns, numpy.int64), numpy.array(ends_ns, numpy.int64)
+        rows = joined(one.segment_rows() for one in self.recordings)
+        rows = rows[have_begun_here(rows)]
+        ends_ns = first_known_ns(rows, "end_ns")
+        times_ns = (
+            first_known_ns(rows, "received_ns", "begin_ns", "end_ns"),
+            numpy.where(ends_ns == 0, OPEN_NS, ends_ns),
+        )
         return Surroundings(medians_ns, times_ns)
 
 

@@ -98,11 +98,12 @@ def _timeline(node: Node, trace_id: str) -> str:
     from stagespan.recording import requests_page
     from stagespan.recording.timelines import timelines
 
-    of_trace = [one for one in timelines(node.recordings_of(trace_id)) if one.trace_id == trace_id]
+    requests = timelines(node.recordings_of(trace_id))
+    of_trace = requests.where(one.trace_id == trace_id for one in requests)
     if not of_trace:
         raise StagespanError(f"The request of the trace {trace_id} is in no recording any more.")
-    requests = requests_page.Requests(of_trace, of_trace, {}, len(of_trace), in_detail=True)
-    return html_page(requests_page.RequestsPage(requests))
+    found = requests_page.Requests(of_trace, list(of_trace), {}, len(of_trace), in_detail=True)
+    return html_page(requests_page.RequestsPage(found))
 
 
 class ServedPage:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from stagespan import _core
 from stagespan.live.span_kinds import KINDS
 from stagespan.process import imports
-from stagespan.recording.segments import Details, Trace, as_dicts, trace_id, traces_of
+from stagespan.recording.segments import (
+    Details,
+    Trace,
+    as_dicts,
+    first_known_ns,
+    trace_id,
+    traces_of,
+)
 from stagespan.recording.spans import ReadSpans, Span
 
 if TYPE_CHECKING:
@@ -120,12 +127,12 @@ class Parts:
     @cached_property
     def begins_ns(self) -> NDArray[np.int64]:
         """When each was received, or else begun."""
-        return _first_known(self.segments, "received_ns", "begin_ns", "end_ns")
+        return first_known_ns(self.segments, "received_ns", "begin_ns", "end_ns")
 
     @cached_property
     def ends_ns(self) -> NDArray[np.int64]:
         """When each ended; of an abandoned one the latest time that is known."""
-        ends_ns = _first_known(self.segments, "end_ns")
+        ends_ns = first_known_ns(self.segments, "end_ns")
         for at in (ends_ns == 0).nonzero()[0].tolist():
             rows = self.rows(at)
             latest_ns = int(rows["end_ns"].max()) if len(rows) else 0
@@ -233,16 +240,6 @@ class Parts:
     def done(self, indices: Sequence[int], flag: int) -> None:
         """Await one thing no longer for some of them."""
         self.awaited.flags[self.places[indices]] &= ~flag & 0xFF
-
-
-def _first_known(rows: NDArray[np.void], *names: str) -> NDArray[np.int64]:
-    """Return the first of some times that is known, or 0, of each row."""
-    numpy = imports.load("numpy")
-    first_ns: NDArray[np.int64] = numpy.zeros(len(rows), "i8")
-    for name in reversed(names):
-        times_ns = rows[name]
-        first_ns = numpy.where((times_ns != _core.UNKNOWN_NS) & (times_ns != 0), times_ns, first_ns)
-    return first_ns
 
 
 class Part:

@@ -229,11 +229,9 @@ class Taker:
         ending = ended[:0] if self._ending is None else self._ending
         rows = joined((ended, ending))
         numbers = rows["number"].tolist()
-        has_failed = (rows["status"] == _core.STATUSES.index("error")).any()
-        failures = copy.request_failures() if has_failed else {}
+        fields, failures = copy.details(rows)
         details = Details(
-            {**self._details.fields, **copy.request_fields(numbers)},
-            {**self._details.failures, **failures},
+            {**self._details.fields, **fields}, {**self._details.failures, **failures}
         )
         saved = set(numbers[len(ended) :])
         self._details = Details(_only(details.fields, saved), _only(details.failures, saved))
@@ -301,7 +299,7 @@ class Taker:
     def _batches_of(self, copy: Recording) -> dict[int, list[Batch]]:
         numbers: defaultdict[int, dict[int, None]] = defaultdict(dict)
         sizes = {}
-        for span_id, number, size in copy.links():
+        for span_id, number, size in copy.links().tolist():
             numbers[span_id][number] = None
             sizes[span_id] = size
         self._batches = {id_: one for id_, one in self._batches.items() if id_ in numbers}

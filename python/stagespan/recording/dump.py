@@ -6,9 +6,9 @@ import csv
 import io
 import itertools
 import math
-from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,14 @@ from stagespan.live.span_kinds import KINDS, RUNS
 from stagespan.pages.escaping import csv_cell
 from stagespan.process.files import json_bytes
 from stagespan.recording import summary
+from stagespan.recording.segments import (
+    Details,
+    as_dicts,
+    first_known_ns,
+    texts,
+    trace_id,
+    traces_of,
+)
 from stagespan.recording.slices import (
     CATEGORIES,
     HANDOFF,
@@ -31,6 +39,8 @@ from stagespan.recording.slices import (
 from stagespan.recording.spans import OPEN_NS, with_open
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from stagespan.recording.reading import Recording, Segment
     from stagespan.recording.source import RequestSource
 
@@ -42,9 +52,11 @@ def columns(recording: RequestSource) -> dict[str, list[Any]]:
     """
     names = recording.stage_names()
     threads = {thread["thread"]: thread["name"] for thread in recording.threads()}
-    segments = [one for one in recording.segments() if one["origin"] != "return"]
-    ids = {one["number"]: one["id"] for one in segments}
-    traces = {one["number"]: one["trace_id"] for one in segments}
+    segments = recording.segment_rows()
+    segments = segments[segments["origin"] != _core.ORIGINS.index("return")]
+    numbers = segments["number"].tolist()
+    ids = dict(zip(numbers, texts(segments["id"]), strict=True))
+    traces = dict(zip(numbers, map(trace_id, traces_of(segments)), strict=True))
     spans = with_open(recording)
     of_spans: dict[str, list[Any]] = {
         name: spans[name].tolist() for name in spans.dtype.names or ()
@@ -136,7 +148,7 @@ def as_perfetto(*recordings: RequestSource) -> Iterator[bytes]:
     It has the tracks of a `TimeLine`, with arrows along each request and its hops.
     """
     line = TimeLine(recordings)
-    page = {
+    page: dict[str, Any] = {
         "displayTimeUnit": "ns",
         "baseTimeNanoseconds": line.base_ns,
         "otherData": {"stagespan": line.identity},
@@ -165,11 +177,16 @@ def _events(line: TimeLine) -> Iterator[dict[str, Any]]:
     arguments = list(map(_Arguments, line.processes))
     for first in range(0, len(line.order), _EVENTS_AT_ONCE):
         rows = line.order[first : first + _EVENTS_AT_ONCE]
+        process_of = np.searchsorted(line.first_slices, rows, "right") - 1
+        args: dict[int, dict[str, Any]] = {}
+        for at in np.unique(process_of).tolist():
+            own = rows[process_of == at]
+            made = arguments[at].of(own - line.first_slices[at])
+            args.update(zip(own.tolist(), made, strict=True))
         names = ("category", "name", "pid", "begin_ns", "end_ns")
         columns = (line.slices[name][rows].tolist() for name in names)
         found = zip(rows.tolist(), line.tids[rows].tolist(), *columns, strict=True)
         for i, tid, category, name, pid, begin_ns, end_ns in found:
-            process = bisect_right(line.first_slices, i) - 1
             yield {
                 "ph": "X",
                 "cat": CATEGORIES[category],
@@ -178,17 +195,17 @@ def _events(line: TimeLine) -> Iterator[dict[str, Any]]:
                 "tid": tid,
                 "ts": (begin_ns - base_ns) / 1e3,
                 "dur": (end_ns - begin_ns) / 1e3,
-                "args": arguments[process].of(i - line.first_slices[process]),
+                "args": args[i],
             }
     del arguments
-    pids, tids = line.slices["pid"].tolist(), line.tids.tolist()
+    pids, tids = line.slices["pid"], line.tids
     ways = [
         _Way(process, first)
         for process, first in zip(line.processes, line.first_slices, strict=True)
     ]
     flows = (flow for way in ways for flow in way.flows())
     for number, flow in enumerate(itertools.chain(flows, _hop_flows(ways)), 1):
-        places = [(pids[i], tids[i], (at_ns - base_ns) / 1e3) for at_ns, i in flow]
+        places = [(int(pids[i]), int(tids[i]), (at_ns - base_ns) / 1e3) for at_ns, i in flow]
         yield from _arrows(number, places)
 
 
@@ -198,41 +215,75 @@ class _Arguments:
     def __init__(self, process: ProcessSlices) -> None:
         self._process = process
         self._amounts = process.recording.amounts()
-        self._by_number = {
-            one["number"]: one for one in process.segments if one["origin"] != "return"
-        }
-        names = "id", "parent", "request", "flags", "end_ns", "cpu_ns"
-        self._spans = {name: process.spans[name].tolist() for name in names}
-        self._rows = process.slices["row"].tolist()
-        self._categories = process.slices["category"].tolist()
+        segments = process.segments
+        rows = np.flatnonzero(segments["origin"] != _core.ORIGINS.index("return"))
+        self._rows = rows[segments["number"][rows].argsort(kind="stable")]
+        self._numbers = segments["number"][self._rows]
+        """Those of the requests in these rows, in order."""
 
-    def of(self, index: int) -> dict[str, Any]:
-        """Return those of one slice."""
-        row, category, spans = self._rows[index], self._categories[index], self._spans
-        if index >= self._process.first_segment:
-            segment = self._process.segments[row]
-            args = {name: segment[key] for name, key in _OF_SEGMENT.items()}
-            return args | ({} if segment["end_ns"] and category == REQUEST else {"open": True})
-        args = {"id": spans["id"][row]}
-        if category != OF_DEVICE:
-            args["parent"] = spans["parent"][row]
-            request = self._by_number.get(spans["request"][row])
-            if request is not None:
-                args["request"] = request["id"]
-                if request["trace_id"] is not None:
-                    args["trace_id"] = request["trace_id"]
-            if args["id"] in self._amounts:
-                args["work"] = self._amounts[args["id"]]
-            if not math.isnan(spans["cpu_ns"][row]):
-                args["cpu_ns"] = int(spans["cpu_ns"][row])
-            if spans["flags"][row] & _core.FLAG_ERROR:
-                args["error"] = True
-            if spans["end_ns"][row] == OPEN_NS:
-                args["open"] = True
-        return args
+    def of(self, indices: NDArray[np.intp]) -> list[dict[str, Any]]:
+        """Return those of some slices."""
+        process = self._process
+        rows, categories = (process.slices[name][indices] for name in ("row", "category"))
+        is_segment = indices >= process.first_segment
+        args = np.empty(len(indices), object)
+        args[~is_segment] = self._of_spans(
+            process.spans[rows[~is_segment]], categories[~is_segment]
+        )
+        args[is_segment] = _of_segments(process.segments[rows[is_segment]], categories[is_segment])
+        found: list[dict[str, Any]] = args.tolist()
+        return found
+
+    def _of_spans(
+        self, spans: NDArray[np.void], categories: NDArray[np.int64]
+    ) -> list[dict[str, Any]]:
+        places = np.maximum(self._numbers.searchsorted(spans["request"], "right") - 1, 0)
+        segments = self._process.segments[self._rows[places]] if len(self._rows) else spans[:0]
+        is_known = segments["number"] == spans["request"] if len(segments) else [False] * len(spans)
+        requests = _ids(segments) if len(segments) else [{}] * len(spans)
+        names = "id", "parent", "flags", "end_ns", "cpu_ns"
+        columns = (spans[name].tolist() for name in names)
+        found = []
+        for category, is_one, request, id_, parent, flags, end_ns, cpu_ns in zip(
+            categories.tolist(), list(is_known), requests, *columns, strict=True
+        ):
+            args = {"id": id_}
+            if category != OF_DEVICE:
+                args["parent"] = parent
+                args |= request if is_one else {}
+                if id_ in self._amounts:
+                    args["work"] = self._amounts[id_]
+                if not math.isnan(cpu_ns):
+                    args["cpu_ns"] = int(cpu_ns)
+                if flags & _core.FLAG_ERROR:
+                    args["error"] = True
+                if end_ns == OPEN_NS:
+                    args["open"] = True
+            found.append(args)
+        return found
 
 
-_OF_SEGMENT = {"request": "id", "trace_id": "trace_id", "status": "status"}
+def _ids(segments: NDArray[np.void]) -> list[dict[str, Any]]:
+    """Return the ids of requests, and of their traces if they have one."""
+    both = zip(texts(segments["id"]), map(trace_id, traces_of(segments)), strict=True)
+    return [
+        {"request": id_} if trace is None else {"request": id_, "trace_id": trace}
+        for id_, trace in both
+    ]
+
+
+def _of_segments(segments: NDArray[np.void], categories: NDArray[np.int64]) -> list[dict[str, Any]]:
+    ends_ns = first_known_ns(segments, "end_ns")
+    has_ended = ((ends_ns != 0) & (categories == REQUEST)).tolist()
+    statuses = [_core.STATUSES[code] for code in segments["status"].tolist()]
+    return [
+        {"request": id_, "trace_id": trace_id(trace), "status": status}
+        | ({} if is_over else {"open": True})
+        for id_, trace, status, is_over in zip(
+            texts(segments["id"]), traces_of(segments), statuses, has_ended, strict=True
+        )
+    ]
+
 
 _Flow = list[tuple[int, int]]
 """The slices along an arrow: a time inside of each, and its index."""
@@ -244,48 +295,78 @@ class _Way:
     def __init__(self, process: ProcessSlices, first_slice: int) -> None:
         self.process = process
         self._first = first_slice
-        self._begin_ns, self._end_ns = (
-            process.slices[name].tolist() for name in ("begin_ns", "end_ns")
+        self._begin_ns, self._end_ns = process.slices["begin_ns"], process.slices["end_ns"]
+        numbers, slices = self._outermost()
+        order = np.lexsort((self._begin_ns[slices], numbers))
+        self._slices = slices[order]
+        """The outermost spans of each request, and its batches, by number and begin."""
+        self._numbers, firsts, counts = np.unique(
+            numbers[order], return_index=True, return_counts=True
         )
-        self._outermost: defaultdict[int, list[int]] = defaultdict(list)
-        """The outermost spans of each request, and its batches, by begin."""
-        self._requests: dict[int, int] = {}
-        self._waits: dict[tuple[int, int, int], int] = {}
-        """Hand-offs and waits that have ended by request and end, other waits by begin."""
-        self._add_spans()
-        self._add_segments()
-        for of_request in self._outermost.values():
-            of_request.sort(key=lambda i: self._begin_ns[i])
+        self._bounds = np.append(firsts, len(order))
+        # The first slice of a request that was found, before they were ordered by begin.
+        first_found = np.full(len(self._numbers), len(order))
+        np.minimum.at(first_found, np.arange(len(counts)).repeat(counts), order)
+        self._in_order = first_found.argsort()
 
-    def _add_spans(self) -> None:
+    def _outermost(self) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+        """Return the numbers of requests, and the slices of their outermost spans and batches."""
         process = self.process
-        kinds = process.kinds.tolist()
-        names = ("id", "parent", "request", "end_ns")
-        ids, parents, numbers, ends_ns = (process.spans[one].tolist() for one in names)
-        request_of = dict(zip(ids, numbers, strict=True))
-        batches = {}
-        for i, row in enumerate(process.slices["row"][: process.first_of_device].tolist()):
-            kind, number = KINDS[kinds[row]], numbers[row]
-            if kind == "batch":
-                batches[ids[row]] = i
-            if kind in RUNS and number and request_of.get(parents[row]) != number:
-                self._outermost[number].append(i)
-            elif kind == "queue" and number:
-                self._waits[QUEUE, number, ends_ns[row]] = i
-            elif kind == "handoff" and number:
-                self._waits[HANDOFF, number, ends_ns[row]] = i
-        for id_, number, _ in dict.fromkeys(process.recording.links()):
-            if id_ in batches and request_of[id_] != number:
-                self._outermost[number].append(batches[id_])
+        spans, rows = process.spans, process.slices["row"][: process.first_of_device]
+        ids, parents, requests = (spans[name] for name in ("id", "parent", "request"))
+        by_id = ids.argsort(kind="stable")
+        places = np.maximum(ids[by_id].searchsorted(parents[rows], "right") - 1, 0)
+        around = by_id[places]
+        is_inside = (ids[around] == parents[rows]) & (requests[around] == requests[rows])
+        kinds = process.kinds[rows]
+        is_run = np.isin(kinds, [KINDS.index(kind) for kind in RUNS])
+        slices = np.flatnonzero(is_run & (requests[rows] != 0) & ~is_inside)
+        batches = np.flatnonzero(kinds == KINDS.index("batch"))
+        of_batches = dict(zip(ids[rows[batches]].tolist(), batches.tolist(), strict=True))
+        served = [
+            (number, of_batches[id_])
+            for id_, number, _ in dict.fromkeys(process.recording.links().tolist())
+            if id_ in of_batches and int(requests[rows[of_batches[id_]]]) != number
+        ]
+        numbers = np.array([number for number, _ in served], np.uint64)
+        of_served = np.array([i for _, i in served], np.intp)
+        return np.append(requests[rows[slices]], numbers), np.append(slices, of_served)
 
-    def _add_segments(self) -> None:
-        slices = self.process.slices
-        for i in range(self.process.first_segment, len(slices)):
-            segment = self.process.segments[slices["row"][i]]
-            if slices["category"][i] == REQUEST:
-                self._requests[segment["number"]] = i
-            else:
-                self._waits[QUEUE, segment["number"], segment["received_ns"] or 0] = i
+    def _of(self, number: int) -> list[int]:
+        """Return the outermost spans of a request, and its batches, by begin."""
+        code = self._numbers.dtype.type(number)
+        at = self._numbers.searchsorted(code)
+        if at == len(self._numbers) or self._numbers[at] != code:
+            return []
+        found: list[int] = self._slices[self._bounds[at] : self._bounds[at + 1]].tolist()
+        return found
+
+    @cached_property
+    def _waits(self) -> dict[tuple[int, int, int], int]:
+        """Hand-offs and waits that have ended by request and end, other waits by begin."""
+        process = self.process
+        rows = process.slices["row"][: process.first_of_device]
+        waits: dict[tuple[int, int, int], int] = {}
+        for category, kind in ((QUEUE, "queue"), (HANDOFF, "handoff")):
+            is_wait = process.kinds[rows] == KINDS.index(kind)
+            chosen = np.flatnonzero(is_wait & (process.spans["request"][rows] != 0))
+            spans = process.spans[rows[chosen]]
+            keys = zip(spans["request"].tolist(), spans["end_ns"].tolist(), strict=True)
+            waits |= {(category, *key): i for key, i in zip(keys, chosen.tolist(), strict=True)}
+        for i, segment in self._segments_of(QUEUE):
+            waits[QUEUE, int(segment["number"]), int(segment["received_ns"])] = i
+        return waits
+
+    @cached_property
+    def _requests(self) -> dict[int, int]:
+        return {int(segment["number"]): i for i, segment in self._segments_of(REQUEST)}
+
+    def _segments_of(self, category: int) -> Iterator[tuple[int, np.void]]:
+        """Yield the slices of segments of a category, and the rows of these."""
+        slices, first = self.process.slices, self.process.first_segment
+        chosen = first + np.flatnonzero(slices["category"][first:] == category)
+        rows = self.process.segments[slices["row"][chosen]]
+        yield from zip(chosen.tolist(), rows, strict=True)
 
     def _at(self, flow: _Flow) -> _Flow:
         """Return a flow with the indices of slices in the whole time line."""
@@ -293,17 +374,19 @@ class _Way:
 
     def flows(self) -> Iterator[_Flow]:
         """Yield, for each request, its outermost spans."""
-        for of_request in self._outermost.values():
-            yield self._at([(self._begin_ns[i], i) for i in of_request])
+        for at in self._in_order.tolist():
+            slices = self._slices[self._bounds[at] : self._bounds[at + 1]]
+            begins_ns = self._begin_ns[slices].tolist()
+            yield self._at(list(zip(begins_ns, slices.tolist(), strict=True)))
 
     def sender(self, number: int, sent_ns: int) -> _Flow:
         """Return the slice from which a request was sent, and a time inside of it."""
         begins_ns, ends_ns = self._begin_ns, self._end_ns
-        around = (i for i in self._outermost.get(number, ()) if ends_ns[i] >= sent_ns)
+        around = (i for i in self._of(number) if ends_ns[i] >= sent_ns)
         slice_ = next((i for i in around if begins_ns[i] <= sent_ns), self._requests.get(number))
         if slice_ is None or begins_ns[slice_] > sent_ns:
             return []
-        return self._at([(min(sent_ns, ends_ns[slice_]), slice_)])  # it may end before
+        return self._at([(min(sent_ns, int(ends_ns[slice_])), slice_)])  # it may end before
 
     def arrival(self, hop: Segment) -> _Flow:
         """Return the slices of a hop in the process that received it, by time."""
@@ -313,18 +396,19 @@ class _Way:
         ends_ns = ((HANDOFF, received_ns), (QUEUE, entered_ns))
         waits = [self._waits.get((category, number, end_ns)) for category, end_ns in ends_ns]
         handoff, queue = waits
-        starts = [] if handoff is None else [(self._begin_ns[handoff], handoff)]
+        starts = [] if handoff is None else [(int(self._begin_ns[handoff]), handoff)]
         if queue is not None:  # it may have waited behind others before
-            arrived_ns = max(self._begin_ns[queue], received_ns + process.shift_ns)
+            arrived_ns = max(int(self._begin_ns[queue]), received_ns + process.shift_ns)
             starts.append((arrived_ns, queue))
         if hop["begin_ns"] is not None:
             begin_ns = hop["begin_ns"] + process.shift_ns
-            work = self._outermost.get(number, [])
-            at = bisect_left([self._begin_ns[i] for i in work], begin_ns)
+            work = self._of(number)
+            at = bisect_left([int(self._begin_ns[i]) for i in work], begin_ns)
             end_ns = (hop["end_ns"] or process.until_ns) + process.shift_ns
             is_inside = at < len(work) and self._begin_ns[work[at]] <= end_ns
             first = work[at] if is_inside else self._requests.get(number)
-            starts += [] if first is None else [(max(self._begin_ns[first], begin_ns), first)]
+            if first is not None:
+                starts.append((max(int(self._begin_ns[first]), begin_ns), first))
         # The times of a damaged recording can contradict each other.
         inside = [(at_ns, i) for at_ns, i in starts if at_ns <= self._end_ns[i]]
         return self._at(sorted(inside, key=lambda one: one[0]))
@@ -332,29 +416,35 @@ class _Way:
 
 def _hop_flows(ways: Sequence[_Way]) -> list[_Flow]:
     """Return, for each hop, the slices from which it was sent and at which it arrived."""
-    senders = {
-        segment["segment"]: (way, segment["number"])
-        for way in ways
-        for segment in way.process.segments
-        if segment["segment"] is not None and segment["origin"] != "return"
-    }
-    flows = []
+    hops = []
     for way in ways:
-        for hop in way.process.segments:
-            if hop["received_ns"] is None:
-                continue
-            flow = way.arrival(hop)
-            sender, sent_ns = senders.get(hop["parent_segment"] or ""), hop["sent_monotonic_ns"]
-            if sender is not None and sent_ns is not None:
-                of, number = sender
-                if hop["sent_ns"] is not None:  # as the hand-off begins
-                    sent_ns = hop["sent_ns"] + way.process.shift_ns
-                else:
-                    sent_ns += of.process.recording.unix_offset_ns + of.process.shift_ns
-                start = of.sender(number, sent_ns)
-                if start and (not flow or start[0][0] <= flow[0][0]):
-                    flow = start + flow
-            flows.append(flow)
+        segments = way.process.segments
+        received = segments[segments["received_ns"] != _core.UNKNOWN_NS]
+        recording = way.process.recording
+        names, details = recording.stage_names(), Details({}, {})
+        hops += [(way, hop) for hop in as_dicts(received, names, details)]
+    wanted = {hop["parent_segment"] for _, hop in hops}
+    senders = {}
+    for way in ways if hops else ():
+        segments = way.process.segments
+        segments = segments[segments["origin"] != _core.ORIGINS.index("return")]
+        ids, numbers = segments["segment"].tolist(), segments["number"].tolist()
+        places = ((f"{id_:016x}", number) for id_, number in zip(ids, numbers, strict=True) if id_)
+        senders.update({id_: (way, number) for id_, number in places if id_ in wanted})
+    flows = []
+    for way, hop in hops:
+        flow = way.arrival(hop)
+        sender, sent_ns = senders.get(hop["parent_segment"] or ""), hop["sent_monotonic_ns"]
+        if sender is not None and sent_ns is not None:
+            of, number = sender
+            if hop["sent_ns"] is not None:  # as the hand-off begins
+                sent_ns = hop["sent_ns"] + way.process.shift_ns
+            else:
+                sent_ns += of.process.recording.unix_offset_ns + of.process.shift_ns
+            start = of.sender(number, sent_ns)
+            if start and (not flow or start[0][0] <= flow[0][0]):
+                flow = start + flow
+        flows.append(flow)
     return flows
 
 

@@ -195,7 +195,7 @@ class ProcessRequests(Result):
     @cached_property
     def _requests(self) -> Requests:
         joined = timelines([self.recording], are_all=False)
-        slowest = sorted(joined, key=lambda one: -one.total_ns)[:_MOST_REQUESTS]
+        slowest = joined.slowest(_MOST_REQUESTS)
         return Requests(joined, slowest, self.recording.lost(), len(joined), in_detail=False)
 
     def figures(self) -> RequestsFigures:

@@ -22,6 +22,7 @@ from stagespan.live.open_spans import AnyOpenSpan
 from stagespan.live.span_kinds import KINDS, KINDS_OF_NAMES
 from stagespan.process.files import cannot_open
 from stagespan.process.times import stat_folder
+from stagespan.recording.segments import Details
 
 if TYPE_CHECKING:
     import numpy as np
@@ -309,11 +310,21 @@ class Recording:
             raise StagespanError(f"{self.path} was opened without its spans.")
         return self._spans
 
+    def only_rows(self) -> Recording:
+        """Keep of the finished spans what `spans` returns, without the copy that it is made from.
+
+        That is half as much again. Return this recording.
+        """
+        if self._everything:
+            self.spans()
+            self._copy.drop_spans()
+        return self
+
     def open_spans(self) -> list[RecordedOpenSpan]:
         """Return the open spans of each thread, outermost first, as `stagespan.open_spans` does."""
         spans = self._copy.open_spans()
-        numbers = self.segment_keys.intersection(span["request"] for span in spans)
-        requests = {one["number"]: one for one in self.segments(numbers)}
+        numbers = {number for span in spans if (number := span["request"]) < 1 << 63}
+        requests = {one["number"]: one for one in self.segments(numbers)} if numbers else {}
         for span in spans:
             span["kind"] = KINDS[span["kind"]]
             number = span["request"]
@@ -369,7 +380,13 @@ class Recording:
         `_core.UNKNOWN_NS`, other unknown numbers 0, and the names of stages indices into
         `stage_names`. With ``keys``, only those with these keys.
         """
-        return self._copy.segments(None if keys is None else keys.tolist(), self._has_ended)
+        if keys is None:
+            return self._rows
+        return self._copy.segments(keys.tolist(), self._has_ended)
+
+    @cached_property
+    def _rows(self) -> NDArray[np.void]:
+        return self._copy.segments(None, self._has_ended)
 
     def segment_ends(self) -> NDArray[np.void]:
         """Return the ``key``, ``end_ns`` and halves of the trace of each segment and returned hop.
@@ -377,14 +394,6 @@ class Recording:
         The end of a hop is when it was received; that of an open segment is 0.
         """
         return self._copy.segment_ends()
-
-    def request_fields(self, numbers: list[int]) -> dict[int, Fields]:
-        """Return what was recorded of the metadata of requests with these numbers, by number."""
-        return self._copy.fields(numbers)
-
-    def request_failures(self) -> Failures:
-        """Return the exceptions that requests have ended with, by number."""
-        return self._copy.failures(of_requests=True)
 
     @cached_property
     def _segments(self) -> list[Segment]:
@@ -410,16 +419,22 @@ class Recording:
         found = self.segments(self._copy.segment_keys(only_open=True))
         return [one for one in found if one["origin"] != "return" and one["end_ns"] is None]
 
-    def links(self) -> list[tuple[int, int, int]]:
-        """Return which requests batches have served: (span id, request number, size of the batch).
+    def details(self, rows: NDArray[np.void]) -> Details:
+        """Return what rows of segments refer to, besides names of stages."""
+        has_failed = (rows["status"] == _core.STATUSES.index("error")).any()
+        failures = self._copy.failures(of_requests=True) if has_failed else {}
+        return Details(self._copy.fields(rows["number"].tolist()), failures)
 
+    def links(self) -> NDArray[np.void]:
+        """Return which requests batches have served, as a structured array.
+
+        It has the id of the ``span``, the number of the ``request``, and the ``size`` of the batch.
         The newest four times `STAGESPAN_REQUESTS` links are kept. Raises StagespanError if the
         recording was opened without its spans.
         """
         if not self._everything:
             raise StagespanError(f"{self.path} was opened without its spans.")
-        links: list[tuple[int, int, int]] = self._copy.records("Link").tolist()
-        return links
+        return self._copy.records("Link")
 
     def sent_messages(self) -> list[SentMessage]:
         """Return the latest messages that requests have sent, in order.

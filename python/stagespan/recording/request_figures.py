@@ -6,11 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from stagespan.live import statistics
 from stagespan.live.quantiles import quantile
 from stagespan.live.span_kinds import TITLES
 from stagespan.pages.figures import Count, RecordedFigures
 from stagespan.recording.reading import began_here
+from stagespan.recording.segments import first_known_ns, have_begun_here
 from stagespan.recording.slow_causes import SlowFigures, slow_figures
 from stagespan.recording.spans import Span
 from stagespan.recording.timelines import Hop, Stretch, Timeline
@@ -235,13 +238,16 @@ def _open_meanwhile(timeline: Timeline) -> int | None:
         begins_ns, ends_ns = surroundings.times_ns
         is_open = (begins_ns < end_ns) & (ends_ns > timeline.begin_ns)
         return int(is_open.sum()) - (began_here(root.segment) and timeline.total_ns > 0)
-    return sum(
-        segment["number"] != number
-        and began_here(segment)
-        and (segment["received_ns"] or segment["begin_ns"] or end_ns) < end_ns
-        and (segment["end_ns"] or end_ns) > timeline.begin_ns
-        for segment in recording.segments()
+    rows = recording.segment_rows()
+    rows = rows[have_begun_here(rows) & (rows["number"] != number)]
+    begins_ns, ends_ns = (
+        np.where(times_ns == 0, end_ns, times_ns)
+        for times_ns in (
+            first_known_ns(rows, "received_ns", "begin_ns"),
+            first_known_ns(rows, "end_ns"),
+        )
     )
+    return int(((begins_ns < end_ns) & (ends_ns > timeline.begin_ns)).sum())
 
 
 class StageFigures(RecordedFigures, frozen=True):
@@ -309,13 +315,12 @@ class RequestsFigures(RecordedFigures, frozen=True):
 def stages(sums: RequestSums) -> list[StageFigures]:
     """Return the figures of each stage, with the one that most was spent in first."""
     durations = sums.durations()
-    spent, queue = sums.spent()
+    spent, queue = sums.executions_ns, sums.waits_ns.copy()
     where = {name: ns for (kind, name), ns in sums.where.items() if kind == "execution"}
     at_once = sums.at_once()
-    for timeline in sums.timelines:
-        for hop in timeline.hops:
-            if hop.queue is not None:
-                queue[hop.queue] += hop.queue_ns or 0
+    for hop in sums.hops:
+        if hop.queue is not None:
+            queue[hop.queue] += hop.queue_ns or 0
     none = 0, None, None, None
     rows = []
     for name in sorted({*durations, *queue}, key=lambda name: -(spent[name] + queue[name])):
@@ -329,36 +334,32 @@ def stages(sums: RequestSums) -> list[StageFigures]:
     return rows
 
 
-def entries(timelines: Sequence[Timeline]) -> set[str]:
+def entries(hops: Iterable[Hop]) -> set[str]:
     """Return the queues to which only unknown senders have sent, such as ``http``."""
     named, unknown = set[str](), set[str]()
-    for timeline in timelines:
-        for hop in timeline.hops:
-            (unknown if hop.sender is None else named).add(hop.queue or "")
+    for hop in hops:
+        (unknown if hop.sender is None else named).add(hop.queue or "")
     return unknown - named
 
 
-def hand_offs(timelines: Sequence[Timeline]) -> list[HandOffFigures]:
-    """Return the figures of each queue that requests were sent to, the most used one first."""
+def hand_offs(hops: Iterable[Hop], recordings: Sequence[RequestSource]) -> list[HandOffFigures]:
+    """Return the figures of each queue that requests were sent to, the most used one first.
+
+    ``recordings`` are those that the requests have parts in.
+    """
     times: defaultdict[str, list[int]] = defaultdict(list)
     counts: Counter[str] = Counter()
-    recordings = {
-        id(stretch.recording): stretch.recording
-        for timeline in timelines
-        for stretch in timeline.segments
-    }.values()
     waits: defaultdict[str, list[int]] = defaultdict(list)
     behind_ns: Counter[str] = Counter()
-    for timeline in timelines:
-        for hop in timeline.hops:
-            if hop.is_repeated or hop.queue is None or hop.state != "received":
-                continue
-            counts[hop.queue] += 1
-            behind_ns[hop.queue] += hop.behind_others_ns or 0
-            if hop.hand_off_ns is not None:
-                times[hop.queue].append(hop.hand_off_ns)
-            if hop.queue_ns is not None:
-                waits[hop.queue].append(hop.queue_ns)
+    for hop in hops:
+        if hop.is_repeated or hop.queue is None or hop.state != "received":
+            continue
+        counts[hop.queue] += 1
+        behind_ns[hop.queue] += hop.behind_others_ns or 0
+        if hop.hand_off_ns is not None:
+            times[hop.queue].append(hop.hand_off_ns)
+        if hop.queue_ns is not None:
+            waits[hop.queue].append(hop.queue_ns)
     rows = []
     for name, count in counts.most_common():
         p50_ns, p95_ns, max_ns = distribution(times[name])
@@ -402,7 +403,7 @@ def work(sums: RequestSums) -> list[WorkFigures]:
     """Return the work of single requests, by pipeline and unit, and the sizes of their batches."""
     return [
         WorkFigures(name, unit, len(of), *distribution(of))
-        for (name, unit), of in sorted(sums.work().items())
+        for (name, unit), of in sorted(sums.work.items())
     ]
 
 
@@ -420,24 +421,20 @@ class ChunkFigures(RecordedFigures, frozen=True):
     token_p95_ns: float | None
 
 
-def chunks(requests: Sequence[Timeline]) -> list[ChunkFigures]:
+def chunks(sums: RequestSums) -> list[ChunkFigures]:
     """Return the figures of chunks by pipeline, the most requests first."""
-    by_pipeline: defaultdict[str, list[Timeline]] = defaultdict(list)
-    for timeline in requests:
-        if timeline.chunks:
-            by_pipeline[timeline.pipeline].append(timeline)
-    recordings = {id(one.recording): one.recording for each in requests for one in each.segments}
+    if not sums.first_chunks_ns:
+        return []
     tokens = statistics.merged(
-        [one.stats(kind="per_token") for one in recordings.values()], None, is_lifetime=True
+        [one.stats(kind="per_token") for one in sums.recordings], None, is_lifetime=True
     )
     rows = []
-    for pipeline, timelines in by_pipeline.items():
-        firsts_ns = [one.first_chunk_ns for one in timelines if one.first_chunk_ns is not None]
-        first_p50_ns, first_p95_ns, _ = distribution(firsts_ns)
+    for pipeline, times_ns in sums.first_chunks_ns.items():
+        first_p50_ns, first_p95_ns, _ = distribution([ns for ns in times_ns if ns is not None])
         token = tokens.get(pipeline)
         rows.append(
             ChunkFigures(
-                *(pipeline, len(timelines), first_p50_ns, first_p95_ns),
+                *(pipeline, len(times_ns), first_p50_ns, first_p95_ns),
                 *((token.p50_ns, token.p95_ns) if token is not None else (None, None)),
             )
         )

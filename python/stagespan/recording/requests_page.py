@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,7 +37,12 @@ from stagespan.recording.request_sums import RequestSums
 from stagespan.recording.slow_causes import SlowFigures, slow_figures
 from stagespan.recording.spans import SYSTEM_COUNTS
 from stagespan.recording.texts import clock
-from stagespan.recording.timelines import Stretch, Timeline
+from stagespan.recording.timelines import Hop, Stretch, Timeline, Timelines
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stagespan.recording.source import RequestSource
 
 _MOST_ROWS = 60
 """Rows of the timeline."""
@@ -73,7 +78,7 @@ def json_schema() -> dict[str, Any]:
 class Requests(Result):
     """Requests, of which `listed` are listed one by one."""
 
-    requests: Sequence[Timeline]
+    requests: Timelines
     listed: Sequence[Timeline]
     lost: Mapping[str, int]
     count: int
@@ -92,30 +97,24 @@ class Requests(Result):
             self.count,
             [RequestFigures.of(timeline) for timeline in self.listed],
             request_figures.stages(self.sums),
-            request_figures.hand_offs(self.requests),
+            request_figures.hand_offs(self.sums.hops, self.sums.recordings),
             request_figures.work(self.sums),
             dict(self.lost),
         )
 
     def findings(self) -> list[Finding]:
         """Return what is missing, by its reason."""
-        by_cause: defaultdict[str, list[Timeline]] = defaultdict(list)
-        for timeline in self.requests:
-            for cause in timeline.causes:
-                by_cause[cause.partition(" (")[0]].append(timeline)
+        totals_ns = self.requests.totals_ns
         incomplete = [
             Finding(
                 severity="medium",
                 sentence=(
                     f"{counted(len(those), 'request is', 'requests are')} incomplete: {cause}."
                 ),
-                evidence=tuple(
-                    Evidence(timeline.id, None, timeline.total_ns, "ns")
-                    for timeline in sorted(those, key=lambda timeline: -timeline.total_ns)[:5]
-                ),
+                evidence=self._evidence(np.array(those, np.intp), totals_ns),
                 code="requests.incomplete",
             )
-            for cause, those in by_cause.items()
+            for cause, those in self.sums.causes.items()
         ]
         lost = [
             Finding(
@@ -134,37 +133,44 @@ class Requests(Result):
 
     def _unattributed(self) -> list[Finding]:
         """Return where a large part of the time is not in any stage, and what to wrap."""
-        total_ns = sum(one.total_ns for one in self.requests)
+        total_ns = int(self.requests.totals_ns.sum())
         findings = []
         for (where, advice), of_requests in zip(_POSITIONS, self.sums.outside_ns, strict=True):
-            times_ns = of_requests.tolist()
-            percent = share(sum(times_ns), total_ns)
+            percent = share(int(of_requests.sum()), total_ns)
             if percent <= _MOST_UNATTRIBUTED:
                 continue
-            slowest = sorted(zip(times_ns, self.requests, strict=True), key=lambda one: -one[0])
             findings.append(
                 Finding(
                     severity="medium",
                     sentence=f"{percent:.0f} % of the time passes {where}: {advice}.",
-                    evidence=tuple(Evidence(one.id, None, ns, "ns") for ns, one in slowest[:5]),
+                    evidence=self._evidence(np.arange(len(of_requests)), of_requests),
                     code="requests.unattributed",
                 )
             )
         return findings
 
+    def _evidence(
+        self, requests: NDArray[np.intp], times_ns: NDArray[np.int64]
+    ) -> tuple[Evidence, ...]:
+        """Return the five requests of some with the longest of these times of all."""
+        longest = requests[(-times_ns[requests]).argsort(kind="stable")[:5]]
+        ids = self.requests.chosen(longest).column("id")
+        return tuple(
+            Evidence(id_, None, ns, "ns")
+            for id_, ns in zip(ids, times_ns[longest].tolist(), strict=True)
+        )
+
     def tables(self) -> list[Table]:
         """Return the requests, where the time of each went, their stages and hand-offs."""
         all_tables = (
             *(self._requests(), _where(self.listed), self._stages()),
-            *(_hand_offs(self.requests), _chunks(self.requests), _work(self.sums)),
+            *(self._hand_offs(), _chunks(self.sums), _work(self.sums)),
         )
         return [table.filled() for table in all_tables if table.rows]
 
     def title(self) -> tuple[str, str]:
         """Return the number of requests and how long they took."""
-        p50_ns, p95_ns, max_ns = request_figures.distribution(
-            [timeline.total_ns for timeline in self.requests]
-        )
+        p50_ns, p95_ns, max_ns = request_figures.distribution(self.requests.totals_ns.tolist())
         p50, p95, longest = (in_words(time_ns or 0, "ns") for time_ns in (p50_ns, p95_ns, max_ns))
         return (
             counted(len(self.requests), "request"),
@@ -186,7 +192,7 @@ class Requests(Result):
             return [*head, *(block for timeline in self.listed for block in _details(timeline))]
         tables = (
             *(self._requests(), self._stages()),
-            *(_hand_offs(self.requests), _chunks(self.requests), _work(self.sums)),
+            *(self._hand_offs(), _chunks(self.sums), _work(self.sums)),
         )
         return [*head, *(table.filled() for table in tables if table.rows)]
 
@@ -214,8 +220,11 @@ class Requests(Result):
             (lambda one: ", ".join(one.causes), "incomplete", ""),
         )
 
+    def _hand_offs(self) -> Table:
+        return _hand_offs(self.sums.hops, self.sums.recordings)
+
     def _stages(self) -> Table:
-        entries = request_figures.entries(self.requests)
+        entries = request_figures.entries(self.sums.hops)
         rows = request_figures.stages(self.sums)
         return Table.of(
             "Stages",
@@ -249,8 +258,8 @@ def _where(requests: Sequence[Timeline]) -> Table:
     return Table("Where the time of each of them went", columns, rows)
 
 
-def _hand_offs(requests: Sequence[Timeline]) -> Table:
-    rows = request_figures.hand_offs(requests)
+def _hand_offs(hops: Sequence[Hop], recordings: Sequence[RequestSource]) -> Table:
+    rows = request_figures.hand_offs(hops, recordings)
     return Table.of(
         "Hand-offs",
         # Without a known sender there is nothing to show, as in a plain web service.
@@ -277,8 +286,8 @@ def _work(sums: RequestSums) -> Table:
     )
 
 
-def _chunks(requests: Sequence[Timeline]) -> Table:
-    rows = request_figures.chunks(requests)
+def _chunks(sums: RequestSums) -> Table:
+    rows = request_figures.chunks(sums)
     return Table.of(
         "Chunks",
         rows,
@@ -328,10 +337,11 @@ def _details(timeline: Timeline) -> list[Block]:
         *(("at", "ns"), ("time", "ns"), ("process and stage", "")),
         *(("", ""), ("beside others", "")),
     )
+    recordings = {id(one.process): one.recording for one in timeline.segments}
     tables = (
         Table("", (("where the time went", ""), ("time", "ns"), ("share", "%")), where),
         Table("", columns, spans).filled(),
-        _hand_offs([timeline]).filled(),
+        _hand_offs(timeline.hops, list(recordings.values())).filled(),
     )
     return [
         Line(f"Request {figures.request_id}, {figures.status}, {began}, {total}", "strong"),
@@ -426,13 +436,13 @@ class RequestsPage(Page):
     def name(self) -> str:
         """Return the id of the only request; otherwise "Requests"."""
         requests = self.of.requests
-        return one_line(requests[0].id) if len(requests) == 1 else "Requests"
+        return one_line(*requests.column("id")) if len(requests) == 1 else "Requests"
 
     def summary(self) -> str:
         """Return how many requests and processes there are, and when the first one began."""
-        requests = self.of.requests
-        processes = {part.recording.path for timeline in requests for part in timeline.segments}
-        began = clock(min((timeline.begin_ns for timeline in requests), default=None))
+        begins_ns = self.of.requests.begins_ns
+        processes = {recording.path for recording in self.of.sums.recordings}
+        began = clock(int(begins_ns[0]) if len(begins_ns) else None)
         count = counted(self.of.count, "request")
         return f"{count} in {counted(len(processes), 'process', 'processes')}, the first at {began}"
 
@@ -447,7 +457,8 @@ class RequestsPage(Page):
 
     def window_ns(self) -> int:
         """Return the time of the longest request."""
-        return max((timeline.total_ns for timeline in self.of.requests), default=0)
+        totals_ns = self.of.requests.totals_ns
+        return int(totals_ns.max()) if len(totals_ns) else 0
 
     def timeline(self) -> list[TimelineRow]:
         """Return a row for each request, and rows for its segments if it has several."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from stagespan import _core
+from stagespan.process import imports
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -23,6 +26,95 @@ class Details(NamedTuple):
 def as_dicts(rows: NDArray[np.void], names: list[str], details: Details) -> list[Segment]:
     """Return rows of segments as dicts."""
     return cast("list[Segment]", _core.segment_dicts(rows, names, *details))
+
+
+_TIMES = (
+    *("begin_ns", "end_ns", "first_chunk_ns", "last_chunk_ns", "request_ns", "received_ns"),
+    *("sent_ns", "work_ns", "sent_monotonic_ns", "sent_unix_ns"),
+)
+_NUMBERS = (
+    *("number", "chunks", "chunk_amount", "hops_sent", "attempt", "sent_clock", "trace_flags"),
+)
+
+
+def as_rows(segments: Sequence[Segment], names: list[str]) -> tuple[NDArray[np.void], Details]:
+    """Return dicts as rows, and what they refer to; missing names are appended to ``names``.
+
+    Raises ValueError, TypeError or OverflowError if a value is not one that a recording can have.
+    """
+    numpy = imports.load("numpy")
+    numbers = {name: number for number, name in enumerate(names)}
+    values = cast("Sequence[dict[str, Any]]", segments)
+
+    def number_of(name: str | None) -> int:
+        return _core.NO_NAME if name is None else numbers.setdefault(name, len(numbers))
+
+    rows = numpy.zeros(len(segments), _core.segment_type())
+    for name in _TIMES:
+        rows[name] = [_core.UNKNOWN_NS if one[name] is None else one[name] for one in values]
+    for name in _NUMBERS:
+        rows[name] = [one[name] for one in values]
+    for name in ("segment", "parent_hop", "parent_segment"):
+        rows[name] = [int(one[name] or "0", 16) for one in values]
+    links = [one["link"] or ("0", "0") for one in segments]
+    rows["link_segment"] = [int(segment, 16) for _, segment in links]
+    traces: list[list[str | None]] = [[one["trace_id"] for one in segments]]
+    traces.append([trace for trace, _ in links])
+    for prefix, ids in zip(("", "link_"), traces, strict=True):
+        halves = [divmod(int(id_ or "0", 16), 1 << 64) for id_ in ids]
+        rows[f"{prefix}trace_high"] = [high for high, _ in halves]
+        rows[f"{prefix}trace_low"] = [low for _, low in halves]
+    rows["status"] = [_core.STATUSES.index(one["status"]) for one in segments]
+    rows["origin"] = [_core.ORIGINS.index(one["origin"]) for one in segments]
+    rows["queue"] = [number_of(one["queue"]) for one in segments]
+    routes = [one["route"] for one in segments]
+    rows["pipeline"] = [number_of(of["route"] or of["pipeline"]) for of in segments]
+    is_routed = numpy.array([route is not None for route in routes], bool)
+    is_http = numpy.array([one["is_http"] for one in segments], bool)
+    rows["traits"] = is_http * _core.TRAIT_HTTP | is_routed * _core.TRAIT_ROUTE
+    rows["id"] = [one["id"].encode() for one in segments]
+    rows["branch"] = [(one["branch"] or "").encode() for one in segments]
+    is_return = rows["origin"] == _core.ORIGINS.index("return")
+    hops = -(rows["parent_hop"] >> 1).astype("i8") - 1
+    rows["key"] = numpy.where(is_return, hops, rows["number"].astype("i8"))
+    names += list(numbers)[len(names) :]
+    fields = {one["number"]: one["fields"] for one in segments if one["fields"]}
+    failures = {
+        one["number"]: (one["exception"], one["exception_message"])
+        for one in segments
+        if one["exception"] is not None
+    }
+    return rows, Details(fields, failures)
+
+
+def texts(ids: NDArray[np.bytes_]) -> list[str]:
+    """Return the ids that the program has given the requests, as texts up to the first zero."""
+    return [id_.partition(b"\0")[0].decode(errors="replace") for id_ in ids.tolist()]
+
+
+def name_of(names: Sequence[str], code: int) -> str | None:
+    """Return the name of a stage that a row refers to; None if there is none."""
+    if code == _core.NO_NAME:
+        return None
+    return names[code] if code < len(names) else "(unknown)"
+
+
+def first_known_ns(rows: NDArray[np.void], *names: str) -> NDArray[np.int64]:
+    """Return the first of some times that is known, or 0, of each row."""
+    numpy = imports.load("numpy")
+    first_ns: NDArray[np.int64] = numpy.zeros(len(rows), "i8")
+    for name in reversed(names):
+        times_ns = rows[name]
+        first_ns = numpy.where((times_ns != _core.UNKNOWN_NS) & (times_ns != 0), times_ns, first_ns)
+    return first_ns
+
+
+def have_begun_here(rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Return whether each is the first part of a request, as `reading.began_here` of a dict."""
+    origins = [_core.ORIGINS.index(origin) for origin in ("root", "remote")]
+    is_first = imports.load("numpy").isin(rows["origin"], origins)
+    have_begun: NDArray[np.bool_] = is_first & (rows["parent_segment"] == 0)
+    return have_begun
 
 
 Trace = tuple[int, int]

@@ -9,14 +9,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from stagespan import _core
 from stagespan.live.span_kinds import KINDS, TITLES
 from stagespan.recording import summary
+from stagespan.recording.segments import name_of, texts
 from stagespan.recording.spans import OPEN_NS, kinds_of, with_open
 from stagespan.recording.timelines import timelines
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from stagespan.recording.source import RequestSource
 
 BEYOND_IDS = 1 << 22
@@ -52,7 +55,7 @@ class ProcessSlices:
         """What is added to its Unix times."""
         self.spans = with_open(recording)
         self.kinds = kinds_of(self.spans)
-        self.segments = recording.segments()
+        self.segments = recording.segment_rows()
         self.names = recording.stage_names()
         self.owners: list[str] = []
         until_ns = recording.read_ns if recording.state == "alive" else recording.end_ns
@@ -74,7 +77,7 @@ class ProcessSlices:
 
     def _of_spans(self) -> NDArray[np.void]:
         spans, kinds = self.spans, self.kinds
-        drawn = np.array([one["number"] for one in self.segments], dtype=np.uint64)
+        drawn = self.segments["number"]
         rows = np.flatnonzero((kinds != KINDS.index("remote")) | ~np.isin(spans["request"], drawn))
         slices = self._rows(spans, rows)
         slices["category"] = _OF_KINDS[kinds[rows]]
@@ -100,33 +103,43 @@ class ProcessSlices:
 
     def _rows(self, spans: NDArray[np.void], rows: NDArray[np.intp]) -> NDArray[np.void]:
         slices = np.zeros(len(rows), _SLICE)
-        chosen = spans[rows]
-        for name in ("begin_ns", "end_ns", "depth"):
-            slices[name] = chosen[name]
-        slices["name"], slices["owner"], slices["row"] = chosen["stage"], chosen["thread"], rows
-        slices["pid"] = self.pid
+        names = {"name": "stage", "owner": "thread"}
+        for name in ("begin_ns", "end_ns", "depth", "name", "owner"):
+            slices[name] = spans[names.get(name, name)][rows]
+        slices["row"], slices["pid"] = rows, self.pid
         return slices
 
     def _of_segments(self) -> NDArray[np.void]:
-        slices = []
-        for row, segment in enumerate(self.segments):
-            begin_ns, end_ns = segment["begin_ns"], segment["end_ns"] or OPEN_NS
-            if segment["status"] == "unused" or (
-                begin_ns is None and segment["received_ns"] is None
-            ):
-                continue
-            if begin_ns is None:  # it waits, or did when the process ended
-                queue = segment["queue"] or ""
-                name, owner, category = queue, f"{_OWNERS[QUEUE]} {queue}", QUEUE
-                begin_ns = segment["received_ns"] or 0
-            elif segment["origin"] != "return":
-                name, owner, category = segment["id"], _OWNERS[REMOTE], REQUEST
-            else:
-                continue
-            self.names.append(name)
-            place = self.pid, len(self.names) - 1, category, self._owner(owner)
-            slices.append((begin_ns, end_ns, 0, *place, row))
-        return np.array(slices, _SLICE)
+        segments, unknown = self.segments, _core.UNKNOWN_NS
+        is_entered = segments["begin_ns"] != unknown
+        # What was not entered waits, or did when the process ended.
+        is_shown = np.where(
+            is_entered,
+            segments["origin"] != _core.ORIGINS.index("return"),
+            segments["received_ns"] != unknown,
+        )
+        rows = np.flatnonzero(is_shown & (segments["status"] != _core.STATUSES.index("unused")))
+        slices = np.zeros(len(rows), _SLICE)
+        shown = segments[["begin_ns", "received_ns", "end_ns", "queue"]][rows]
+        is_request = is_entered[rows]
+        slices["begin_ns"] = np.where(is_request, shown["begin_ns"], shown["received_ns"])
+        is_open = (shown["end_ns"] == unknown) | (shown["end_ns"] == 0)
+        slices["end_ns"] = np.where(is_open, OPEN_NS, shown["end_ns"])
+        slices["name"] = len(self.names) + np.arange(len(rows))
+        slices["category"] = np.where(is_request, REQUEST, QUEUE)
+        slices["row"], slices["pid"] = rows, self.pid
+        queues = [name_of(self.names, code) or "" for code in shown["queue"].tolist()]
+        entered = is_request.tolist()
+        slices["owner"] = [
+            self._owner(_OWNERS[REMOTE] if is_one else f"{_OWNERS[QUEUE]} {queue}")
+            for is_one, queue in zip(entered, queues, strict=True)
+        ]
+        ids = texts(segments["id"][rows])
+        self.names += [
+            id_ if is_one else queue
+            for id_, is_one, queue in zip(ids, entered, queues, strict=True)
+        ]
+        return slices
 
     def _owner(self, name: str) -> int:
         if name not in self.owners:
@@ -161,7 +174,7 @@ class TimeLine:
             parts.append(part)
             self.names += process.names
             self.owners += process.owners
-        self.slices = np.concatenate(parts)
+        self.slices = np.concatenate(parts) if len(parts) != 1 else parts[0]
         self.order = np.lexsort(
             (self.slices["depth"], -self.slices["end_ns"], self.slices["begin_ns"])
         )
@@ -307,10 +320,11 @@ def _shifts(recordings: Sequence[RequestSource]) -> list[int]:
         offsets_ns.setdefault(one.clock, one.unix_offset_ns)
     if len(offsets_ns) > 1:
         requests = timelines(recordings)
-        roots = Counter(one.segments[0].recording.clock for one in requests)
+        clocks = [recording.clock for recording in requests.began_in()]
+        roots = Counter(clocks)
         first = max(roots, key=lambda clock: roots[clock], default=0)
         errors_ns: dict[int, int] = {}
-        of_first = [one for one in requests if one.segments[0].recording.clock == first]
+        of_first = requests.where(clock == first for clock in clocks)
         for stretch in (stretch for one in of_first for stretch in one.segments):
             clock = stretch.recording.clock
             if clock == first or stretch.offset_ns is None:

@@ -7,34 +7,24 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from stagespan.live.span_kinds import KINDS
+from stagespan import _core
 from stagespan.pages.figures import RecordedFigures
 from stagespan.process import imports
 from stagespan.recording.partition import UNATTRIBUTED, Part, pieces, time_by_owner
-from stagespan.recording.segments import behind_others_ns
-from stagespan.recording.source import latest_ns
-from stagespan.recording.spans import (
-    BATCH,
-    OPEN_NS,
-    Span,
-    kinds_of,
-    made,
-    of_requests,
-    with_open,
-)
+from stagespan.recording.processes import Process
+from stagespan.recording.segments import behind_others_ns, first_known_ns, name_of, texts
+from stagespan.recording.spans import Span, are_in
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts, Segment
+    from stagespan.recording.reading import Segment
     from stagespan.recording.source import RequestSource
-
-_QUEUE = KINDS.index("queue")
 
 
 class Hop(RecordedFigures, frozen=True):
@@ -69,23 +59,28 @@ class Hop(RecordedFigures, frozen=True):
 class Stretch:
     """A segment with what was open in it. Times are CLOCK_MONOTONIC of its process."""
 
-    recording: RequestSource
+    process: Process = field(repr=False)
     segment: Segment
     begin_ns: int
     end_ns: int
-    process: Process = field(repr=False)
-    """Its recording with what requests need of it."""
-    has_all_links: bool = True
+    has_all_links: bool
     """Whether no link of a batch that it can have been in has been overwritten."""
-    depth: int = 0
+    depth: int
     """The number of hops between the root and this segment."""
+    is_discarded: bool
+    """Whether it, or a segment that led to it, has the status discarded."""
     offset_ns: int | None = 0
     """What is added to its times to get those of the root; None if unknown."""
     error_ns: int = 0
-    is_discarded: bool = False
-    """Whether it, or a segment that led to it, has the status discarded."""
     hop_parts: list[Part] = field(default_factory=list)
     """The hops to it and its waits before it was entered, on the clock of the root."""
+    children: list[Stretch] = field(default_factory=list)
+    """The segments that it has sent the request to."""
+
+    @property
+    def recording(self) -> RequestSource:
+        """The recording that it is from."""
+        return self.process.recording
 
     @property
     def spans(self) -> list[Span]:
@@ -112,16 +107,6 @@ class Timeline:
     Its spans are looked at when something that depends on them is asked for.
     """
 
-    __slots__ = (
-        "_divided",
-        "begin_ns",
-        "causes",
-        "hops",
-        "out_and_back_ns",
-        "segments",
-        "total_ns",
-    )
-
     def __init__(
         self,
         segments: list[Stretch],
@@ -129,7 +114,7 @@ class Timeline:
         causes: list[str],
         out_and_back_ns: list[int],
     ) -> None:
-        root = segments[0]
+        root, segment = segments[0], segments[0].segment
         self.segments = segments
         """The root first."""
         self.hops = hops
@@ -138,43 +123,18 @@ class Timeline:
         self.out_and_back_ns = out_and_back_ns
         """For each round trip to another clock: both hand-offs together, which needs no common
         clock."""
-        offset_ns, received_ns = root.recording.unix_offset_ns, root.segment["received_ns"]
+        self.id, self.trace_id = segment["id"], segment["trace_id"]
+        """The id that the program has given it, and that of its distributed trace."""
+        self.status, self.exception = segment["status"], segment["exception"]
+        """How the root has ended, or open, and the type of the exception that it has ended with."""
+        self.pipeline, self.route = segment["pipeline"], segment["route"]
+        """The pipeline, and the template of the route that served it, if it was a call by HTTP."""
+        offset_ns, received_ns = root.recording.unix_offset_ns, segment["received_ns"]
         begin_ns = root.begin_ns + offset_ns
         self.begin_ns = begin_ns if received_ns is None else min(begin_ns, received_ns)
         """Unix time."""
         self.total_ns = root.end_ns + offset_ns - self.begin_ns
         """From the start to the end of the root; up to now for an open request."""
-        self._divided: _Division | None = None
-
-    @property
-    def id(self) -> str:
-        """The id that the program has given it."""
-        return self.segments[0].segment["id"]
-
-    @property
-    def trace_id(self) -> str | None:
-        """The id of its distributed trace."""
-        return self.segments[0].segment["trace_id"]
-
-    @property
-    def status(self) -> str:
-        """How it has ended, or open."""
-        return self.segments[0].segment["status"]
-
-    @property
-    def pipeline(self) -> str:
-        """The pipeline that it belongs to."""
-        return self.segments[0].segment["pipeline"]
-
-    @property
-    def route(self) -> str | None:
-        """The template of the route that served it, if it was a call by HTTP."""
-        return self.segments[0].segment["route"]
-
-    @property
-    def exception(self) -> str | None:
-        """The type of the exception that the root has ended with."""
-        return self.segments[0].segment["exception"]
 
     @property
     def fields(self) -> dict[str, int | float | str]:
@@ -219,11 +179,9 @@ class Timeline:
         """
         return _part_first_chunk_ns(self._chunked)
 
-    @property
+    @cached_property
     def _division(self) -> _Division:
-        if self._divided is None:
-            self._divided = _divided(self)
-        return self._divided
+        return _divided(self)
 
     @property
     def where(self) -> dict[tuple[str, str], int]:
@@ -276,17 +234,92 @@ class Timeline:
         return sum(ns for (of, _), ns in self.where.items() if of == kind)
 
 
+class Timelines(Sequence[Timeline]):
+    """Requests, ordered by begin. Each becomes an object when it is asked for."""
+
+    def __init__(self, join: _Join, roots: NDArray[np.intp]) -> None:
+        self.join = join
+        self.roots = roots
+        """The rows of their first segments in the join."""
+
+    def __len__(self) -> int:
+        return len(self.roots)
+
+    @overload
+    def __getitem__(self, at: int) -> Timeline: ...
+    @overload
+    def __getitem__(self, at: slice) -> Timelines: ...
+    def __getitem__(self, at: int | slice) -> Timeline | Timelines:
+        if isinstance(at, slice):
+            return self.chosen(at)
+        return self.join.timelines(self.roots[[at]])[0]
+
+    def __iter__(self) -> Iterator[Timeline]:
+        for first in range(0, len(self), AT_ONCE):
+            yield from self.join.timelines(self.roots[first : first + AT_ONCE])
+
+    def chosen(self, which: slice | NDArray[Any]) -> Timelines:
+        """Return some of them, by their indices, or by whether each is one."""
+        return Timelines(self.join, self.roots[which])
+
+    def slowest(self, most: int) -> list[Timeline]:
+        """Return those that took longest, the slowest first."""
+        order = (-self.totals_ns).argsort(kind="stable")[:most]
+        return self.join.timelines(self.roots[order])
+
+    @property
+    def begins_ns(self) -> NDArray[np.int64]:
+        """When each began, as `Timeline.begin_ns`."""
+        return self.join.roots_ns(self.roots)[0]
+
+    @property
+    def totals_ns(self) -> NDArray[np.int64]:
+        """How long each took, as `Timeline.total_ns`."""
+        return self.join.roots_ns(self.roots)[1]
+
+    def where(self, are: Iterable[bool]) -> Timelines:
+        """Return those that are."""
+        return self.chosen(imports.load("numpy").array(list(are), bool))
+
+    def began_in(self) -> list[RequestSource]:
+        """Return the recording that each began in."""
+        processes = self.join.processes
+        return [processes[at].recording for at in self.join.process[self.roots].tolist()]
+
+    def column(self, name: str) -> list[Any]:
+        """Return the id, status or pipeline of each."""
+        return self.join.column(name, self.roots)
+
+    def recordings(self) -> list[RequestSource]:
+        """Return the recordings that have a part of one of them, those of the first one first."""
+        join = self.join
+        seen: dict[int, None] = {}
+        are_alone = join.is_alone[self.roots].tolist()
+        for root, is_alone in zip(self.roots.tolist(), are_alone, strict=True):
+            rows = (root,) if is_alone else [place.row for place in join.descendants(root)]
+            seen.update(dict.fromkeys(join.process[list(rows)].tolist()))
+            if len(seen) == len(join.processes):
+                break
+        return [join.processes[at].recording for at in seen]
+
+
+AT_ONCE = 1024
+"""Requests that are objects at the same time, while all are looked at."""
+
+
 def timelines(
     recordings: Iterable[RequestSource], id_: str | None = None, *, are_all: bool = True
-) -> list[Timeline]:
+) -> Timelines:
     """Return the requests in recordings, ordered by begin; only those with an id if one is given.
 
     The recordings must have been opened with their spans. Of several copies of one recording, the
     latest counts. If they are not all that there are, the others may have what is missing.
     """
-    with without_collections():
-        requests = _joined_requests(recordings, id_, are_all)
-    return sorted(requests, key=lambda one: one.begin_ns)
+    join = _Join(_without_copies([Process(one) for one in recordings]), are_all)
+    roots = join.roots()
+    if id_ is not None:
+        roots = roots[[one == id_ for one in join.column("id", roots)]]
+    return Timelines(join, roots[join.roots_ns(roots)[0].argsort(kind="stable")])
 
 
 @contextmanager
@@ -301,311 +334,292 @@ def without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _joined_requests(
-    recordings: Iterable[RequestSource], id_: str | None, are_all: bool
-) -> list[Timeline]:
-    processes = _without_copies([Process(one) for one in recordings])
-    all_segments = _Segments(
-        {}, defaultdict(list), defaultdict(list), defaultdict(list), {}, are_all
-    )
-    for process in processes:
-        if process.is_full:
-            since_ns = min((one.begin_ns for one in process.stretches), default=math.inf)
-            clock = _clock(process.recording)
-            all_segments.since_ns[clock] = max(
-                since_ns, all_segments.since_ns.get(clock, -math.inf)
-            )
-        for stretch in process.stretches:
-            segment = stretch.segment
-            if segment["segment"] is not None:
-                all_segments.by_id[segment["segment"]] = stretch
-            if segment["parent_segment"] is not None:
-                all_segments.by_parent[segment["parent_segment"]].append(stretch)
-        for hop in process.returns:
-            if hop["segment"] is not None:
-                all_segments.returns[hop["segment"]].append((process, hop))
-        for hop in process.dropped:
-            if hop["parent_segment"] is not None:
-                all_segments.dropped[hop["parent_segment"]].append((process, hop))
-    adopted = _adopted(processes, all_segments)
-    return [
-        _joined(stretch, all_segments)
-        for process in processes
-        for stretch in process.stretches
-        if _has_a_row(stretch, all_segments, adopted) and id_ in (None, stretch.segment["id"])
-    ]
-
-
-_DEEPEST = 64
-"""Nested requests that are deeper have no row of their own. The time and the memory for the rows of
-a chain grow with the square of its length, and a program that leaves no request makes long ones."""
-
-
-def _has_a_row(stretch: Stretch, all_segments: _Segments, adopted: set[int]) -> bool:
-    """Whether it is shown as a request: it has no known parent, or it is a nested one."""
-    if _is_nested(stretch):
-        return _depth_of_nesting(stretch, all_segments.by_id) <= _DEEPEST
-    parent = stretch.segment["parent_segment"]
-    return parent not in all_segments.by_id and id(stretch) not in adopted
-
-
-def _depth_of_nesting(stretch: Stretch, by_id: dict[str, Stretch]) -> int:
-    """Return how many known requests are around a nested one, counted up to one more than shown."""
-    depth, outer = 0, by_id.get(stretch.segment["parent_segment"] or "")
-    while outer is not None and depth <= _DEEPEST:
-        depth += 1
-        parent = outer.segment["parent_segment"] if _is_nested(outer) else None
-        outer = by_id.get(parent or "")
-    return depth
-
-
-def _adopted(processes: Iterable[Process], all_segments: _Segments) -> set[int]:
-    """Let segments whose sender is unknown join the root of their trace that encloses them.
-
-    Another tracer was between the two. The times can be compared only on the same clock.
-    """
-    roots: defaultdict[tuple[object, str | None], list[Stretch]] = defaultdict(list)
-    strays = []
-    for process in processes:
-        clock = _clock(process.recording)
-        for stretch in process.stretches:
-            segment = stretch.segment
-            if segment["parent_segment"] is not None or segment["trace_id"] is None:
-                continue
-            roots[clock, segment["trace_id"]].append(stretch)
-            if segment["origin"] == "remote":
-                strays.append((clock, stretch))
-    adopted = set()
-    for clock, stretch in strays:
-        outer = [
-            outer_stretch
-            for outer_stretch in roots[clock, stretch.segment["trace_id"]]
-            if outer_stretch is not stretch
-            and id(outer_stretch) not in adopted
-            and outer_stretch.begin_ns <= stretch.begin_ns
-            and outer_stretch.end_ns >= stretch.end_ns
-            and outer_stretch.segment["segment"] is not None
-        ]
-        if outer:
-            root = min(outer, key=lambda one: one.begin_ns)
-            all_segments.by_parent[root.segment["segment"] or ""].append(stretch)
-            adopted.add(id(stretch))
-    return adopted
-
-
-def _without_copies(processes: Sequence[Process]) -> list[Process]:
-    taken: set[str | None] = set()
+def _without_copies(processes: list[Process]) -> list[Process]:
+    if len(processes) < 2:
+        return processes
+    taken: set[int] = {0}
     kept = set()
     for process in sorted(processes, key=lambda one: one.last_ns, reverse=True):
         # These ids are random numbers of 64 bits.
-        own_ids = {one["segment"] for one in process.recording.segments()} - {None}
+        own_ids = set(process.segments["segment"].tolist()) - {0}
         if not taken & own_ids:
             kept.add(id(process))
             taken |= own_ids
     return [process for process in processes if id(process) in kept]
 
 
-class Process:
-    """The segments of one recording, and the spans of their requests."""
+# --- the join -------------------------------------------------------------------------------------
 
-    def __init__(self, recording: RequestSource) -> None:
-        self.recording = recording
-        self.offset_ns = recording.unix_offset_ns
-        """What was added to its monotonic times to get Unix times."""
-        segments = recording.segments()
-        self.returns = [one for one in segments if one["origin"] == "return"]
-        self.dropped = [
-            one for one in segments if one["status"] == "unused" and one["origin"] != "return"
-        ]
-        self.last_ns = self._last_ns()
-        """The latest monotonic time at which the process is known to have run."""
-        rows = with_open(recording)
-        self.rows = self._without_entries(of_requests((rows,)))
-        """The spans of its requests, ordered by the number of their segment; times are Unix times,
-        and open ones end at `OPEN_NS`."""
-        self.batches = rows[kinds_of(rows) == BATCH]
-        """The batches, in which links refer to spans."""
-        self._links = recording.links() if len(self.batches) else []
-        self._open = self._open_numbers()
-        self.stretches = [
-            self._stretch(one)
-            for one in segments
-            if one["status"] != "unused" and one["origin"] != "return"
-        ]
+_DEEPEST = 64
+"""Nested requests that are deeper have no row of their own. The time and the memory for the rows of
+a chain grow with the square of its length, and a program that leaves no request makes long ones."""
 
-    @property
-    def is_full(self) -> bool:
-        """Whether all entries are in use, so that earlier ones may have been used again."""
-        return len(self.recording.segments()) >= self.recording.most_segments
 
-    def _last_ns(self) -> int:
-        recording = self.recording
-        if recording.state in ("alive", "unknown") and recording.read_ns is not None:
-            return recording.read_ns - self.offset_ns
-        return latest_ns(recording) - self.offset_ns
+class _Place(NamedTuple):
+    """Where a segment is in a request."""
 
-    def _without_entries(self, rows: NDArray[np.void]) -> NDArray[np.void]:
-        """Leave out the waits of received requests until they were entered.
+    row: int
+    parent: int
+    """The index of the segment that has sent it among those of the request; -1 of the root."""
+    depth: int
+    is_discarded: bool
 
-        They are known from the segments, with more detail.
-        """
-        waits = ((kinds_of(rows) == _QUEUE) & (rows["end_ns"] != OPEN_NS)).nonzero()[0]
-        if not len(waits):
-            return rows
-        entered = {
-            (one["number"], one["begin_ns"])
-            for one in self.recording.segments()
-            if one["received_ns"] is not None and one["begin_ns"] is not None
-        }
-        numbers, ends_ns = rows["request"][waits].tolist(), rows["end_ns"][waits].tolist()
-        is_entry = [one in entered for one in zip(numbers, ends_ns, strict=True)]
-        if not any(is_entry):
-            return rows
-        others: NDArray[np.void] = imports.load("numpy").delete(rows, waits[is_entry])
-        return others
 
-    def _open_numbers(self) -> set[int]:
-        """Return the numbers of the segments with a span or a batch that has not ended."""
-        is_open = self.rows["end_ns"] == OPEN_NS
-        open_batches = set(self.batches["id"][self.batches["end_ns"] == OPEN_NS].tolist())
-        served = {number for id_, number, _ in self._links if id_ in open_batches}
-        return served | set(self.rows["request"][is_open].tolist())
+class _Join:
+    """The segments of all processes, and how they refer to each other: by rows over all of them."""
 
-    def _stretch(self, segment: Segment) -> Stretch:
-        # Batches, and waits in a list, go on after `with remote:` was left.
-        if (
-            segment["number"] in self._open
-            and segment["origin"] != "root"
-            and segment["status"] == "ok"
-        ):
-            has_ended = self.recording.state not in ("alive", "unknown")
-            segment = segment.copy()
-            segment["end_ns"] = None
-            segment["status"] = "abandoned" if has_ended else "open"
-        received_ns, end_ns = segment["received_ns"], segment["end_ns"]
-        begin_ns = segment["begin_ns"] or received_ns or self.recording.begin_ns
-        begin = begin_ns - self.offset_ns
-        end = self.last_ns if end_ns is None else end_ns - self.offset_ns
-        since = begin if received_ns is None else received_ns - self.offset_ns
-        has_all_links = since >= self._links_since
-        return Stretch(self.recording, segment, begin, max(begin, end), self, has_all_links)
-
-    @cached_property
-    def numbers(self) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
-        """The numbers of the segments with spans, and the first row of each; then that of all."""
+    def __init__(self, processes: list[Process], are_all: bool) -> None:
         numpy = imports.load("numpy")
-        numbers, firsts = numpy.unique(self.rows["request"], return_index=True)
-        return numbers, numpy.append(firsts, len(self.rows))
-
-    @cached_property
-    def batches_by_number(self) -> dict[int, list[tuple[int, int, int]]]:
-        """The batches that served each segment: the row, the size, and the first of its places."""
-        rows = {id_: row for row, id_ in enumerate(self.batches["id"].tolist())}
-        by_number: defaultdict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
-        places: Counter[int] = Counter()
-        for id_, number, size in self._links:
-            if id_ in rows:
-                by_number[number].setdefault(id_, (rows[id_], size, places[id_]))
-                places[id_] += 1
-        return {number: list(served.values()) for number, served in by_number.items()}
-
-    def spans_of(self, number: int) -> list[Span]:
-        """Return the spans of a segment, then the batches that served it.
-
-        Their times are monotonic; open ones end at `last_ns`.
-        """
-        numbers, firsts = self.numbers
-        at = int(numbers.searchsorted(numbers.dtype.type(number)))
-        spans = []
-        if at < len(numbers) and numbers[at] == number:
-            spans = self._made(self.rows[firsts[at] : firsts[at + 1]])
-        return spans + [
-            self._batch_spans[row]._replace(size=size, place=place)
-            for row, size, place in self.batches_by_number.get(number, ())
-        ]
-
-    @cached_property
-    def _batch_spans(self) -> list[Span]:
-        return self._made(self.batches)
-
-    @cached_property
-    def amounts(self) -> Amounts:
-        """The work of its spans by span id."""
-        return self.recording.amounts()
-
-    def _made(self, rows: NDArray[np.void]) -> list[Span]:
-        times = {"offset_ns": self.offset_ns, "until_ns": self.last_ns}
-        return made(self.recording, rows, self.amounts, **times)
-
-    @cached_property
-    def _links_since(self) -> float:
-        """The time from which no link has been overwritten."""
-        if not self.recording.lost()["links"]:
-            return -math.inf
-        begins_ns = dict(
-            zip(self.batches["id"].tolist(), self.batches["begin_ns"].tolist(), strict=True)
+        self.processes = processes
+        self.are_all = are_all
+        """Whether there are no other recordings."""
+        counts = [len(one.segments) for one in processes]
+        self.firsts = numpy.cumsum([0, *counts])
+        """The first row of each process, then the number of all rows."""
+        self.process: NDArray[np.intp] = numpy.arange(len(processes)).repeat(counts)
+        """The index of the process of each row."""
+        self.numbers = self._read("number")
+        self.ids, self.parents = self._read("segment"), self._read("parent_segment")
+        origin, status = self._read("origin"), self._read("status")
+        self.is_nested = origin == _core.ORIGINS.index("nested")
+        self.is_discarded = status == _core.STATUSES.index("discarded")
+        is_return = origin == _core.ORIGINS.index("return")
+        is_dropped = ~is_return & (status == _core.STATUSES.index("unused"))
+        self.is_segment = ~is_return & ~is_dropped
+        self.begins_ns, self.ends_ns = (
+            self._joined([one.times_ns[side] for one in processes], "i8") for side in (0, 1)
         )
-        kept = (begins_ns.get(id_) for id_, _, _ in self.recording.links())
-        return next((ns - self.offset_ns for ns in kept if ns is not None), math.inf)
+        """On the clock of the process."""
+        is_sender = self.is_segment & (self.ids != 0) & are_in(self.ids, self.parents)
+        rows = is_sender.nonzero()[0]
+        self.by_id = dict(zip(self.ids[rows].tolist(), rows.tolist(), strict=True))
+        """The row of each segment that another one names as its parent."""
+        self.by_parent = _grouped(self.parents, self.is_segment)
+        self.returns = _grouped(self.ids, is_return)
+        """The hops that came back to a segment."""
+        self.dropped = _grouped(self.parents, is_dropped)
+        """The hops that a segment sent, and that were received and not entered."""
+        self.since_ns: dict[object, float] = {}
+        """By clock: the time from which no process whose entries are all in use has used one again.
+        """
+        for at, process in enumerate(processes):
+            if process.is_full:
+                own = slice(self.firsts[at], self.firsts[at + 1])
+                begins_ns = self.begins_ns[own][self.is_segment[own]]
+                since_ns = float(begins_ns.min()) if len(begins_ns) else math.inf
+                before_ns = self.since_ns.get(process.clock, -math.inf)
+                self.since_ns[process.clock] = max(since_ns, before_ns)
+        self._adopted = self._adopt(origin)
+        named = [*self.by_parent, *self.returns, *self.dropped]
+        is_named = are_in(self.ids, numpy.array(named, "u8"))
+        received_ns = self._read("received_ns")
+        self.is_alone: NDArray[np.bool_] = (
+            (self.parents == 0) & (received_ns == _core.UNKNOWN_NS) & ~self.is_nested & ~is_named
+        ) & (self._read("hops_sent") == 0)
+        """Whether a request has one segment, and no hop is known: there is nothing to join."""
+        complete_ns = numpy.array([one.recording.complete_ns for one in processes], "i8")
+        begins_ns = self._joined(
+            [first_known_ns(one.segments, "begin_ns") for one in processes], "i8"
+        )
+        self.is_plain = self.is_alone & (self._read("chunks") == 0)
+        """Whether besides it has no chunks, and all of it is there."""
+        self.is_plain &= self._read("end_ns") != _core.UNKNOWN_NS
+        self.is_plain &= begins_ns >= complete_ns[self.process]
+        self.is_plain &= self._joined([one.have_all_links for one in processes], bool)
 
+    def _read(self, name: str) -> NDArray[Any]:
+        dtype = _core.segment_type()[name]
+        return self._joined([one.segments[name] for one in self.processes], dtype)
 
-# --- one request ----------------------------------------------------------------------------------
+    def _joined(self, parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+        numpy = imports.load("numpy")
+        whole = [numpy.empty(0, dtype), *parts]
+        joined: NDArray[Any] = parts[0] if len(parts) == 1 else numpy.concatenate(whole)
+        return joined
 
-_Hops = list[tuple[Process, "Segment"]]
+    def roots(self) -> NDArray[np.intp]:
+        """Return the rows that are shown as requests: without a known parent, or nested."""
+        numpy = imports.load("numpy")
+        known = numpy.fromiter(self.by_id, "u8", len(self.by_id))
+        is_root = self.is_segment & ~self.is_nested & ~are_in(self.parents, known)
+        is_root[self._adopted] = False
+        for row in (self.is_segment & self.is_nested).nonzero()[0].tolist():
+            is_root[row] = self._depth_of_nesting(row) <= _DEEPEST
+        rows: NDArray[np.intp] = is_root.nonzero()[0]
+        return rows
 
+    def _depth_of_nesting(self, row: int) -> int:
+        """Return how many known requests are around a nested one, at most one more than shown."""
+        depth, outer = 0, self.by_id.get(int(self.parents[row]))
+        while outer is not None and depth <= _DEEPEST:
+            depth += 1
+            outer = self.by_id.get(int(self.parents[outer])) if self.is_nested[outer] else None
+        return depth
 
-class _Segments(NamedTuple):
-    """What all recordings contain, by the ids of segments."""
+    def _adopt(self, origin: NDArray[Any]) -> list[int]:
+        """Let segments whose sender is unknown join the root of their trace that encloses them.
 
-    by_id: dict[str, Stretch]
-    by_parent: defaultdict[str, list[Stretch]]
-    returns: defaultdict[str, _Hops]
-    """The hops that came back to a segment."""
-    dropped: defaultdict[str, _Hops]
-    """The hops that a segment sent, and that were received and not entered."""
-    since_ns: dict[object, float]
-    """By clock: the time from which no process whose entries are all in use has used one again."""
-    are_all: bool
-    """Whether there are no other recordings."""
+        Another tracer was between the two. The times can be compared only on the same clock.
+        """
+        numpy = imports.load("numpy")
+        traces = self._read("trace_high"), self._read("trace_low")
+        is_root = self.is_segment & (self.parents == 0) & ((traces[0] != 0) | (traces[1] != 0))
+        is_stray = is_root & (origin == _core.ORIGINS.index("remote"))
+        if not is_stray.any():
+            return []
+        codes = {clock: at for at, clock in enumerate(one.clock for one in self.processes)}
+        clocks = numpy.array([codes[one.clock] for one in self.processes])[self.process]
+        roots = is_root.nonzero()[0]
+        in_order = roots[numpy.lexsort((clocks[roots], traces[1][roots], traces[0][roots]))]
+        keys = clocks[in_order], traces[1][in_order], traces[0][in_order]
+        is_new = numpy.any([key[1:] != key[:-1] for key in keys], axis=0)
+        group_of: dict[int, list[int]] = {}
+        for group in numpy.split(in_order, is_new.nonzero()[0] + 1):
+            if len(group) > 1:
+                rows = group.tolist()
+                group_of.update(dict.fromkeys(rows, rows))
+        begins_ns, ends_ns = self.begins_ns, self.ends_ns
+        taken: set[int] = set()
+        for stray in is_stray.nonzero()[0].tolist():
+            outer = [
+                row
+                for row in group_of.get(stray, ())
+                if row != stray
+                and row not in taken
+                and begins_ns[row] <= begins_ns[stray]
+                and ends_ns[row] >= ends_ns[stray]
+                and self.ids[row]
+            ]
+            if outer:
+                root = min(outer, key=lambda row: int(begins_ns[row]))
+                self.by_parent[int(self.ids[root])].append(stray)
+                taken.add(stray)
+        return list(taken)
+
+    # --- roots ------------------------------------------------------------------------------------
+
+    def roots_ns(self, roots: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return when requests began, as Unix times, and how long they took."""
+        numpy = imports.load("numpy")
+        offsets_ns = numpy.array([one.offset_ns for one in self.processes], "i8")
+        offsets_ns = offsets_ns[self.process[roots]]
+        received_ns = self._read("received_ns")[roots]
+        begins_ns = self.begins_ns[roots] + offsets_ns
+        is_received = received_ns != _core.UNKNOWN_NS
+        begins_ns = numpy.where(is_received, numpy.minimum(begins_ns, received_ns), begins_ns)
+        return begins_ns, self.ends_ns[roots] + offsets_ns - begins_ns
+
+    def column(self, name: str, rows: NDArray[np.intp]) -> list[Any]:
+        """Return the id, status or pipeline of some rows, as `Segment` has it."""
+        column = self._read(name)[rows]
+        if name == "id":
+            return texts(column)
+        values = column.tolist()
+        if name == "status":
+            return [_core.STATUSES[number] for number in values]
+        names = [one.recording.stage_names() for one in self.processes]
+        places = zip(self.process[rows].tolist(), values, strict=True)
+        return [name_of(names[at], code) for at, code in places]
+
+    # --- objects ----------------------------------------------------------------------------------
+
+    def descendants(self, root: int) -> list[_Place]:
+        """Return the root and all segments that it has led to."""
+        places = [_Place(root, -1, 0, False)]
+        seen = {root}
+        for at, place in enumerate(places):  # grows
+            for row in self.by_parent.get(int(self.ids[place.row]), ()):
+                if row not in seen:
+                    seen.add(row)
+                    is_discarded = place.is_discarded or bool(self.is_discarded[row])
+                    places.append(_Place(row, at, place.depth + 1, is_discarded))
+        return places
+
+    def timelines(self, roots: NDArray[np.intp]) -> list[Timeline]:
+        """Return requests as objects."""
+        requests = [
+            [_Place(root, -1, 0, False)] if is_alone else self.descendants(root)
+            for root, is_alone in zip(roots.tolist(), self.is_alone[roots].tolist(), strict=True)
+        ]
+        rows = [place.row for places in requests for place in places]
+        for id_ in self.ids[rows].tolist() if self.returns or self.dropped else ():
+            rows += (*self.returns.get(id_, ()), *self.dropped.get(id_, ()))
+        segments = self._dicts(sorted(set(rows)))
+        return [self._timeline(places, segments) for places in requests]
+
+    def _dicts(self, rows: list[int]) -> dict[int, Segment]:
+        numpy = imports.load("numpy")
+        segments: dict[int, Segment] = {}
+        bounds = numpy.searchsorted(rows, self.firsts).tolist()
+        for at, process in enumerate(self.processes):
+            own = rows[bounds[at] : bounds[at + 1]]
+            if own:
+                dicts = process.dicts([row - int(self.firsts[at]) for row in own])
+                segments.update(zip(own, dicts, strict=True))
+        return segments
+
+    def process_of(self, row: int) -> Process:
+        """Return the process that a row is from."""
+        return self.processes[int(self.process[row])]
+
+    def _stretch(self, place: _Place, segment: Segment) -> Stretch:
+        row = place.row
+        process = self.process_of(row)
+        return Stretch(
+            *(process, segment, int(self.begins_ns[row]), int(self.ends_ns[row])),
+            bool(process.have_all_links[row - self.firsts[self.process[row]]]),
+            *(place.depth, place.is_discarded),
+        )
+
+    def sender(self, hop: Segment, root: Stretch) -> Stretch | None:
+        """Return a segment of another request that has sent a hop of one; None if it is unknown."""
+        row = self.by_id.get(int(hop["parent_segment"] or "0", 16))
+        if row is None:
+            return None
+        stretch = self._stretch(_Place(row, -1, 0, False), self._dicts([row])[row])
+        stretch.offset_ns = 0 if stretch.process.clock == root.process.clock else None
+        return stretch
+
+    def _timeline(self, places: list[_Place], dicts: dict[int, Segment]) -> Timeline:
+        segments = []
+        for place in places:
+            stretch = self._stretch(place, dicts[place.row])
+            segments.append(stretch)
+            if place.parent >= 0:
+                segments[place.parent].children.append(stretch)
+        root = segments[0]
+        if self.is_alone[places[0].row]:
+            return Timeline(segments, [], _causes_of(root), [])
+        returns = [
+            (stretch, self.process_of(row), dicts[row])
+            for stretch, place in zip(segments, places, strict=True)
+            for row in self.returns.get(int(self.ids[place.row]), ())
+        ]
+        _place(root, segments, returns)
+        hops, out_and_back_ns = _hops(root, segments, returns, self)
+        missing, missing_causes = _missing_hops(root, segments, returns, dicts, self)
+        causes = _causes(root, segments, returns, self) + missing_causes
+        return Timeline(segments, hops + missing, causes, out_and_back_ns)
+
+    def knows(self, id_: str | None) -> bool:
+        """Whether a segment with this id is among those that another one names as its parent."""
+        return id_ is not None and int(id_, 16) in self.by_id
 
     def may_be_overwritten(self, stretch: Stretch) -> bool:
         """Whether a process may have used the entry of a segment of this request again."""
-        since_ns = self.since_ns.get(_clock(stretch.recording), -math.inf)
-        return stretch.begin_ns < since_ns
+        return stretch.begin_ns < self.since_ns.get(stretch.process.clock, -math.inf)
 
 
-def _joined(root: Stretch, all_segments: _Segments) -> Timeline:
-    if _is_alone(root, all_segments):
-        return Timeline([root], [], _causes_of(root), [])
-    # A nested request is a part of the outer one, too, where it has another depth.
-    segments = _descendants(root, all_segments.by_parent, in_copies=_is_nested(root))
-    root = segments[0]
-    own_returns = [
-        (stretch, process, one)
-        for stretch in segments
-        for process, one in all_segments.returns.get(stretch.segment["segment"] or "", ())
-    ]
-    _place(root, segments, own_returns)
-    for stretch in segments:
-        stretch.hop_parts = []
-    hops, out_and_back_ns = _hops(root, segments, own_returns, all_segments.by_id)
-    missing, missing_causes = _missing_hops(root, segments, own_returns, all_segments)
-    causes = _causes(root, segments, own_returns, all_segments) + missing_causes
-    return Timeline(segments, hops + missing, causes, out_and_back_ns)
+def _grouped(ids: NDArray[np.uint64], is_one: NDArray[np.bool_]) -> defaultdict[int, list[int]]:
+    """Return the rows of each id but 0, of some rows."""
+    rows = (is_one & (ids != 0)).nonzero()[0]
+    grouped: defaultdict[int, list[int]] = defaultdict(list)
+    for id_, row in zip(ids[rows].tolist(), rows.tolist(), strict=True):
+        grouped[id_].append(row)
+    return grouped
 
 
-def _is_alone(root: Stretch, all_segments: _Segments) -> bool:
-    """Whether a request has one segment, and no hop is known, so that there is nothing to join."""
-    segment, own_id = root.segment, root.segment["segment"] or ""
-    return (
-        segment["parent_segment"] is None
-        and segment["received_ns"] is None
-        and not segment["hops_sent"]
-        and not _is_nested(root)
-        and own_id not in all_segments.by_parent
-        and own_id not in all_segments.returns
-        and own_id not in all_segments.dropped
-    )
+# --- one request ----------------------------------------------------------------------------------
 
 
 def _divided(timeline: Timeline) -> _Division:
@@ -712,27 +726,6 @@ def _outside(part: Part, begin_ns: int, end_ns: int) -> int:
     return part.end_ns - part.begin_ns - max(inside_ns, 0)
 
 
-def _descendants(
-    root: Stretch, by_parent: dict[str, list[Stretch]], *, in_copies: bool
-) -> list[Stretch]:
-    """Return the root and all segments that it has led to, with their depths."""
-    if in_copies:
-        root = replace(root)
-    root.depth, root.is_discarded = 0, False
-    descendants, seen = [root], {id(root)}
-    for stretch in descendants:  # grows
-        for child in by_parent.get(stretch.segment["segment"] or "", ()):
-            if id(child) in seen:
-                continue
-            seen.add(id(child))
-            if in_copies:
-                child = replace(child)
-            child.depth = stretch.depth + 1
-            child.is_discarded = stretch.is_discarded or child.segment["status"] == "discarded"
-            descendants.append(child)
-    return descendants
-
-
 _OwnReturns = Sequence[tuple[Stretch, Process, "Segment"]]
 
 
@@ -742,22 +735,20 @@ def _place(root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns) -> 
     Processes with the same clock need nothing. For others, each hop bounds the offset, because
     nothing is received before it was sent. Without a bound on both sides the offset is unknown.
     """
-    clocks = {id(one): _clock(one.recording) for one in segments}
+    clocks = {id(one): one.process.clock for one in segments}
     root_clock = clocks[id(root)]
     if len(set(clocks.values())) == 1:
-        for stretch in segments:
-            stretch.offset_ns, stretch.error_ns = 0, 0
         return
     bounds: dict[object, tuple[float, float]] = {root_clock: (0, 0)}
-    hops = [(one.segment, one.recording) for one in segments]
-    hops += [(one, process.recording) for _, process, one in returns]
+    hops = [(one.segment, one.process) for one in segments]
+    hops += [(one, process) for _, process, one in returns]
     for _ in range(len(set(clocks.values()))):
-        for segment, recording in hops:
+        for segment, process in hops:
             sent, received = segment["sent_monotonic_ns"], segment["received_ns"]
-            sender, receiver = segment["sent_clock"] or None, _clock(recording)
+            sender, receiver = segment["sent_clock"] or None, process.clock
             if sent is None or received is None or sender is None or sender == receiver:
                 continue
-            delay_ns = received - recording.unix_offset_ns - sent  # by two clocks
+            delay_ns = received - process.offset_ns - sent  # by two clocks
             # received + to >= sent + of_sender, for offsets of both clocks to the root's
             lowest, highest = bounds.get(sender, (-math.inf, math.inf))
             low, high = bounds.get(receiver, (-math.inf, math.inf))
@@ -774,26 +765,22 @@ def _place(root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns) -> 
             stretch.offset_ns = None
 
 
-def _clock(recording: RequestSource) -> object:
-    """Return what identifies the clock of a recording; its path if that is unknown."""
-    return recording.clock or recording.path
-
-
 def _hops(
-    root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns, senders: dict[str, Stretch]
+    root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns, join: _Join
 ) -> tuple[list[Hop], list[int]]:
     """Return the hops and round trips of a request, and add the parts of the hops."""
     hops, out_and_back_ns = [], []
-    arrivals = [(one, one.recording, one.segment, False) for one in segments]
-    arrivals += [(to, process.recording, one, True) for to, process, one in returns]
-    for stretch, recording, segment, is_return in arrivals:
+    senders = {one.segment["segment"]: one for one in segments}
+    arrivals = [(one, one.process, one.segment, False) for one in segments]
+    arrivals += [(to, process, one, True) for to, process, one in returns]
+    for stretch, process, segment, is_return in arrivals:
         received = segment["received_ns"]
         if received is None:
             continue
-        received -= recording.unix_offset_ns
+        received -= process.offset_ns
         entered = segment["begin_ns"]
-        entered = None if entered is None else entered - recording.unix_offset_ns
-        sender = senders.get(segment["parent_segment"] or "")
+        entered = None if entered is None else entered - process.offset_ns
+        sender = senders.get(segment["parent_segment"] or "") or join.sender(segment, root)
         hand_off_ns, error_ns, sent_ns = _hand_off(stretch, segment, sender, received)
         behind_ns = behind_others_ns(segment, hand_off_ns)
         is_repeated = segment["origin"] == "repeated"
@@ -802,7 +789,7 @@ def _hops(
                 state="received" if segment["sent_monotonic_ns"] or stretch is root else "unknown",
                 queue=segment["queue"] or "",
                 sender=None if sender is None else sender.recording.pid,
-                receiver=recording.pid,
+                receiver=process.recording.pid,
                 hand_off_ns=None if hand_off_ns is None else hand_off_ns - (behind_ns or 0),
                 error_ns=error_ns,
                 queue_ns=None if entered is None else entered - received + (behind_ns or 0),
@@ -813,7 +800,7 @@ def _hops(
                 is_repeated=is_repeated,
             )
         )
-        if is_return and sender is not None and _clock(sender.recording) != _clock(recording):
+        if is_return and sender is not None and sender.process.clock != process.clock:
             both_ns = _out_and_back(segment, sender, received)
             out_and_back_ns += [] if both_ns is None else [both_ns]
         if stretch.offset_ns is None or stretch.is_discarded:
@@ -858,7 +845,11 @@ def _out_and_back(back: Segment, remote: Stretch, received_ns: int) -> int | Non
 
 
 def _missing_hops(
-    root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns, all_segments: _Segments
+    root: Stretch,
+    segments: Sequence[Stretch],
+    returns: _OwnReturns,
+    dicts: dict[int, Segment],
+    join: _Join,
 ) -> tuple[list[Hop], list[str]]:
     """Return the hops that were sent, and that no process has received and entered.
 
@@ -870,7 +861,7 @@ def _missing_hops(
     removed = set() if _begins(root) else {root.segment["parent_segment"]}
     for _, _, hop in returns:
         parent = hop["parent_segment"]
-        if parent is not None and parent not in all_segments.by_id:
+        if parent is not None and not join.knows(parent):
             removed.add(parent)
         elif parent is not None:
             arrived[parent].add(hop["parent_hop"])
@@ -880,25 +871,28 @@ def _missing_hops(
     for stretch in segments:
         segment, pid = stretch.segment, stretch.recording.pid
         own_id = segment["segment"] or ""
-        dropped = all_segments.dropped.get(own_id, ())
+        dropped = join.dropped.get(int(own_id or "0", 16), ())
         if not (segment["hops_sent"] or dropped):
             continue
         received = arrived[own_id] | {
             child.segment["parent_hop"]
-            for child in all_segments.by_parent.get(own_id, ())
+            for child in stretch.children
             if child.segment["received_ns"] is not None
         }
-        for process, hop in dropped:
+        for row in dropped:
+            hop = dicts[row]
             if hop["parent_hop"] not in received:
                 received.add(hop["parent_hop"])
                 causes[_MISSING["not_entered"]] += 1
-                hops.append(_hop_without_entry("not_entered", pid, process.recording.pid, hop))
+                hops.append(
+                    _hop_without_entry("not_entered", pid, join.process_of(row).recording.pid, hop)
+                )
         count = max(segment["hops_sent"] - len(received), 0)
         explained, count = max(explained - count, 0), max(count - explained, 0)
         is_open = "open" in (root.segment["status"], segment["status"])
-        is_gone = all_segments.may_be_overwritten(root)
+        is_gone = join.may_be_overwritten(root)
         state = "waiting" if is_open else ("overwritten" if is_gone else "lost")
-        is_elsewhere = state == "lost" and not all_segments.are_all
+        is_elsewhere = state == "lost" and not join.are_all
         causes["receiver not among these recordings" if is_elsewhere else _MISSING[state]] += count
         hops += [_hop_without_entry(state, pid)] * min(count, _MOST_MISSING)
     return hops, _counted(causes)
@@ -937,19 +931,16 @@ _MISSING = {
 
 
 def _causes(
-    root: Stretch,
-    segments: Sequence[Stretch],
-    returns: _OwnReturns,
-    all_segments: _Segments,
+    root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns, join: _Join
 ) -> list[str]:
     causes: Counter[str] = Counter()
-    gone = "recording removed" if all_segments.are_all else "sender not among these recordings"
-    if all_segments.may_be_overwritten(root):
+    gone = "recording removed" if join.are_all else "sender not among these recordings"
+    if join.may_be_overwritten(root):
         gone = _MISSING["overwritten"]
     if not _begins(root):
         causes[gone] += 1  # the segment that has sent it
     parents = {one["parent_segment"] for _, _, one in returns} - {None}
-    causes[gone] += sum(parent not in all_segments.by_id for parent in parents)
+    causes[gone] += sum(not join.knows(parent) for parent in parents)
     for stretch in segments:
         causes.update(_causes_of(stretch))
     return _counted(causes)

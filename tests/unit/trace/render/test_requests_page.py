@@ -18,10 +18,10 @@ from request_columns import check_columns
 from stagespan import batch, extract, inject, queued, recording, request, span
 from stagespan.pages.html import html_page
 from stagespan.recording.requests_page import Requests, RequestsPage
-from stagespan.recording.timelines import Timeline, timelines
+from stagespan.recording.timelines import Timelines, timelines
 
 
-def found_requests(names: tuple[str, ...]) -> list[Timeline]:
+def found_requests(names: tuple[str, ...]) -> Timelines:
     """Return requests with waits, a hop, a batch, and a hop that nobody received."""
     with span("first"):
         pass
@@ -36,11 +36,12 @@ def found_requests(names: tuple[str, ...]) -> list[Timeline]:
         inject(queue="nowhere")
     found = timelines([recording.open(os.getpid())])
     check_columns(found)
-    return [one for one in found if one.segments[0].segment["segment"] not in known]
+    return found.where(one.segments[0].segment["segment"] not in known for one in found)
 
 
-def page_of(found: list[Timeline], lost: dict[str, int] | None = None) -> str:
-    return html_page(RequestsPage(Requests(found, found, lost or {}, len(found), in_detail=False)))
+def page_of(found: Timelines, lost: dict[str, int] | None = None) -> str:
+    requests = Requests(found, list(found), lost or {}, len(found), in_detail=False)
+    return html_page(RequestsPage(requests))
 
 
 def tables_of(data: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +92,8 @@ def test_a_request_of_one_process_has_one_row_and_no_columns_of_hops() -> None:
     for name in ("plain 1", "plain 2"):
         with request(name), span("handle"):
             pass
-    found = [one for one in timelines([recording.open(os.getpid())]) if "plain" in one.id][-2:]
+    found = timelines([recording.open(os.getpid())])
+    found = found.where("plain" in id_ for id_ in found.column("id"))[-2:]
     data = data_of(page_of(found))
     assert data["rows"] == ["plain 1", "plain 2"]
     tables = tables_of(data)
@@ -157,6 +159,6 @@ def test_a_page_of_real_requests_is_written_by_the_command(tmp_path: Path) -> No
 
 
 def test_a_page_without_requests() -> None:
-    data = data_of(page_of([]))
+    data = data_of(page_of(timelines([])))
     assert data["summary"] == "0 requests in 0 processes, the first at unknown"
     assert data["rows"] == []
