@@ -290,9 +290,9 @@ Snapshot difference(const Snapshot& later, const Snapshot& earlier) {
   Snapshot result = later;
   if (later.resets != earlier.resets) return result;
   for (const auto& [stage, before] : earlier.stages) {
-    const auto entry = result.stages.find(stage);
-    if (entry == result.stages.end()) continue;
-    StageFigures& now = entry->second;
+    const auto of_stage = result.stages.find(stage);
+    if (of_stage == result.stages.end()) continue;
+    StageFigures& now = of_stage->second;
     subtract(now.host, before.host);
     for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure)
       subtract(now.device[figure], before.device[figure]);
@@ -310,7 +310,7 @@ Snapshot difference(const Snapshot& later, const Snapshot& earlier) {
     const bool no_work =
         std::all_of(now.work.begin(), now.work.end(), [](const auto& entry) { return entry.second == 0; });
     if (now.host.count == 0 && no_work && now.amounts.empty() && now.device[kDeviceElapsed].count == 0)
-      result.stages.erase(entry);
+      result.stages.erase(of_stage);
   }
   return result;
 }

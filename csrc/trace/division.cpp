@@ -24,13 +24,13 @@ class Divider {
   void divide(std::size_t request, std::int64_t begin, std::int64_t end, std::size_t first, std::size_t last) {
     clip(begin, end, first, last);
     // Of equal parts, the front of the heap is the one that begins first in the request, then the first.
-    const auto yields = [this, begin](std::size_t first, std::size_t other) {
+    const auto yields = [this, begin](std::size_t part, std::size_t other) {
       const auto rank = [this](std::size_t row) {
         return std::tuple(-parts_.kind[row], parts_.depth[row], parts_.level[row], parts_.since[row]);
       };
       const auto order = [this, begin](std::size_t row) { return std::pair(std::max(parts_.begin[row], begin), row); };
-      const auto of_one = rank(first), of_other = rank(other);
-      return of_one == of_other ? order(other) < order(first) : of_one < of_other;
+      const auto of_part = rank(part), of_other = rank(other);
+      return of_part == of_other ? order(other) < order(part) : of_part < of_other;
     };
     std::size_t next = 0;
     std::int64_t before = 0, unattributed = 0, after = 0;
