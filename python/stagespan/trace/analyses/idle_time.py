@@ -71,8 +71,10 @@ def _move_parts(parts: IdleParts, of: str, to: str, cover: Cover, gaps: Gaps) ->
     """Move the time of one cause to another one, as far as it is within some times."""
     time = parts.parts[:, NAMES.index(of)]
     moved = np.minimum(time, cover.within(gaps.begin_ns, gaps.end_ns))
-    parts.parts[:, NAMES.index(to)] += moved
-    parts.parts[:, NAMES.index(of)] -= moved
+    # A column that is not written takes no memory.
+    if moved.any():
+        parts.parts[:, NAMES.index(to)] += moved
+        parts.parts[:, NAMES.index(of)] -= moved
 
 
 def sums_by_cause(parts: IdleParts) -> dict[str, int]:

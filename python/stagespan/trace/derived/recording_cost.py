@@ -11,7 +11,7 @@ from stagespan.pages.amounts import in_words
 from stagespan.pages.result import share
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.read.groups import counts_of, quantile, values_of
-from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -85,34 +85,42 @@ def stack_cost(trace: Trace) -> StackCost | None:
     order = np.argsort(at, kind="stable")
     edges = at[order]
     del at
+    is_begin = order < len(rows)
+    begins_built_in = _begins_built_in(trace, rows, order)
+    del order
     length = max(int(edges[-1] - edges[0]), 1)
     times = np.diff(edges)
     # What recording one of them takes is about the median time between two of them.
     edge_ns = min(float(np.median(times)), _MOST_EDGE_NS)
+    costs = _look_ups(is_begin, begins_built_in, times)
+    del times
+    np.maximum(costs, edge_ns, out=costs)
     sums = np.zeros(len(edges) + 1, dtype=np.int64)
-    sums[1:] = np.cumsum(np.maximum(_look_ups(trace, rows, order, times), edge_ns))
+    sums[1:] = np.cumsum(costs, out=costs)
     return StackCost(edges, sums, len(rows) / (length / 1e6))
 
 
-def _look_ups(
-    trace: Trace, rows: Rows, order: NDArray[np.intp], times: Numbers
-) -> NDArray[np.float64]:
+def _begins_built_in(trace: Trace, rows: Rows, order: NDArray[np.intp]) -> Mask:
+    """Return which edges begin a call of a built-in function. `order` has ends after all begins."""
+    is_built_in = np.array([name.startswith(_BUILT_IN) for name in trace.names])
+    built_in = np.zeros(2 * len(rows), dtype=np.bool_)
+    built_in[: len(rows)] = is_built_in[trace.events.name[rows]]
+    begins: Mask = built_in[order]
+    return begins
+
+
+def _look_ups(is_begin: Mask, begins_built_in: Mask, times: Numbers) -> NDArray[np.float64]:
     """Return, for each edge, the time in ns that looking up its line took, as far as is known.
 
     It is known for calls of built-in functions that follow one another in one call of a function,
     if the time between them grows: little of it is the program's, because built-in functions do
     the work there. `times` are those between two edges.
     """
-    costs = np.zeros(len(order))
-    if len(order) < 2 * _FEWEST_CALLS:
+    costs = np.zeros(len(is_begin))
+    if len(is_begin) < 2 * _FEWEST_CALLS:
         return costs
-    count = len(rows)
-    is_built_in = np.array([name.startswith(_BUILT_IN) for name in trace.names])
-    is_begin = order < count
-    begun = np.zeros(len(order), dtype=np.bool_)
-    begun[is_begin] = is_built_in[trace.events.name[rows[order[is_begin]]]]
     # From the end of a call to the start of the next one in the same function.
-    follows = np.flatnonzero(begun[1:] & ~is_begin[:-1])
+    follows = np.flatnonzero(begins_built_in[1:] & ~is_begin[:-1])
     function = np.empty(len(follows), dtype=np.int64)
     _core.trace_begun_around(is_begin, follows + 1, function)
     calls = np.bincount(function + 1, minlength=1)

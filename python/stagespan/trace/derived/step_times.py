@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -22,7 +23,16 @@ from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
 from stagespan.trace.derived.threads import among, named
 from stagespan.trace.read.groups import firsts_of, parts
-from stagespan.trace.read.intervals import ROW, Cover, Mask, Numbers, Rows, covered, union_of
+from stagespan.trace.read.intervals import (
+    ROW,
+    Cover,
+    Intervals,
+    Mask,
+    Numbers,
+    Rows,
+    covered,
+    union_of,
+)
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -217,8 +227,10 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
     begin, end, step_of = extents.begin_ns, extents.end_ns, extents.step_of
     in_step = np.flatnonzero(step_of >= 0)
     count = len(ranges)
-    parts = _Parts(trace, origin, bool(len(rows)))
     gap_begin, gap_end = _gaps(trace, ranges, extents.first_ns, extents.last_ns, bool(len(rows)))
+    (parts, gap_parts), edges = _split(
+        trace, origin, bool(len(rows)), [(begin, end), (gap_begin, gap_end)]
+    )
     order = np.argsort(step_of[in_step], kind="stable")
     grouped = rows[in_step][order]
     bounds = np.searchsorted(step_of[in_step][order], np.arange(count + 1))
@@ -233,7 +245,7 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
     return StepTimes(
         begin_ns=begin,
         end_ns=end,
-        parts=parts.split(begin, end),
+        parts=parts,
         device_rows=rows,
         step_of=step_of,
         launched=np.bincount(step_of[in_step], minlength=count).astype(np.int64),
@@ -241,8 +253,8 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
         after_host_ns=np.array(after, dtype=np.int64),
         gap_begin_ns=gap_begin,
         gap_ns=gap_end - gap_begin,
-        gap_parts=parts.split(gap_begin, gap_end),
-        edges=parts.known_edges(),
+        gap_parts=gap_parts,
+        edges=edges,
         earlier=extents.earlier,
     )
 
@@ -292,42 +304,42 @@ def events_of_part(trace: Trace, part: str, on_device: bool) -> Mask:
     return np.zeros(len(trace.events), dtype=np.bool_)
 
 
-class _Parts:
-    """Splits intervals by the activity of the device, or else of the host."""
+def _split(
+    trace: Trace, origin: int, on_device: bool, ranges: Sequence[Intervals]
+) -> tuple[list[dict[str, Numbers]], Intervals]:
+    """Split sets of intervals by the activity of the device, or else of the host.
 
-    def __init__(self, trace: Trace, origin: int, on_device: bool) -> None:
-        self._trace, self._origin = trace, origin
-        self._names = tuple(PARTS if on_device else HOST_PARTS)
-        self._nested: list[Cover] = []
-        of_host = {} if on_device else _covers_of_host(trace)
-        for part in self._names[:-1]:
-            if on_device:
-                cover = self._cover(events_of_part(trace, part, on_device))
-            else:
-                cover = Cover(of_host[part].begin - origin, of_host[part].end - origin)
-            self._nested.append(self._nested[-1] | cover if self._nested else cover)
+    Returns the time of each part in each interval, for each set, and the intervals that belong to
+    any part except the last.
+    """
+    names = tuple(PARTS if on_device else HOST_PARTS)
+    of_host = {} if on_device else _covers_of_host(trace)
+    ranges = [(begin - origin, end - origin) for begin, end in ranges]
+    reached = [[np.zeros_like(begin)] for begin, _ in ranges]
+    whole = Cover(*np.empty((2, 0), dtype=np.int64))
+    # One part at a time, because they take much memory. Each moment belongs to the first one.
+    for part in names[:-1]:
+        if on_device:
+            cover = _cover(trace, events_of_part(trace, part, on_device))
+        else:
+            cover = of_host[part]
+        whole |= Cover.of_union(cover.begin - origin, cover.end - origin)
+        for times, (begin, end) in zip(reached, ranges, strict=True):
+            times.append(whole.within(begin, end))
+    split = []
+    for times, (begin, end) in zip(reached, ranges, strict=True):
+        of_parts: NDArray[np.int64] = np.diff(np.stack([*times, end - begin]), axis=0)
+        split.append(dict(zip(names, of_parts, strict=True)))
+    return split, (whole.begin + origin, whole.end + origin)
 
-    def split(self, begin_ns: Numbers, end_ns: Numbers) -> dict[str, Numbers]:
-        """Return the time of each part in each interval."""
-        begin, end = begin_ns - self._origin, end_ns - self._origin
-        reached = [cover.within(begin, end) for cover in self._nested]
-        edges = np.stack([np.zeros_like(begin), *reached, end - begin])
-        times: NDArray[np.int64] = np.diff(edges, axis=0)
-        return dict(zip(self._names, times, strict=True))
 
-    def known_edges(self) -> tuple[Numbers, Numbers]:
-        """Return the intervals that belong to any part except the last."""
-        whole = self._nested[-1]
-        return whole.begin + self._origin, whole.end + self._origin
-
-    def _cover(self, which: Mask) -> Cover:
-        events = self._trace.events
-        covers = (
-            Cover(events.begin_ns[some], events.end_ns[some], which=which[some])
-            for some in parts(len(events))
-        )
-        begin, end = union_of([(cover.begin, cover.end) for cover in covers])
-        return Cover(begin - self._origin, end - self._origin)
+def _cover(trace: Trace, which: Mask) -> Cover:
+    events = trace.events
+    covers = (
+        Cover(events.begin_ns[some], events.end_ns[some], which=which[some])
+        for some in parts(len(events))
+    )
+    return Cover.of_union(*union_of([(cover.begin, cover.end) for cover in covers]))
 
 
 def _covers_of_host(trace: Trace) -> dict[str, Cover]:

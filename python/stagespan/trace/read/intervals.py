@@ -176,10 +176,10 @@ class Cover:
             return self
         if len(self.begin) == 0:
             return other
-        return Cover._of_union(*united((self.begin, self.end), (other.begin, other.end)))
+        return Cover.of_union(*united((self.begin, self.end), (other.begin, other.end)))
 
     @classmethod
-    def _of_union(cls, begin: Numbers, end: Numbers) -> Cover:
+    def of_union(cls, begin: Numbers, end: Numbers) -> Cover:
         """Return the cover of disjoint ascending intervals."""
         cover = cls.__new__(cls)
         cover._set(begin, end)
