@@ -40,7 +40,7 @@ def check(data: bytes) -> Reading | None:
         assert "\n" not in said
         return None
     found = report(reading)
-    markdown_of(found)
+    markdown_of(found, found.findings())
     return reading
 
 

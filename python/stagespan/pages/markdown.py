@@ -15,7 +15,7 @@ def markdown(page: Page) -> str:
     """Return the page: the subject, the findings with their evidence, and all tables."""
     match list(page.results.values()):
         case [Titled() as result]:
-            return _titled(result, page.findings())
+            return markdown_of(result, page.findings())
     lines = [f"# {page.words.page}", "", f"{escaped(page.name())}: {page.summary()}.", ""]
     if (caveat := page.caveat()) is not None:
         lines += [f"**{escaped(caveat)}**", ""]
@@ -40,7 +40,7 @@ def markdown(page: Page) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _titled(result: Titled, findings: list[Finding]) -> str:
+def markdown_of(result: Titled, findings: list[Finding]) -> str:
     """Return the page of one result: the lines of its head, the page's findings, and all tables."""
     title, _ = result.title()
     lines = [f"# {escaped(title)}", ""]

@@ -204,7 +204,8 @@ def uses_no_matrix_units(raw: Raw, finding: Finding) -> bool:
 def is_dominant(raw: Raw, finding: Finding) -> bool:
     kernels = raw.named(f"^{re.escape(finding.evidence[0].event)}$", *DEVICE)
     times = sum(e["dur"] for e in kernels)
-    whole = sum(e["dur"] for e in raw.of(*DEVICE))
+    waits = raw.named("^event_(wait|record)$", *DEVICE)
+    whole = sum(e["dur"] for e in raw.of(*DEVICE)) - sum(e["dur"] for e in waits)
     return abs(100 * times / whole - percent_in(finding)) < 0.1
 
 

@@ -235,4 +235,4 @@ def test_the_report_has_the_times_of_the_stage() -> None:
 def test_hostile_names_do_not_reach_the_page() -> None:
     name = "</svg><script>alert(1)</script>\x1b&\"'" + "x" * 9_999
     found = report(parse(long_file([(name, KERNELS[0][1])]), "ncu.csv"))
-    assert "\x1b" not in markdown_of(found)
+    assert "\x1b" not in markdown_of(found, found.findings())
