@@ -143,7 +143,9 @@ def test_a_result_with_a_page_of_its_own_is_shown_alone() -> None:
     assert "Something else." not in " ".join(lines)
     assert data["verdict"]["sentence"] == own.sentence
     assert [section["first"] for section in data["sections"]] == [True, True]
-    assert markdown_of(own, own.findings()).startswith("# decode-bound\n\nDecoding takes most of the time.\n")
+    assert markdown_of(own, own.findings()).startswith(
+        "# decode-bound\n\nDecoding takes most of the time.\n"
+    )
 
 
 def test_an_analysis_without_a_result_says_what_it_needs() -> None:
