@@ -100,16 +100,12 @@ std::uint64_t overwritten(ArenaView arena) {
 
 std::vector<SpanCopy> read_spans(ArenaView arena) {
   std::vector<SpanCopy> result;
-  const std::uint64_t capacity = arena.header().ring_spans;
+  const auto held_in = [&](std::uint32_t slot) { return held_by(arena.slot(slot), arena.header().ring_spans); };
   std::uint64_t count = 0;
-  for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
-    const Held held = held_by(arena.slot(i), capacity);
-    count += held.head - held.oldest;
-  }
+  for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) count += held_in(i).head - held_in(i).oldest;
   result.reserve(count);
   for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
-    const Held held = held_by(arena.slot(i), capacity);
-    result.reserve(result.size() + held.head - held.oldest);
+    const Held held = held_in(i);
     for (std::uint64_t number = held.oldest; number < held.head; ++number)
       if (const auto copy = copy_record(arena, i, number)) result.push_back(*copy);
   }

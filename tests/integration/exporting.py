@@ -22,8 +22,7 @@ from typing import Any
 from running import ended, ready, start_command, until
 from stagespan import _core
 from stagespan.export.parts import AWAITED_KEEP, Batch, Part, Parts, Resource
-from stagespan.recording.reading import Segment
-from stagespan.recording.segments import as_rows
+from stagespan.recording.segments import Segment, as_rows
 from stagespan.recording.spans import ReadSpans
 
 PROGRAMS = Path(__file__).parents[1] / "programs"

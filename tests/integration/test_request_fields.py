@@ -16,7 +16,7 @@ import stagespan
 from running import PROGRAMS
 from stagespan import recording
 from stagespan.asgi import RequestMiddleware
-from stagespan.recording.reading import Segment
+from stagespan.recording.segments import Segment
 from stagespan.recording.timelines import timelines
 
 REQUESTING = PROGRAMS / "requesting.py"

@@ -15,7 +15,7 @@ import msgspec
 from stagespan import _core
 from stagespan.export.families import AMOUNT_STEPS, FAMILIES, HISTOGRAMS, Family
 from stagespan.live.span_kinds import REQUESTS, RUNS, Kind, number_of
-from stagespan.recording.reading import began_here
+from stagespan.recording.segments import began_here
 from stagespan.recording.source import latest_ns
 
 if TYPE_CHECKING:

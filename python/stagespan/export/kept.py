@@ -36,8 +36,7 @@ from stagespan.live.span_kinds import KINDS, Kind, number_of
 from stagespan.live.statistics import Stats, from_rings
 from stagespan.process import imports
 from stagespan.process.messages import message_of
-from stagespan.recording.reading import Segment
-from stagespan.recording.segments import Details, as_rows, first_known_ns, have_begun_here
+from stagespan.recording.segments import Details, Segment, as_rows, first_known_ns, have_begun_here
 from stagespan.recording.slowness import Slowness
 from stagespan.recording.source import RequestSource, Surroundings
 from stagespan.recording.spans import BATCH, OPEN_NS, Span, joined, kinds_of
@@ -46,7 +45,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts, Failures, RecordedOpenSpan, State, Thread
+    from stagespan.recording.reading import Amounts, RecordedOpenSpan, State, Thread
+    from stagespan.recording.segments import Failures
 
 _LOGGER = logging.getLogger("stagespan")
 _SCHEMA_VERSION = 1

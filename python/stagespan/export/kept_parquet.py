@@ -13,7 +13,7 @@ from stagespan.errors import StagespanError
 from stagespan.export.parts import Part
 from stagespan.live.span_kinds import KINDS
 from stagespan.process.imports import load
-from stagespan.recording.reading import began_here
+from stagespan.recording.segments import began_here
 from stagespan.recording.source import Surroundings
 from stagespan.recording.spans import ReadSpans, joined, kinds_of
 

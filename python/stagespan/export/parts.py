@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Segment
+    from stagespan.recording.segments import Segment
     from stagespan.recording.slowness import Slowness
 
 AWAITED_CHOICE, AWAITED_OTLP, AWAITED_KEEP = 1, 2, 4

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts, Failures, Recording
+    from stagespan.recording.reading import Amounts, Recording
+    from stagespan.recording.segments import Failures
 
 _Detail = TypeVar("_Detail")
 QUIET_NS = 10**9

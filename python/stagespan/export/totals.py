@@ -30,7 +30,8 @@ from stagespan.export.traces import Pending
 from stagespan.live.span_kinds import KINDS, RUNS, Kind
 from stagespan.process import imports
 from stagespan.recording.backlog import Backlog
-from stagespan.recording.reading import Recording, Segment, began_here, open_file
+from stagespan.recording.reading import Recording, open_file
+from stagespan.recording.segments import Segment, began_here
 from stagespan.recording.spans import kinds_of
 
 if TYPE_CHECKING:

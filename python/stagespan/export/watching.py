@@ -13,7 +13,7 @@ from stagespan.errors import StagespanError
 from stagespan.pages.amounts import quoted
 from stagespan.pages.escaping import one_line
 from stagespan.recording.asking import Asker
-from stagespan.recording.reading import began_here
+from stagespan.recording.segments import began_here
 from stagespan.recording.slowness import Collection, RunSignature, Slowness, UsualRuns
 from stagespan.signature import describe, watch
 

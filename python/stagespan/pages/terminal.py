@@ -91,8 +91,9 @@ def print_page(page: Page, console: Console | None = None) -> None:
     console = screen(console)
     for result in page.results.values():
         if isinstance(result, Titled):
-            # The page joins findings about one cause.
-            print_result(result, console, page.findings())
+            # A page of one result joins findings about one cause.
+            findings = page.findings() if len(page.results) == 1 else None
+            print_result(result, console, findings)
             return
     headline = page.headline()
     head: list[Block] = [] if headline is None else [Line(headline, "strong")]

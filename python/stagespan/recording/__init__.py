@@ -16,6 +16,9 @@ with OnFirstUse(globals()) as _lazy:
         open_recording as open,  # noqa: A004 - used as `recording.open(...)`, like `gzip.open`
     )
     from stagespan.recording.finding import (
+        open_recording as open_recording,
+    )
+    from stagespan.recording.finding import (
         recordings,
     )
     from stagespan.recording.jobs import Job, job

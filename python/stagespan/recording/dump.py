@@ -41,7 +41,8 @@ from stagespan.recording.spans import OPEN_NS, with_open
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Recording, Segment
+    from stagespan.recording.reading import Recording
+    from stagespan.recording.segments import Segment
     from stagespan.recording.source import RequestSource
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts, Segment
+    from stagespan.recording.reading import Amounts
+    from stagespan.recording.segments import Segment
     from stagespan.recording.source import RequestSource
 
 _EXECUTION, _QUEUE = KINDS.index("execution"), KINDS.index("queue")

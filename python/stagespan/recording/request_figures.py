@@ -12,8 +12,7 @@ from stagespan.live import statistics
 from stagespan.live.quantiles import quantile
 from stagespan.live.span_kinds import TITLES
 from stagespan.pages.figures import Count, RecordedFigures
-from stagespan.recording.reading import began_here
-from stagespan.recording.segments import first_known_ns, have_begun_here
+from stagespan.recording.segments import began_here, first_known_ns, have_begun_here
 from stagespan.recording.slow_causes import SlowFigures, slow_figures
 from stagespan.recording.spans import Span
 from stagespan.recording.timelines import Hop, Stretch, Timeline

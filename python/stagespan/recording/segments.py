@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from stagespan import _core
 from stagespan.process import imports
@@ -13,7 +13,84 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Failures, Fields, Segment
+
+Fields = dict[str, int | float | str]
+"""What was recorded of the metadata of a request, by name."""
+Failures = dict[int, tuple[str, str | None]]
+"""The type and the message of exceptions by the ids of their spans; None if not recorded."""
+
+
+class Request(TypedDict):
+    """A request in a recording; ``end_ns`` is None if the request had not ended.
+
+    ``trace_id`` is the id of its distributed trace (32 hexadecimal digits), or None. ``status`` is
+    open, ok, error, cancelled, discarded, abandoned (the process ended before the request did) or
+    unused (received and never entered). ``begin_ns`` is None while a received request waits.
+    """
+
+    number: int
+    id: str
+    trace_id: str | None
+    begin_ns: int | None
+    end_ns: int | None
+    status: str
+
+
+class SegmentDetails(TypedDict, total=False):
+    """What earlier versions have not kept of a segment."""
+
+    pipeline: str
+    is_http: bool
+    route: str | None
+    fields: Fields
+    exception: str | None
+    exception_message: str | None
+    request_ns: int | None
+    work_ns: int | None
+    link: tuple[str, str] | None
+
+
+class Segment(Request, SegmentDetails):
+    """A segment: the part of a request in this process. Unknown values are None.
+
+    ``segment`` is its id, ``parent_hop`` that of the hop that brought it, and ``parent_segment``
+    that of the segment that sent it (16 hexadecimal digits each). In a part after the end of a
+    request, such as background tasks, both are that request's segment. ``origin`` is ``"root"``
+    (it began here), ``"remote"``, ``"return"`` (not a segment, but a hop that has come back to
+    the segment with this number), ``"repeated"`` (the carrier was received before) or ``"nested"``
+    (it began inside of another request, its parent). ``link`` is the trace and the segment of the
+    request that it began in, also if that had ended. ``pipeline``
+    is that of the request, or of the process; ``route`` is also the pipeline of a call that a route
+    serves, and ``fields`` are what `record_request_fields` has named. ``exception`` is the type of
+    the exception that it has ended with. ``sent_ns`` is on this process's clock, and None if
+    it was sent on another one; so is ``request_ns``, when the request began, perhaps elsewhere.
+    ``work_ns`` is when the thread that received it had last ended work for others: a span of
+    another request or a batch, that was not suspended.
+    """
+
+    segment: str | None
+    parent_hop: str | None
+    parent_segment: str | None
+    origin: str
+    attempt: int
+    branch: str | None
+    queue: str | None
+    sent_ns: int | None
+    sent_monotonic_ns: int | None
+    sent_unix_ns: int | None
+    sent_clock: int
+    received_ns: int | None
+    hops_sent: int
+    chunks: int
+    chunk_amount: int
+    first_chunk_ns: int | None
+    last_chunk_ns: int | None
+    trace_flags: int
+
+
+def began_here(segment: Segment) -> bool:
+    """Whether a segment is the first part of a request, as far as is known."""
+    return segment["parent_segment"] is None and segment["origin"] in ("root", "remote")
 
 
 class Details(NamedTuple):

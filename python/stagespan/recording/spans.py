@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts, Failures
+    from stagespan.recording.reading import Amounts
+    from stagespan.recording.segments import Failures
     from stagespan.recording.source import RequestSource
 
 OPEN_NS = (1 << 63) - 1

@@ -13,7 +13,8 @@ from stagespan.live.stage_figures import StageRunFigures, stage_figures
 from stagespan.live.statistics import StageStats, Stats
 from stagespan.pages.figures import Count, Flat, RecordedFigures
 from stagespan.recording.backlog import Backlog
-from stagespan.recording.reading import RecordedOpenSpan, Recording, Request, State
+from stagespan.recording.reading import RecordedOpenSpan, Recording, State
+from stagespan.recording.segments import Request
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Segment
+    from stagespan.recording.segments import Segment
     from stagespan.recording.source import RequestSource
 
 

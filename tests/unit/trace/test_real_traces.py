@@ -66,7 +66,8 @@ def device_intervals(
     by_kind: dict[str, list[tuple[Any, Any]]] = {"compute": [], "comm": [], "copy": []}
     for entry in entries:
         kind = DEVICE.get(category_today(entry.get("cat", "")))
-        if kind is not None and entry["ph"] == "X":
+        is_idle = entry["name"] in ("event_wait", "event_record")
+        if kind is not None and entry["ph"] == "X" and not is_idle:
             if category_today(entry["cat"]) == "kernel" and any(
                 word in entry["name"].lower() for word in ("nccl", "rccl")
             ):

@@ -73,9 +73,9 @@ class LoopState:
 
     def _note_made(self, id_: int, now: _Snapshot, changed: dict[Place, Any]) -> None:
         """Find the place in a container of the last run through which a new one is reached."""
-        place = now.holder_of[id_]
+        place = now.holder[id_]
         while place is not None and place[0] not in self.before.containers:
-            place = now.holder_of[place[0]]
+            place = now.holder[place[0]]
         if place is None:
             return
         if place[0] in self.made:
@@ -89,7 +89,7 @@ class _Snapshot:
 
     def __init__(self, roots: list[Any]) -> None:
         self.containers: dict[int, Any] = {}
-        self.holder_of: dict[int, Place | None] = {}
+        self.holder: dict[int, Place | None] = {}
         self.values: dict[Place, Any] = {}
         queue: collections.deque[tuple[Any, Place | None]] = collections.deque(
             (root, None) for root in roots
@@ -107,7 +107,7 @@ class _Snapshot:
             except Exception:  # a proxy without an object, or a mapping that refuses to be read
                 continue
             self.containers[id(container)] = container
-            self.holder_of[id(container)] = place
+            self.holder[id(container)] = place
             for key, item in items:
                 here = id(container), key
                 self.values[here] = item
