@@ -65,7 +65,8 @@ py::object bytes_of(const std::vector<std::int64_t>& numbers, bool done) {
 void nest(const py::buffer& begin, const py::buffer& end, const py::buffer& thread, const py::buffer& parent,
           const py::buffer& longer, const py::buffer& own) {
   const Numbers begins(begin, false), ends(end, false), threads(thread, false);
-  Numbers parents(parent, true), longers(longer, true), owns(own, true);
+  Codes parents(parent, true), longers(longer, true);
+  Numbers owns(own, true);
   const std::size_t count = begins.size();
   for (const std::size_t size : {ends.size(), threads.size(), parents.size(), longers.size(), owns.size()})
     check(size == count, "the arrays differ in length");
@@ -75,7 +76,8 @@ void nest(const py::buffer& begin, const py::buffer& end, const py::buffer& thre
 
 void open_at(const py::buffer& begin, const py::buffer& end, const py::buffer& longer, const py::buffer& place,
              const py::buffer& owner) {
-  const Numbers begins(begin, false), ends(end, false), longers(longer, false), places(place, false);
+  const Numbers begins(begin, false), ends(end, false), places(place, false);
+  const Codes longers(longer, false);
   Numbers filled(owner, true);
   const std::size_t count = begins.size();
   check(ends.size() == count && longers.size() == count && filled.size() == places.size(),
@@ -113,9 +115,9 @@ void begun_around(const py::buffer& begins, const py::buffer& asked, const py::b
 }
 
 void first_around(const py::buffer& parent, const py::buffer& chosen, const py::buffer& around) {
-  const Numbers parents(parent, false);
+  const Codes parents(parent, false);
   const Mask mask(chosen, false);
-  Numbers filled(around, true);
+  Codes filled(around, true);
   const std::size_t count = parents.size();
   check(mask.size() == count && filled.size() == count, "the arrays differ in length");
   for (std::size_t at = 0; at < count; ++at)

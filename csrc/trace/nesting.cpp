@@ -24,9 +24,9 @@ constexpr std::uint32_t done = std::numeric_limits<std::uint32_t>::max();
 
 }  // namespace
 
-void nest(const Intervals& intervals, std::int64_t* parent, std::int64_t* longer, std::int64_t* own) noexcept {
+void nest(const Intervals& intervals, std::int32_t* parent, std::int32_t* longer, std::int64_t* own) noexcept {
   const auto [begin, end, thread, count] = intervals;
-  std::int64_t top = -1;
+  std::int32_t top = -1;
   std::int64_t reached = 0;
   // Gives the time until `until` to the intervals that are open, and leaves those that have ended by then.
   const auto advance = [&](std::int64_t until) {
@@ -47,15 +47,15 @@ void nest(const Intervals& intervals, std::int64_t* parent, std::int64_t* longer
     advance(begin[at]);
     parent[at] = top;
     // Each interval leaves the chain at most once, so that this takes linear time.
-    std::int64_t above = top;
+    std::int32_t above = top;
     while (above >= 0 && end[above] <= end[at]) above = longer[above];
     longer[at] = above;
-    top = static_cast<std::int64_t>(at);
+    top = static_cast<std::int32_t>(at);
   }
   finish();
 }
 
-void open_at(const Intervals& intervals, const std::int64_t* longer, const std::int64_t* place, std::size_t number,
+void open_at(const Intervals& intervals, const std::int32_t* longer, const std::int64_t* place, std::size_t number,
              std::int64_t* owner) {
   // In the order of the places, an interval that has ended is never open again, so that this takes linear time.
   std::vector<std::size_t> order;
@@ -110,18 +110,18 @@ void begun_around(const bool* is_begin, std::size_t count, const std::int64_t* a
   }
 }
 
-void first_around(const std::int64_t* parent, const bool* chosen, std::size_t count, std::int64_t* around) noexcept {
-  constexpr std::int64_t unknown = -2, on_the_way = -3;
+void first_around(const std::int32_t* parent, const bool* chosen, std::size_t count, std::int32_t* around) noexcept {
+  constexpr std::int32_t unknown = -2, on_the_way = -3;
   std::fill_n(around, count, unknown);
   for (std::size_t at = 0; at < count; ++at) {
-    auto top = static_cast<std::int64_t>(at);
+    auto top = static_cast<std::int32_t>(at);
     while (top >= 0 && around[top] == unknown && !chosen[top]) {
       around[top] = on_the_way;
       top = parent[top];
     }
-    std::int64_t found = -1;
+    std::int32_t found = -1;
     if (top >= 0 && around[top] != on_the_way) found = around[top] = around[top] == unknown ? top : around[top];
-    for (auto low = static_cast<std::int64_t>(at); low >= 0 && around[low] == on_the_way; low = parent[low])
+    for (auto low = static_cast<std::int32_t>(at); low >= 0 && around[low] == on_the_way; low = parent[low])
       around[low] = found;
   }
 }

@@ -18,11 +18,11 @@ struct Intervals {
 /// `parent`, the one that was open last when it begins, or -1;
 /// `longer`, the next one around it that ends later (all in between have ended by then), or -1;
 /// `own`, its time while no later one of the thread is open: each moment belongs to the one that began last.
-void nest(const Intervals& intervals, std::int64_t* parent, std::int64_t* longer, std::int64_t* own) noexcept;
+void nest(const Intervals& intervals, std::int32_t* parent, std::int32_t* longer, std::int64_t* own) noexcept;
 
 /// For each place, the interval that is open there and began last, or -1. All intervals are of one thread, and `longer`
 /// is that of `nest`.
-void open_at(const Intervals& intervals, const std::int64_t* longer, const std::int64_t* place, std::size_t number,
+void open_at(const Intervals& intervals, const std::int32_t* longer, const std::int64_t* place, std::size_t number,
              std::int64_t* owner);
 
 /// Adds to the figure of each element of a forest those of all elements below it. `parent` is an index or -1; elements
@@ -36,6 +36,6 @@ void begun_around(const bool* is_begin, std::size_t count, const std::int64_t* a
 
 /// For each element of a forest, the first chosen one from itself up to its root, or -1. `parent` is an index or -1; in
 /// a cycle without a chosen element there is none.
-void first_around(const std::int64_t* parent, const bool* chosen, std::size_t count, std::int64_t* around) noexcept;
+void first_around(const std::int32_t* parent, const bool* chosen, std::size_t count, std::int32_t* around) noexcept;
 
 }  // namespace stagespan::trace

@@ -1293,15 +1293,15 @@ class TraceScanner:
     def looks_like_a_trace(self) -> bool:
         """Whether any entry was an event."""
 
-# Passes over a trace's events. All arrays are contiguous, and of int64 unless said otherwise; the
-# last ones are filled.
+# Passes over a trace's events. All arrays are contiguous and of the types shown; the last ones are
+# filled.
 # Raises TypeError for other arrays, and ValueError if their lengths differ.
 def trace_nest(
     begin: NDArray[np.int64],
     end: NDArray[np.int64],
     thread: NDArray[np.int64],
-    parent: NDArray[np.int64],
-    longer: NDArray[np.int64],
+    parent: NDArray[np.int32],
+    longer: NDArray[np.int32],
     own: NDArray[np.int64],
 ) -> None:
     """Find what each interval is in. They are sorted by thread and start, outer before inner.
@@ -1314,7 +1314,7 @@ def trace_nest(
 def trace_open_at(
     begin: NDArray[np.int64],
     end: NDArray[np.int64],
-    longer: NDArray[np.int64],
+    longer: NDArray[np.int32],
     place: NDArray[np.int64],
     owner: NDArray[np.int64],
 ) -> None:
@@ -1339,7 +1339,7 @@ def trace_begun_around(
     """
 
 def trace_first_around(
-    parent: NDArray[np.int64], chosen: NDArray[np.bool_], around: NDArray[np.int64]
+    parent: NDArray[np.int32], chosen: NDArray[np.bool_], around: NDArray[np.int32]
 ) -> None:
     """Find the first chosen element from each one of a forest up to its root, or -1.
 

@@ -108,8 +108,8 @@ ASCEND: dict[str, Analyze] = {
     "ascend_cores": operators.cores,
 }
 """Analyses that apply only to traces of torch_npu.profiler."""
-# These take much memory and keep little of it, so they run while the view has kept least.
-_RUN_FIRST = frozenset(("flame", "memory"))
+# These take much memory and keep little of it, so they run while the view has kept little.
+_RUN_FIRST = ("flame", "memory", "steps")
 
 
 class Results:
@@ -417,7 +417,7 @@ def analyze(
     unknown = [name for name in names if name not in analyses]
     if unknown:
         raise KeyError(f"There is no analysis {unknown[0]!r}: choose from {', '.join(analyses)}.")
-    in_order = sorted(names, key=lambda name: name not in _RUN_FIRST)
+    in_order = dict.fromkeys([*(name for name in _RUN_FIRST if name in names), *names])
     results = {name: analyses[name](view) for name in in_order}
     return Analysis(view, {name: results[name] for name in names})
 

@@ -147,10 +147,10 @@ class Nesting:
 
     def at(self, place: Numbers) -> Rows:
         """Return the index in `rows` of the innermost event at each place, or -1."""
-        columns = (self.begin, self.end, self._longer, place)
-        begin, end, longer, at = (np.ascontiguousarray(each, np.int64) for each in columns)
+        columns = (self.begin, self.end, place)
+        begin, end, at = (np.ascontiguousarray(each, np.int64) for each in columns)
         owner = np.empty_like(at)
-        _core.trace_open_at(begin, end, longer, at, owner)
+        _core.trace_open_at(begin, end, np.ascontiguousarray(self._longer, ROW), at, owner)
         return owner
 
     @property
@@ -189,13 +189,12 @@ class Nesting:
 
     def first_around(self, chosen: NDArray[np.bool_]) -> Rows:
         """Return the innermost chosen event around each row, or the row itself, or -1."""
-        around: Rows = first_around(self.parent, chosen).astype(ROW)
-        return around
+        return first_around(self.parent, chosen)
 
     @cached_property
     def _links(self) -> tuple[Rows, Rows]:
         """`parent` and `_longer`, which are one array if all events nest."""
-        parent, longer = (each.astype(ROW) for each in self._nested()[:2])
+        parent, longer, _ = self._nested()
         return parent, parent if np.array_equal(parent, longer) else longer
 
     def _nested(self) -> tuple[Rows, Rows, Numbers]:
@@ -279,10 +278,10 @@ def levels(parent: Rows) -> NDArray[np.int64]:
 def first_around(parent: Rows, chosen: NDArray[np.bool_]) -> Rows:
     """Return for each element of a tree the first chosen one from itself up to the root, or -1."""
     if not chosen.any():
-        return np.full(len(parent), -1, dtype=np.intp)
-    around = np.empty(len(parent), dtype=np.intp)
+        return np.full(len(parent), -1, dtype=ROW)
+    around = np.empty(len(parent), dtype=ROW)
     _core.trace_first_around(
-        np.ascontiguousarray(parent, np.int64), np.ascontiguousarray(chosen), around
+        np.ascontiguousarray(parent, ROW), np.ascontiguousarray(chosen), around
     )
     return around
 

@@ -156,7 +156,8 @@ def nested(begin: Numbers, end: Numbers, thread: Numbers) -> tuple[Rows, Rows, N
     belongs to the innermost one.
     """
     begin, end, thread = (np.ascontiguousarray(each, np.int64) for each in (begin, end, thread))
-    parent, longer, own = (np.empty(len(begin), dtype=np.int64) for _ in range(3))
+    parent, longer = (np.empty(len(begin), dtype=ROW) for _ in range(2))
+    own = np.empty(len(begin), dtype=np.int64)
     _core.trace_nest(begin, end, thread, parent, longer, own)
     return parent, longer, own
 

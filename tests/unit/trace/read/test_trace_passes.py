@@ -323,23 +323,23 @@ def narrow(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
-ONE, TWO, MASK = integers(0), integers(0, 0), np.array([False, True])
+ONE, TWO, PAIR, MASK = integers(0), integers(0, 0), narrow(0, 0), np.array([False, True])
 
 
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda: _core.trace_nest(TWO, TWO, TWO, ONE, TWO, TWO), ValueError),
-        (lambda: _core.trace_nest(TWO, TWO, TWO, TWO.astype(np.int32), TWO, TWO), TypeError),
-        (lambda: _core.trace_nest(TWO, TWO, integers(0, 1, 2, 3)[::2], TWO, TWO, TWO), TypeError),
-        (lambda: _core.trace_first_around(TWO, np.array([True]), TWO), ValueError),
-        (lambda: _core.trace_first_around(TWO, TWO, TWO), TypeError),
-        (lambda: _core.trace_first_around(ONE, np.array([1], np.int8), ONE), TypeError),
-        (lambda: _core.trace_first_around(integers(1), np.array([False]), ONE), ValueError),
-        (lambda: _core.trace_open_at(TWO, TWO, integers(-1, 0), TWO, ONE), ValueError),
-        (lambda: _core.trace_open_at(TWO, TWO, ONE, TWO, TWO.copy()), ValueError),
-        (lambda: _core.trace_open_at(TWO, TWO, integers(-1, 1), TWO, TWO.copy()), ValueError),
-        (lambda: _core.trace_open_at(integers(1, 0), TWO, TWO - 1, TWO, TWO.copy()), ValueError),
+        (lambda: _core.trace_nest(TWO, TWO, TWO, narrow(0), PAIR, TWO), ValueError),
+        (lambda: _core.trace_nest(TWO, TWO, TWO, TWO, PAIR, TWO), TypeError),
+        (lambda: _core.trace_nest(TWO, TWO, integers(0, 1, 2, 3)[::2], PAIR, PAIR, TWO), TypeError),
+        (lambda: _core.trace_first_around(PAIR, np.array([True]), PAIR), ValueError),
+        (lambda: _core.trace_first_around(PAIR, TWO, PAIR), TypeError),
+        (lambda: _core.trace_first_around(narrow(0), np.array([1], np.int8), narrow(0)), TypeError),
+        (lambda: _core.trace_first_around(narrow(1), np.array([False]), narrow(0)), ValueError),
+        (lambda: _core.trace_open_at(TWO, TWO, narrow(-1, 0), TWO, ONE), ValueError),
+        (lambda: _core.trace_open_at(TWO, TWO, narrow(0), TWO, TWO.copy()), ValueError),
+        (lambda: _core.trace_open_at(TWO, TWO, narrow(-1, 1), TWO, TWO.copy()), ValueError),
+        (lambda: _core.trace_open_at(integers(1, 0), TWO, PAIR - 1, TWO, TWO.copy()), ValueError),
         (lambda: _core.trace_add_those_below(integers(2, 0), TWO.copy()), ValueError),
         (lambda: _core.trace_add_those_below(TWO, ONE.copy()), ValueError),
         (lambda: _core.trace_begun_around(MASK, TWO, ONE), ValueError),
@@ -389,7 +389,7 @@ def test_other_arrays_are_refused(call: Callable[[], Any], error: type[Exception
 
 
 def test_an_array_that_is_read_only_is_not_filled() -> None:
-    fixed = integers(1, 2)
+    fixed = narrow(1, 2)
     fixed.setflags(write=False)
     with pytest.raises((BufferError, ValueError)):
-        _core.trace_nest(TWO, TWO, TWO, fixed, TWO.copy(), TWO.copy())
+        _core.trace_nest(TWO, TWO, TWO, fixed, PAIR.copy(), TWO.copy())
