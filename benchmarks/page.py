@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import cases, native, otlp_spans, reading_recordings, traces
+from benchmarks.enlarge import enlarge
+from benchmarks.used import Used, used
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "internals" / "benchmarks.md"
@@ -57,13 +59,6 @@ class Row(NamedTuple):
     """Whether the reference was still disturbed in the last round."""
 
 
-class Used(NamedTuple):
-    """What a process has used."""
-
-    cpu_s: float
-    mb: float
-
-
 class Run(NamedTuple):
     """What is measured for all sections."""
 
@@ -77,20 +72,6 @@ class Run(NamedTuple):
     def earlier(self, *module: str) -> list[str]:
         """Return the command that runs a module with the earlier version."""
         return [sys.executable, "-c", _OTHER, str(self.against), *module]
-
-
-def used(command: list[str], **variables: str) -> Used:
-    """Run a command to its end. Exits with its output if it fails."""
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | variables, stdout=output, stderr=output
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            output.seek(0)
-            sys.exit(f"{command} has failed:\n{output.read().decode()[-2000:]}")
-    return Used(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
 def _is_disturbed(references: list[float]) -> bool:
@@ -316,8 +297,7 @@ def commands(run: Run) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         kept = Path(folder, "kept")
         make = f"from {_SCRAPES} import Path, keep; import sys; keep(Path(sys.argv[1]), {requests})"
-        used([sys.executable, "-c", make, str(kept)])  # this process stays small: its children's
-        # memory at the peak is at least its own
+        used([sys.executable, "-c", make, str(kept)])
         live = str(reading_recordings.recording_of("requests", requests, folder))
         trace = str(Path(folder, "trace.json"))
         decode = [sys.executable, "-c", reading_recordings.DECODE, str(kept)]
@@ -463,21 +443,11 @@ runpy.run_module("TraceLens.Reporting.generate_perf_report_pytorch", run_name="_
 """
 # How a peer analyses a trace, and the most of its CPU time that is asked for.
 _PEERS = {"HTA": (_HTA, 1 / 6), "TraceLens": (_TRACE_LENS, 1 / 10)}
-_ENLARGE = """
-import sys
-from pathlib import Path
-from benchmarks.enlarge import enlarge
-print(enlarge(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
-"""
 
 
 def _made(source: Path, target: Path, size_bytes: int) -> str:
     """Write copies of a trace to a file, and return their number and size in words."""
-    # In a process of its own: what this one takes counts for the commands that it starts.
-    arguments = [str(source), str(target), str(size_bytes)]
-    command = [sys.executable, "-c", _ENLARGE, *arguments]
-    made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    copies = int(made.stdout)
+    copies = enlarge(source, target, size_bytes)
     name, mb = source.name.removesuffix(".json.gz"), target.stat().st_size / 1e6
     return f"{f'{copies} x ' if copies > 1 else ''}{name}, {mb:,.1f} MB"
 

@@ -13,7 +13,6 @@ import argparse
 import gzip
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.__main__ import ROOT
+from benchmarks.read_trace import peak_bytes
 
 _COUNTS = (10, 100, 1_000)
 _KERNELS, _COLLECTIVES = 5_000, 200
@@ -58,7 +58,7 @@ def analyse(folder: Path) -> dict[str, float]:
 
     cpu = time.process_time()
     found = stagespan.analyze(folder, jobs=1).to_dict()["ranks"]["found"]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    peak = peak_bytes()
     return {"ranks": len(found), "cpu_s": time.process_time() - cpu, "peak_bytes": peak}
 
 

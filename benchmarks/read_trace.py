@@ -95,7 +95,8 @@ READERS = {
 }
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
+    """Return the peak of the memory of this process."""
     # Not ru_maxrss, because it includes the memory of the parent when it started this process.
     with open("/proc/self/status") as file:
         for line in file:
@@ -110,14 +111,14 @@ def main(reader: str, path: Path, times: int) -> dict[str, Any]:
         read = READERS[reader]()
     except ImportError as error:
         return {"skipped": str(error)}
-    used: dict[str, Any] = {"cpu_s": [], "wall_s": [], "before_bytes": _peak_bytes()}
+    used: dict[str, Any] = {"cpu_s": [], "wall_s": [], "before_bytes": peak_bytes()}
     for turn in range(times):
         wall, cpu = time.perf_counter(), time.process_time()
         used["entries"] = read(path)
         used["cpu_s"].append(time.process_time() - cpu)
         used["wall_s"].append(time.perf_counter() - wall)
         if turn == 0:
-            used["peak_bytes"] = _peak_bytes()
+            used["peak_bytes"] = peak_bytes()
     return used
 
 

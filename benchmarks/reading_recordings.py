@@ -27,6 +27,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from benchmarks.used import used
+
 SPANS, REQUESTS, PROCESSES, STAGES = 180_000, 20_000, 200, 1_000
 _READINGS = 5
 _KEPT = 4_096
@@ -169,16 +171,6 @@ def keep(folder: Path, count: int) -> None:
         trace = f"{drawn.getrandbits(128):032x}"
         keeper.put([[kept_requests.part(of, number, trace, drawn, None)]])
     keeper.write()
-
-
-def used(command: list[str]) -> tuple[float, float]:
-    """Return the CPU seconds and the MB at the peak of a process."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def scraped(module: list[str], what: str, count: int) -> list[float]:

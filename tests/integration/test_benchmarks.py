@@ -196,3 +196,12 @@ def test_the_page_gets_the_rows_of_a_section_and_keeps_the_rest(tmp_path: Path) 
     # WHEN a section is unknown THEN those that there are are named
     done = ran([*command, "span"], cwd=ROOT, status=2)
     assert "choose from spans, commands" in done.stderr
+
+
+def test_the_memory_of_a_command_is_without_that_of_its_parent() -> None:
+    program = (
+        "import sys; from benchmarks.used import used; own = b'x' * (300 << 20);"
+        "print(used([sys.executable, '-I', '-S', '-c', 'pass']).mb)"
+    )
+    done = ran([sys.executable, "-c", program], cwd=ROOT, status=0)
+    assert 1 < float(done.stdout) < 100
