@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
@@ -114,12 +114,10 @@ def device_work(trace: Trace) -> DeviceWork:
     kind[trace.rows_of(["gpu_memcpy"])] = COPY
     if not is_ascend(trace):
         is_kernel = is_kernel | _add_others(trace, kind)
-    marks = _named(trace, is_kernel, lambda name: _STREAM_EVENTS.search(name) is not None)
+    marks = _named(trace, is_kernel, _is_stream_event)
     is_kernel = is_kernel & ~marks
     kind[marks] = NOT_DEVICE
-    kind[_named(trace, is_kernel, lambda name: _COMMUNICATION.search(name) is not None)] = (
-        COMMUNICATION
-    )
+    kind[_named(trace, is_kernel, _is_collective)] = COMMUNICATION
     if ASCEND_DEVICE in trace.process_names.values():
         is_kernel = is_kernel | _add_ascend(trace, kind)
     others = is_kernel & (kind == COMPUTE)
@@ -127,6 +125,17 @@ def device_work(trace: Trace) -> DeviceWork:
     kind[custom] = COMMUNICATION
     waits = _named(trace, marks, lambda name: _STREAM_WAITS.search(name) is not None)
     return DeviceWork(kind, is_kernel, custom, waits)
+
+
+# The ranks of a job have the same names.
+@lru_cache(maxsize=16_384)
+def _is_stream_event(name: str) -> bool:
+    return _STREAM_EVENTS.search(name) is not None
+
+
+@lru_cache(maxsize=16_384)
+def _is_collective(name: str) -> bool:
+    return _COMMUNICATION.search(name) is not None
 
 
 def _named(trace: Trace, rows: Mask, condition: Callable[[str], bool]) -> Mask:

@@ -110,6 +110,8 @@ def _one_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 _BOM = b"\xef\xbb\xbf"
+# What may be before the text, which is not a part of it.
+_BLANKS = re.compile(b"(?:" + _BOM + rb")?\s*")
 _WINDOW_BYTES = 1024
 _MALFORMED = "malformed entry"
 # The text before the list of events.
@@ -224,7 +226,8 @@ class EventReader:
         Reads one chunk, or as much as half of the remaining buffer, so that an entry of many chunks
         is not scanned again for each chunk.
         """
-        pieces, grown = [self._buffer], 0
+        # Without an empty piece, one chunk is not copied.
+        pieces, grown = [self._buffer] if self._buffer else [], 0
         while not self._ended and grown <= len(self._buffer) // 2:
             chunk = next(self._chunks, None)
             if chunk is None:
@@ -237,18 +240,17 @@ class EventReader:
 
     def _first_character(self) -> bytes:
         while True:
-            text = self._buffer.removeprefix(_BOM).lstrip()
-            # Blanks are discarded.
-            self._discard(len(self._buffer) - len(text))
+            self._discard(next(_BLANKS.finditer(self._buffer)).end())
+            text = self._buffer[:64]
             if text and text != _BOM[: len(text)]:
                 break
             if not self._more():
                 if self.stream.damage:
                     raise TraceError(f"{self._where} cannot be read: {self.stream.damage}.")
                 raise TraceError(f"{self._where} is empty: export the trace again.")
-        if (other := what_bytes_are(self.stream.path, text[:64])) is not None:
+        if (other := what_bytes_are(self.stream.path, text)) is not None:
             raise TraceError(f"{self._where} is {other}.")
-        if (other := what_it_is(text[:64])) is not None:
+        if (other := what_it_is(text)) is not None:
             raise TraceError(f"{self._where} is not JSON but {other}.")
         if text[:1] not in b"{[":
             raise NotJsonError(
