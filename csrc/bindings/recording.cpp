@@ -770,6 +770,7 @@ void define_recording(py::module_& module) {
         return py::bytes(marks);
       },
       py::arg("fd"));
+  module.attr("RING_ENOUGH_S") = kEnough_s;
   module.attr("UNKNOWN_NS") = kUnknownNs;
   module.attr("NO_NAME") = kNoName;
   module.attr("TRAIT_HTTP") = static_cast<int>(kTraitHttp);

@@ -1,6 +1,7 @@
 // layout.h: the structures of an arena. Threads write them while other threads read them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -212,7 +213,7 @@ struct SharedRingSizes {
     return std::uint64_t{segment_entries} * per_request + further;
   }
   /// The number of records that are reserved in a recording's file at once, in whole pages.
-  constexpr std::uint32_t at_once() const { return kSegmentsAtOnce * (per_request != 0 ? per_request : 2); }
+  constexpr std::uint32_t at_once() const { return kSegmentsAtOnce * std::max(per_request, 2U); }
 };
 
 #define STAGESPAN_RING_SIZES(Name, LIST, per_request, further) {per_request, further},

@@ -15,7 +15,6 @@ namespace stagespan {
 namespace {
 
 constexpr double kLook_s = 0.05;
-constexpr double kEnough_s = 0.3;  // until a ring is full, for a reader that is late
 constexpr double kNew_s = 0.2;
 constexpr double kFast = 1e9;
 

@@ -7,6 +7,9 @@
 
 namespace stagespan {
 
+/// What is left until a ring is full, for a reader that is late.
+inline constexpr double kEnough_s = 0.3;
+
 /// A recording that was read.
 struct ReadRings {
   int fd = -1;

@@ -35,13 +35,15 @@ FLAG_FIRST_OF_SHAPE: int
 FLAG_DEBUG: int
 FLAG_RECORDED: int
 KIND_SHIFT: int
+"""The bits of a record's `flags` from this one on are the kind of its stage."""
 NO_NAME: int
 ORIGINS: tuple[str, ...]
 STATUSES: tuple[str, ...]
 TRAIT_HTTP: int
 TRAIT_ROUTE: int
+RING_ENOUGH_S: float
+"""What a reading leaves until a ring is full, in seconds, in case it is late."""
 UNKNOWN_NS: int
-"""The bits of a record's `flags` from this one on are the kind of its stage."""
 COMPLETION_DEVICE_MEMORY: int
 """In the flags of a completion: the peak is that of an accelerator, not of the process."""
 

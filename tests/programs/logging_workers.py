@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import sys
-from typing import Any
+
+from shared import in_workers
 
 from stagespan import ProfilingContext
 
@@ -20,12 +21,6 @@ def work(number):
 if __name__ == "__main__":
     with ProfilingContext("before"):
         pass
-    context: Any = multiprocessing.get_context(sys.argv[1])
-    workers = [context.Process(target=work, args=(i,)) for i in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        assert worker.exitcode == 0, worker.exitcode
+    in_workers(multiprocessing.get_context(sys.argv[1]), work, 3)
     with ProfilingContext("after"):
         pass

@@ -102,14 +102,14 @@ def command(
     if job is not None:
         local = [source for source in read if isinstance(source, Recording)]
         members = {id(process) for process in jobs.processes(job, spans=False, among=local)}
-        requests = requests.where(id(recording) in members for recording in requests.began_in())
+        requests = requests.selected(id(recording) in members for recording in requests.began_in())
     if pattern is not None and is_pattern:
         matches = re.compile(pattern, re.DOTALL).fullmatch
-        requests = requests.where(matches(one) is not None for one in requests.column("id"))
+        requests = requests.selected(matches(one) is not None for one in requests.column("id"))
     if status is not None:
-        requests = requests.where(one == status for one in requests.column("status"))
+        requests = requests.selected(one == status for one in requests.column("status"))
     if not wanted.is_all:
-        requests, count = requests.where(map(wanted.matches, requests)), None
+        requests, count = requests.selected(map(wanted.matches, requests)), None
     ran_in = requests.recordings()
     lost = {
         cause: sum(recording.lost()[cause] for recording in ran_in)

@@ -99,7 +99,7 @@ def _timeline(node: Node, trace_id: str) -> str:
     from stagespan.recording.timelines import timelines
 
     requests = timelines(node.recordings_of(trace_id))
-    of_trace = requests.where(one.trace_id == trace_id for one in requests)
+    of_trace = requests.selected(one.trace_id == trace_id for one in requests)
     if not of_trace:
         raise StagespanError(f"The request of the trace {trace_id} is in no recording any more.")
     found = requests_page.Requests(of_trace, list(of_trace), {}, len(of_trace), in_detail=True)

@@ -44,8 +44,6 @@ MOST_UNITS = 100
 MOST_PIPELINES = 200
 _MOST_GROUPS = 256
 _SHORTEST_PAUSE_S = 0.005
-_ENOUGH_S = 0.3
-"""Until a ring is full, for a reading that is late."""
 _BEGIN_HERE = [_core.ORIGINS.index(origin) for origin in ("root", "remote")]
 """The origins of requests that begin in a process (`began_here`)."""
 
@@ -239,7 +237,7 @@ def _pause_s(before: Recording | None, copy: Recording, new: int) -> float:
 
     Without one they are those since the process began. It is half of what the fastest thread needs
     to fill its ring, or the requests to fill their table, of which there are ``new`` ones; or up to
-    three quarters, if it leaves `_ENOUGH_S`.
+    three quarters, if it leaves `_core.RING_ENOUGH_S`.
     """
     if copy.read_ns is None:
         return math.inf
@@ -250,7 +248,7 @@ def _pause_s(before: Recording | None, copy: Recording, new: int) -> float:
     if part <= 0:
         return math.inf
     full_s = (copy.read_ns - since_ns) / part / 1e9
-    return max(full_s / 2, min(full_s - _ENOUGH_S, full_s * 3 / 4), _SHORTEST_PAUSE_S)
+    return max(full_s / 2, min(full_s - _core.RING_ENOUGH_S, full_s * 3 / 4), _SHORTEST_PAUSE_S)
 
 
 def _latest(

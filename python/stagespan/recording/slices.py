@@ -324,7 +324,7 @@ def _shifts(recordings: Sequence[RequestSource]) -> list[int]:
         roots = Counter(clocks)
         first = max(roots, key=lambda clock: roots[clock], default=0)
         errors_ns: dict[int, int] = {}
-        of_first = requests.where(clock == first for clock in clocks)
+        of_first = requests.selected(clock == first for clock in clocks)
         for stretch in (stretch for one in of_first for stretch in one.segments):
             clock = stretch.recording.clock
             if clock == first or stretch.offset_ns is None:

@@ -277,8 +277,8 @@ class Timelines(Sequence[Timeline]):
         """How long each took, as `Timeline.total_ns`."""
         return self.join.roots_ns(self.roots)[1]
 
-    def where(self, are: Iterable[bool]) -> Timelines:
-        """Return those that are."""
+    def selected(self, are: Iterable[bool]) -> Timelines:
+        """Return those for which it is true."""
         return self.chosen(imports.load("numpy").array(list(are), bool))
 
     def began_in(self) -> list[RequestSource]:

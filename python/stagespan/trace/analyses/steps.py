@@ -52,7 +52,7 @@ from stagespan.trace.derived.step_times import (
 )
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence, window_of
-from stagespan.trace.read.groups import grouped, quantile
+from stagespan.trace.read.groups import grouped, interpolated_quantile
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 
@@ -749,7 +749,9 @@ class Quartiles(Figures, frozen=True):
 
 
 def _quartiles(durations: Numbers) -> Quartiles:
-    least, first, median, third, most = (int(quantile(durations, at / 4)) for at in range(5))
+    least, first, median, third, most = (
+        int(interpolated_quantile(durations, at / 4)) for at in range(5)
+    )
     return Quartiles(int(durations.sum()) / len(durations), least, first, median, third, most)
 
 

@@ -10,7 +10,7 @@ from stagespan import _core
 from stagespan.pages.amounts import in_words
 from stagespan.pages.result import share
 from stagespan.trace.derived.device import device_work, launch_of
-from stagespan.trace.read.groups import counts_of, quantile, values_of
+from stagespan.trace.read.groups import counts_of, interpolated_quantile, values_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -129,10 +129,10 @@ def _look_ups(is_begin: Mask, begins_built_in: Mask, times: Numbers) -> NDArray[
     calls[0] = 0  # that are in no function: left out
     for one in np.flatnonzero(calls >= _FEWEST_CALLS):
         parts = np.array_split(in_functions[ends[one - 1] : ends[one]], _PARTS_OF_FUNCTION)
-        first_ns, last_ns = (quantile(times[parts[at]], _QUANTILE) for at in (0, -1))
+        first_ns, last_ns = (interpolated_quantile(times[parts[at]], _QUANTILE) for at in (0, -1))
         if last_ns < _LEAST_GROWTH * max(first_ns, 1.0):
             continue
-        least = np.array([quantile(times[part], _QUANTILE) for part in parts])
+        least = np.array([interpolated_quantile(times[part], _QUANTILE) for part in parts])
         if (np.diff(least) > 0).all():
             for part, cost in zip(parts, least, strict=True):
                 costs[part + 1] = cost

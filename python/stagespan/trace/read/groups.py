@@ -45,7 +45,7 @@ def values_of(column: Numbers | Codes) -> Numbers:
     return values
 
 
-def quantile(figures: Numbers, share: float) -> float:
+def interpolated_quantile(figures: Numbers, share: float) -> float:
     """Return the figure below which a share of all lies, interpolated as by `np.quantile`.
 
     That one uses `np.unique`. There must be a figure.

@@ -11,9 +11,9 @@ from stagespan.trace.read.groups import (
     RowGroup,
     distinct,
     grouped,
+    interpolated_quantile,
     numbered,
     pairs,
-    quantile,
     values_of,
 )
 
@@ -55,7 +55,7 @@ def test_values_of_any_distance(numbers: list[int], distance: int) -> None:
 )
 def test_quantiles_are_those_of_numpy(numbers: list[int], share: float) -> None:
     figures = np.array(numbers, dtype=np.int64)
-    assert quantile(figures, share) == np.quantile(figures, share)
+    assert interpolated_quantile(figures, share) == np.quantile(figures, share)
 
 
 def test_pairs_of_narrow_columns() -> None:
