@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import sys
-
-from shared import in_workers
+from typing import Any
 
 from stagespan import ProfilingContext
 
@@ -21,6 +20,12 @@ def work(number):
 if __name__ == "__main__":
     with ProfilingContext("before"):
         pass
-    in_workers(multiprocessing.get_context(sys.argv[1]), work, 3)
+    context: Any = multiprocessing.get_context(sys.argv[1])
+    workers = [context.Process(target=work, args=(i,)) for i in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0, worker.exitcode
     with ProfilingContext("after"):
         pass

@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import sys
 
-from shared import in_workers
-
 
 def work(i):
     import torch
@@ -20,5 +18,10 @@ def work(i):
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("fork")  # so that torch is imported once
-    in_workers(context, work, 2)
+    workers = [context.Process(target=work, args=(i,)) for i in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
     assert "stagespan" not in sys.modules

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
 
 def hold(*words: object) -> str:
@@ -24,16 +23,3 @@ def in_threads(*calls: Callable[[], object]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def in_workers(context: Any, work: Callable[[int], object], number: int) -> None:
-    """Call a function with 0, 1 and so on, each in a process of its own, and check how they end.
-
-    `context` is one of multiprocessing.
-    """
-    workers = [context.Process(target=work, args=(i,)) for i in range(number)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        assert worker.exitcode == 0, worker.exitcode

@@ -6,12 +6,17 @@ import concurrent.futures
 import multiprocessing
 import sys
 
-from shared import in_workers
 from stages import work
 
 
 def by_process(method):
-    in_workers(multiprocessing.get_context(method), work, 2)
+    context = multiprocessing.get_context(method)
+    workers = [context.Process(target=work, args=(i,)) for i in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
 
 
 def by_executor(method):
