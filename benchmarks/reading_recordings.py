@@ -31,6 +31,7 @@ from benchmarks.used import used
 
 SPANS, REQUESTS, PROCESSES, STAGES = 180_000, 20_000, 200, 1_000
 _READINGS = 5
+_OWN = "-m", "benchmarks.reading_recordings"
 _KEPT = 4_096
 """How many requests a recording has room for."""
 _RING = {"STAGESPAN_RING_SPANS": "262144", "STAGESPAN_REQUESTS": "32768"}
@@ -127,7 +128,7 @@ def scrape_stages(count: int) -> tuple[float, float]:
 
 
 def recording_of(
-    what: str, count: int, folder: str, module: Sequence[str] = (sys.executable, __file__)
+    what: str, count: int, folder: str, module: Sequence[str] = (sys.executable, *_OWN)
 ) -> Path:
     """Return the recording of a process that has recorded and was killed.
 
@@ -219,7 +220,7 @@ def main() -> int:
             shown_s, shown_mb = used([sys.executable, "-m", "stagespan", "requests", str(kept)])
             used_kept.append((shown_s / decoded_s, shown_mb / decoded_mb))
             for python in pythons:
-                of_stages_s, line = scraped([python, __file__], "stages", STAGES // part)
+                of_stages_s, line = scraped([python, *_OWN], "stages", STAGES // part)
                 lines[python].append(line)
                 for what, measured_s in (
                     (f"analyze, {SPANS // part:,} spans", cpu_s(python, "analyze", spans)),
@@ -229,7 +230,7 @@ def main() -> int:
                     ),
                     (
                         f"scrape, {PROCESSES // part:,} processes",
-                        scraped([python, __file__], "scrape", PROCESSES // part)[0],
+                        scraped([python, *_OWN], "scrape", PROCESSES // part)[0],
                     ),
                     (f"scrape, {STAGES // part:,} stages", of_stages_s),
                 ):
