@@ -203,11 +203,7 @@ class EventReader:
     def read_events(self) -> bool:
         """Read to the end of the list of events; False if the file ends before it."""
         self._in_object = self._first_character() == b"{"
-        if self._in_object:
-            self._read_head()
-        else:
-            self._discard(1)
-        return self._scan_events()
+        return self._scan_events(self._read_head() if self._in_object else 1)
 
     def _discard(self, count: int) -> None:
         """Remove bytes from the begin of the buffer."""
@@ -259,8 +255,8 @@ class EventReader:
             )
         return text[:1]
 
-    def _read_head(self) -> None:
-        """Read the text before the list of events. The buffer then begins inside the list."""
+    def _read_head(self) -> int:
+        """Read the text before the list of events, and return where in the buffer that begins."""
         start, keys, tried, depths = 0, 0, 0, json_repair.Depths()
         while True:
             events_at = json_repair.events_key(self._buffer, start)
@@ -289,8 +285,7 @@ class EventReader:
                 raise TraceError(f"{self._where} is not a trace: its `traceEvents` is not a list.")
             del head[""]
             self.metadata = head
-            self._discard(value + 1)
-            return
+            return value + 1
 
     def _why_no_events(self) -> str:
         try:
@@ -307,8 +302,7 @@ class EventReader:
             " Pass the file that the profiler exported."
         )
 
-    def _scan_events(self) -> bool:
-        at = 0
+    def _scan_events(self, at: int) -> bool:
         while True:
             at, state = self._scanner.scan(self._buffer, at)
             if state == _core.SCAN_ODD:
