@@ -322,7 +322,7 @@ def test_a_batch_counts_fully_for_each_request_and_once_in_the_statistics() -> N
     total_ns = stagespan.stats(kind="batch")["forward"].total_ns
     assert counts("batch") == {"forward": 1}
     read = timelines([recording.open(os.getpid())])  # once: each reading converts the times anew
-    found = read.where(id_ in {f"b{i}" for i in range(4)} for id_ in read.column("id"))
+    found = read.selected(id_ in {f"b{i}" for i in range(4)} for id_ in read.column("id"))
     assert len(found) == 4
     for one in found:
         (span_,) = [s for stretch in one.segments for s in stretch.spans if s.kind == "batch"]

@@ -36,7 +36,7 @@ def found_requests(names: tuple[str, ...]) -> Timelines:
         inject(queue="nowhere")
     found = timelines([recording.open(os.getpid())])
     check_columns(found)
-    return found.where(one.segments[0].segment["segment"] not in known for one in found)
+    return found.selected(one.segments[0].segment["segment"] not in known for one in found)
 
 
 def page_of(found: Timelines, lost: dict[str, int] | None = None) -> str:
@@ -93,7 +93,7 @@ def test_a_request_of_one_process_has_one_row_and_no_columns_of_hops() -> None:
         with request(name), span("handle"):
             pass
     found = timelines([recording.open(os.getpid())])
-    found = found.where("plain" in id_ for id_ in found.column("id"))[-2:]
+    found = found.selected("plain" in id_ for id_ in found.column("id"))[-2:]
     data = data_of(page_of(found))
     assert data["rows"] == ["plain 1", "plain 2"]
     tables = tables_of(data)
