@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,21 +32,18 @@ from stagespan.export.stores import (
     store_of,
 )
 from stagespan.live.quantiles import quantile
-from stagespan.live.span_kinds import KINDS, Kind, number_of
-from stagespan.live.statistics import Stats, from_rings
+from stagespan.live.span_kinds import KINDS
 from stagespan.process import imports
 from stagespan.process.messages import message_of
-from stagespan.recording.segments import Details, Segment, as_rows, first_known_ns, have_begun_here
+from stagespan.recording.segments import Segment, as_rows, first_known_ns, have_begun_here
 from stagespan.recording.slowness import Slowness
-from stagespan.recording.source import RequestSource, Surroundings
-from stagespan.recording.spans import BATCH, OPEN_NS, Span, joined, kinds_of
+from stagespan.recording.source import Columns, RequestSource, Surroundings
+from stagespan.recording.spans import BATCH, OPEN_NS, ReadSpans, Span, joined, kinds_of
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts, RecordedOpenSpan, State, Thread
-    from stagespan.recording.segments import Failures
 
 _LOGGER = logging.getLogger("stagespan")
 _SCHEMA_VERSION = 1
@@ -350,132 +347,63 @@ def _forget(parts: list[Part]) -> None:
 # --- reading --------------------------------------------------------------------------------------
 
 
-class KeptRecording:
-    """What is kept of the recording of a process: segments with their spans.
+def _source_of(parts: list[_KeptPart], around: _Around) -> RequestSource:
+    """Return parts of one process and clock that are all whole, or all not, as one source.
 
-    All of them have the same clock, and are either whole or not.
+    Raises OverflowError if a number is not one that a recording can have.
     """
-
-    state: State = "unknown"
-    stop_signal = worker = job = pid_namespace = worker_of_rank = world_size = None
-    version = python_version = ""
-    read_ns = end_ns = None
-
-    def __init__(self, parts: list[_KeptPart], around: _Around | Surroundings) -> None:
-        """Raises OverflowError if a number is not one that a recording can have."""
-        self._around = around
-        if isinstance(around, _Around):
-            around.recordings.append(self)
-        first = parts[0]
-        resource = first.resource
-        self.identity = resource.identity
-        self.path = f"{resource.host}:{resource.identity}"
-        self.pid, self.host, self.program = resource.pid, resource.host, resource.program
-        self.name = resource.name or resource.program
-        self.rank = int(resource.rank) if resource.rank else None
-        self.pipeline = resource.pipeline
-        self.clock, self.unix_offset_ns = first.clock, first.unix_offset_ns
-        self.complete_ns = 0 if first.is_whole else 1 << 62  # a time after all spans
-        numpy = imports.load("numpy")
-        spans = [span for part in parts for span in part.spans]
-        numbers = numpy.repeat(
-            numpy.array([part.segment["number"] for part in parts], numpy.uint64),
-            [len(part.spans) for part in parts],
-        )
-        batches = {span.id: span for part in parts for span, _ in part.batches}
-        spans += batches.values()
-        self._names = list(dict.fromkeys(span.stage for span in spans))
-        self._spans = _rows(spans, self._names)
-        self._spans["request"][: len(numbers)] = numbers
-        links = [
-            (span.id, part.segment["number"], size) for part in parts for span, size in part.batches
-        ]
-        dtype = [("span", "u8"), ("request", "u8"), ("size", "u4")]
-        self._links: NDArray[np.void] = numpy.array(links, dtype)
-        self._amounts = {span.id: span.work for span in spans if span.work}
-        self._failures: Failures = {
+    numpy = imports.load("numpy")
+    first, resource = parts[0], parts[0].resource
+    spans = [span for part in parts for span in part.spans]
+    numbers = numpy.repeat(
+        numpy.array([part.segment["number"] for part in parts], numpy.uint64),
+        [len(part.spans) for part in parts],
+    )
+    spans += {span.id: span for part in parts for span, _ in part.batches}.values()
+    names = list(dict.fromkeys(span.stage for span in spans))
+    rows = _rows(spans, names)
+    rows["request"][: len(numbers)] = numbers
+    read = ReadSpans(
+        rows=rows,
+        names=names,
+        work={span.id: span.work for span in spans if span.work},
+        errors={
             span.id: (span.exception, span.exception_message)
             for span in spans
             if span.exception is not None
-        }
-        self._slowness = {
-            part.segment["number"]: part.slowness for part in parts if part.slowness is not None
-        }
-        self.amounts_since_ns = max(
-            (span.begin_ns for span in spans if span.work is None), default=0
-        )
-        self.last_ns = int(self._spans["end_ns"].max()) if spans else None
-        self._stats: dict[Kind, Stats] = {}
-        segments = [one for part in parts for one in (part.segment, *part.returns)]
-        self._rows, self._details = as_rows(segments, self._names)
-        times_ns = (ns for name in ("received_ns", "begin_ns") for ns in self._rows[name].tolist())
-        self.begin_ns = min((ns for ns in times_ns if ns != _core.UNKNOWN_NS), default=0)
-        self.most_segments = len(segments) + 1  # no later request displaces one of them
+        },
+        amounts_since_ns=max((span.begin_ns for span in spans if span.work is None), default=0),
+    )
+    segments = [segment for part in parts for segment in (part.segment, *part.returns)]
+    links = [
+        (span.id, part.segment["number"], size) for part in parts for span, size in part.batches
+    ]
+    noted = {part.segment["number"]: part.slowness for part in parts if part.slowness is not None}
+    source = RequestSource(
+        path=f"{resource.host}:{resource.identity}",
+        identity=resource.identity,
+        pid=resource.pid,
+        host=resource.host,
+        program=resource.program,
+        name=resource.name or resource.program,
+        rank=int(resource.rank) if resource.rank else None,
+        pipeline=resource.pipeline,
+        clock=first.clock,
+        unix_offset_ns=first.unix_offset_ns,
+        columns=Columns(
+            read,
+            *as_rows(segments, names),
+            links=numpy.array(links, _LINK),
+            slowness=noted,
+            complete_ns=0 if first.is_whole else 1 << 62,  # a time after all spans
+        ),
+        read_surroundings=lambda: around.surroundings,
+    )
+    around.recordings.append(source)
+    return source
 
-    @property
-    def surroundings(self) -> Surroundings:
-        """What is known of all requests of its process."""
-        return self._around.surroundings if isinstance(self._around, _Around) else self._around
 
-    def segment_rows(self) -> NDArray[np.void]:
-        """Return the segments, and the hops that have come back to them."""
-        return self._rows
-
-    def details(self, _: NDArray[np.void]) -> Details:
-        """Return what the rows of segments refer to, besides names of stages."""
-        return self._details
-
-    def stage_names(self) -> list[str]:
-        """Return the names of the stages; the ``stage`` column of `spans` is an index into it."""
-        return self._names
-
-    def spans(self) -> NDArray[np.void]:
-        """Return the spans of the segments, and the batches that served them."""
-        return self._spans
-
-    def threads(self) -> list[Thread]:
-        """Return the threads of the spans, whose names are not kept."""
-        numpy = imports.load("numpy")
-        threads, counts = numpy.unique(self._spans["thread"], return_counts=True)
-        return [
-            {"thread": thread, "name": "", "is_alive": False, "spans": number}
-            for thread, number in zip(threads.tolist(), counts.tolist(), strict=True)
-        ]
-
-    def stats(self, *, kind: Kind = "execution") -> Stats:
-        """Return the statistics of these spans, without work."""
-        if kind not in self._stats:
-            last_ns = self.last_ns or self.begin_ns
-            self._stats[kind] = from_rings(
-                self._spans, self._names, self.lost(), 0, last_ns, number_of(kind)
-            )
-        return self._stats[kind]
-
-    def links(self) -> NDArray[np.void]:
-        """Return the batches that served the segments, as a structured array."""
-        return self._links
-
-    def amounts(self, spans: set[int] | None = None) -> Amounts:
-        """Return the work of the spans by span id and unit, as far as it is known."""
-        if spans is None:
-            return self._amounts
-        return {id_: work for id_, work in self._amounts.items() if id_ in spans}
-
-    def open_spans(self) -> list[RecordedOpenSpan]:
-        """Return nothing: only requests that have ended are kept."""
-        return []
-
-    def failures(self) -> Failures:
-        """Return the exceptions of the spans by span id."""
-        return self._failures
-
-    def slowness(self) -> dict[int, Slowness]:
-        """Return what an exporter has noted about slow requests, by number."""
-        return self._slowness
-
-    def lost(self) -> dict[str, int]:
-        """Return nothing: what a process had lost by then is not known."""
-        return Counter()
+_LINK = [("span", "u8"), ("request", "u8"), ("size", "u4")]
 
 
 def _rows(spans: list[Span], names: list[str]) -> NDArray[np.void]:
@@ -504,9 +432,11 @@ _SAME_COLUMNS = ("id", "parent", "thread", "begin_ns", "end_ns", "suspended_ns",
 class _Around:
     """What all parts of a process say, whatever its clock was when they were read."""
 
-    def __init__(self) -> None:
-        self.recordings: list[KeptRecording] = []
+    def __init__(self, surroundings: Surroundings | None) -> None:
+        self.recordings: list[RequestSource] = []
         """What is kept of the process."""
+        if surroundings is not None:
+            self.surroundings = surroundings
 
     @cached_property
     def surroundings(self) -> Surroundings:
@@ -559,11 +489,11 @@ def recordings_of(
         seen.add((identity, number))
         group = identity, part.clock, part.unix_offset_ns, part.is_whole
         groups.setdefault(group, {})[number] = part
-    around: dict[str, _Around | Surroundings] = {}
-    for identity, *_ in groups:
-        known = _Around() if surroundings is None else surroundings.get(identity, _UNKNOWN)
-        around.setdefault(identity, known)
-    return [KeptRecording(list(of.values()), around[group[0]]) for group, of in groups.items()]
+    around = {
+        identity: _Around(None if surroundings is None else surroundings.get(identity, _UNKNOWN))
+        for identity, *_ in groups
+    }
+    return [_source_of(list(of.values()), around[group[0]]) for group, of in groups.items()]
 
 
 class KeptRequests(NamedTuple):

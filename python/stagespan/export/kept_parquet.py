@@ -18,7 +18,7 @@ from stagespan.recording.source import Surroundings
 from stagespan.recording.spans import ReadSpans, joined, kinds_of
 
 if TYPE_CHECKING:
-    from stagespan.recording.reading import Work
+    from stagespan.recording.spans import Work
 
 
 def check_writer() -> None:

@@ -12,6 +12,7 @@ from stagespan.process import imports
 from stagespan.recording.segments import Details, trace_id, traces_of
 from stagespan.recording.spans import (
     BATCH,
+    Amounts,
     ReadSpans,
     Span,
     are_in,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts, Recording
+    from stagespan.recording.reading import Recording
     from stagespan.recording.segments import Failures
 
 _Detail = TypeVar("_Detail")

@@ -26,9 +26,10 @@ from stagespan.pages.figures import Count, RecordedFigures
 from stagespan.pages.page import ResultPage, Words
 from stagespan.pages.result import Block, Line, Result, Table
 from stagespan.recording import ranks, summary
-from stagespan.recording.reading import RecordedOpenSpan, Recording
+from stagespan.recording.reading import Recording
 from stagespan.recording.request_figures import PART_NAMES, PlaceFigures
 from stagespan.recording.segments import began_here
+from stagespan.recording.source import RecordedOpenSpan
 from stagespan.recording.summary import IdentityFigures, LoadFigures
 from stagespan.recording.texts import ended_requests, open_requests
 from stagespan.recording.timelines import Timeline, timelines

@@ -36,14 +36,14 @@ from stagespan.recording.slices import (
     ProcessSlices,
     TimeLine,
 )
-from stagespan.recording.spans import OPEN_NS, with_open
+from stagespan.recording.source import RequestSource, with_open
+from stagespan.recording.spans import OPEN_NS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stagespan.recording.reading import Recording
     from stagespan.recording.segments import Segment
-    from stagespan.recording.source import RequestSource
 
 
 def columns(recording: RequestSource) -> dict[str, list[Any]]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from stagespan.errors import StagespanError
 from stagespan.profiling.timeline import PROCESS, TimelineSpan, compressed_with_spans
 from stagespan.recording.finding import ambiguous, of_pid, open_recording
-from stagespan.recording.spans import OPEN_NS, with_open
+from stagespan.recording.source import with_open
+from stagespan.recording.spans import OPEN_NS
 from stagespan.trace.read.reader import read_trace
 
 if TYPE_CHECKING:

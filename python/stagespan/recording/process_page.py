@@ -16,10 +16,11 @@ from stagespan.pages.page import Page, Words
 from stagespan.pages.result import Block, Line, Result, Table
 from stagespan.pages.timeline import TimelineRow, timeline_row
 from stagespan.recording import summary
-from stagespan.recording.reading import RecordedOpenSpan, Recording
+from stagespan.recording.reading import Recording
 from stagespan.recording.request_figures import RequestsFigures
 from stagespan.recording.requests_page import Requests
-from stagespan.recording.spans import OPEN_NS, kinds_of, with_open
+from stagespan.recording.source import RecordedOpenSpan, with_open
+from stagespan.recording.spans import OPEN_NS, kinds_of
 from stagespan.recording.stages_over_time import StagesOverTime
 from stagespan.recording.summary import ProcessFigures, ThreadFigures
 from stagespan.recording.texts import clock, ending

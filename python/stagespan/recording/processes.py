@@ -11,16 +11,15 @@ from stagespan import _core
 from stagespan.live.span_kinds import KINDS
 from stagespan.process import imports
 from stagespan.recording.segments import as_dicts, first_known_ns
-from stagespan.recording.source import latest_ns
-from stagespan.recording.spans import BATCH, OPEN_NS, Span, are_in, kinds_of, made, with_open
+from stagespan.recording.source import RequestSource, latest_ns, with_open
+from stagespan.recording.spans import BATCH, OPEN_NS, Span, are_in, kinds_of, made
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts
     from stagespan.recording.segments import Segment
-    from stagespan.recording.source import RequestSource
+    from stagespan.recording.spans import Amounts
 
 _EXECUTION, _QUEUE = KINDS.index("execution"), KINDS.index("queue")
 _EXTREMES_NS = -(1 << 60), 3 << 61

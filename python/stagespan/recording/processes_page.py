@@ -14,7 +14,7 @@ from stagespan.pages.result import Block, Line, Result, Table
 from stagespan.recording import Recording, finding, jobs, ranks, summary
 from stagespan.recording.backlog import Backlog
 from stagespan.recording.ranks import JobFigures, Rank, RankFigures
-from stagespan.recording.reading import RecordedOpenSpan
+from stagespan.recording.source import RecordedOpenSpan
 from stagespan.recording.summary import IdentityFigures, LoadFigures
 from stagespan.recording.texts import open_requests, waiting
 

@@ -14,7 +14,7 @@ from stagespan.live.stage_figures import StageRunFigures
 from stagespan.pages.amounts import duration
 from stagespan.pages.figures import Count, RecordedFigures
 from stagespan.recording import jobs
-from stagespan.recording.reading import State
+from stagespan.recording.source import State
 from stagespan.recording.summary import LoadFigures, Position, finished_spans, positions, runs
 from stagespan.trace.ranks.stages import MANY_RUNS, StageRuns, slower_stages
 

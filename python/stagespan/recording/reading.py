@@ -13,16 +13,16 @@ import time
 from collections.abc import Collection
 from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from stagespan import _core
 from stagespan.errors import StagespanError, TooLargeError
 from stagespan.live import statistics
-from stagespan.live.open_spans import AnyOpenSpan
 from stagespan.live.span_kinds import KINDS, KINDS_OF_NAMES
 from stagespan.process.files import cannot_open
 from stagespan.process.times import stat_folder
 from stagespan.recording.segments import Details, Failures, Request, Segment, began_here
+from stagespan.recording.source import RecordedOpenSpan, RequestSource, Thread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,12 +31,7 @@ if TYPE_CHECKING:
     from stagespan.live.span_kinds import AnyKind
     from stagespan.live.statistics import Stats
     from stagespan.recording.slowness import Slowness
-
-State = Literal["alive", "exited", "stopped", "died", "unknown"]
-"""`exited`: the process ended by its own exit. `stopped`: it was stopped by SIGTERM, SIGHUP or
-SIGINT, or ended by a signal or os._exit while no span was open. `died`: it was killed, crashed, or
-called os._exit inside a span. `unknown`: it belongs to another container, or /proc cannot be read,
-for example because this process has no free descriptor, and nothing else tells."""
+    from stagespan.recording.spans import Amounts
 
 REMOVED = "Recordings are removed at a clean exit; STAGESPAN_RECORDING=keep keeps them."
 """What an error says about a process or a job that may have ended."""
@@ -52,35 +47,6 @@ _REFUSALS = (
     "the system refused to map the file",
 )
 """Why parts of a recording are not in its file, by the bits that `_core` uses."""
-
-
-Work = dict[str, int | float]
-"""What a span has done, by unit."""
-Amounts = dict[int, Work]
-"""The work of spans by their ids."""
-
-
-class RecordedOpenSpan(AnyOpenSpan):
-    """A span that had not ended, as `stagespan.open_spans` returns it.
-
-    ``elapsed_ns`` is None if the process is not alive, because its end is unknown.
-    """
-
-    elapsed_ns: int | None
-
-
-class Thread(TypedDict):
-    """A thread that has opened spans.
-
-    ``thread`` is the id that the system gives it, ``spans`` is the number of finished spans.
-    ``is_alive`` is False once the system has ended the thread. Before Python 3.13, that can be a
-    moment after `threading.Thread.join` has returned.
-    """
-
-    thread: int
-    name: str
-    is_alive: bool
-    spans: int
 
 
 class LiveProcess(NamedTuple):
@@ -107,7 +73,7 @@ class SentMessage(NamedTuple):
     """The number of messages that the process has sent to the queue, up to this one."""
 
 
-class Recording:
+class Recording(RequestSource):
     """A copy of everything that a process had recorded up to the moment of the copy.
 
     `stagespan.recording.open` returns one, and `refresh` returns a new one. Times are Unix times in
@@ -117,7 +83,6 @@ class Recording:
     def __init__(self, path: str, *, everything: bool = True, handle: int | None = None) -> None:
         """Read the file at ``path``, or the open file ``handle``, which stays open."""
         self.path = path
-        """The file that was read."""
         self._everything = everything
         is_own = handle is None
         handle = open_file(path) if handle is None else handle
@@ -128,11 +93,8 @@ class Recording:
             life = _life(info, handle)
             # Its last threads may still record after the end that it has written.
             self._has_gone = life == "dead"
-            self.state: State = "exited" if info["end_ns"] else ("died" if life == "dead" else life)
-            """Whether the process is alive, or how it ended."""
-            self.stop_signal: str | None = _stop_signal(info, self._copy.open_spans())
-            """The signal, such as ``SIGTERM``, that ended the process or asked it to end; None if
-            there was none that is known."""
+            self.state = "exited" if info["end_ns"] else ("died" if life == "dead" else life)
+            self.stop_signal = _stop_signal(info, self._copy.open_spans())
         except ValueError as error:
             raise StagespanError(f"{error}.") from None
         except MemoryError:
@@ -146,39 +108,25 @@ class Recording:
         is_final = info["stop_is_final"] and self.state in ("exited", "died")
         if is_final or (self.state == "died" and (is_idle or self.stop_signal is not None)):
             self.state = "stopped"
-        self.pid: int = info["pid"]
-        """The id of the process in its pid namespace."""
-        self.pid_namespace: int | None = info["pid_namespace"] or None
-        """The inode of that namespace, which differs between containers; None if unknown."""
-        self.rank: int | None = None if info["shares_rank"] else info["rank"]
-        """Its rank in the job; None for a worker that a rank started, such as a data loader's."""
-        self.worker_of_rank: int | None = info["rank"] if info["shares_rank"] else None
-        """The rank that started this worker; None if this is not the worker of a rank."""
-        self.world_size: int | None = info["world_size"]
-        self.job: str | None = info["job"] or None
-        """The job that the process belongs to: STAGESPAN_JOB, torchrun's run id, SLURM's job id,
-        or MASTER_ADDR:MASTER_PORT."""
-        self.pipeline: str = info["pipeline"]
-        self.worker: str | None = info["worker"] or None
-        """What a worker is called, as in "worker 2"; None if the user started the process."""
-        self.program: str = _program(info)
-        """The program: "python train.py", or "train.py, data loader worker 0 of rank 1"."""
-        self.name: str = _name(info)
-        """What commands call the process: STAGESPAN_PROCESS_NAME, or else the program with its
-        first argument, if that is a plain word, as in "engine.py decode". Metrics never show it."""
-        self.host: str = info["host"]
-        self.version: str = info["version"]
-        """The version of stagespan that wrote the recording."""
-        self.python_version: str = info["python_version"]
-        self.begin_ns: int = info["begin_ns"]
-        """When the process opened its first span."""
-        self.end_ns: int | None = (
-            info["end_ns"] or (info["stop_ns"] if info["stop_is_final"] else None) or None
-        )
-        """When the process ended, if that was by its own exit or a signal that is known; else
-        None."""
-        self.read_ns: int | None = info["now_ns"]
-        """When this copy was made; None if the recording is from another boot or machine."""
+        self.pid = info["pid"]
+        self.pid_namespace = info["pid_namespace"] or None
+        self.rank = None if info["shares_rank"] else info["rank"]
+        self.worker_of_rank = info["rank"] if info["shares_rank"] else None
+        self.world_size = info["world_size"]
+        self.job = info["job"] or None
+        self.pipeline = info["pipeline"]
+        self.worker = info["worker"] or None
+        self.program, self.name = _program(info), _name(info)
+        self.host = info["host"]
+        self.version, self.python_version = info["version"], info["python_version"]
+        self.begin_ns = info["begin_ns"]
+        self.end_ns = info["end_ns"] or (info["stop_ns"] if info["stop_is_final"] else None) or None
+        self.read_ns = info["now_ns"]
+        self.clock, self.unix_offset_ns = info["clock"], info["unix_offset_ns"]
+        self.most_segments = info["segment_entries"]  # STAGESPAN_REQUESTS
+        self.amounts_since_ns = info["amounts_since_ns"]
+        numbers = (info["boot"], info["pid_namespace"], self.pid, info["start_ticks"])
+        self.identity = "-".join(f"{number:x}" for number in (*numbers, self.begin_ns))
         self.ring_spans: int = info["ring_spans"]
         """How many spans the ring of a thread keeps."""
         self._info = info
@@ -205,17 +153,8 @@ class Recording:
         """Return the statistics as a snapshot; subtract an earlier one with `Snapshot.since`."""
         return self._snapshot
 
-    @cached_property
-    def _stats(self) -> dict[AnyKind, Stats]:
-        return {}
-
-    def stats(self, *, kind: AnyKind = "execution") -> Stats:
-        """Return the statistics of all stages since the process began, as `stagespan.stats`."""
-        stats = self._stats.get(kind)
-        if stats is None:
-            stats = statistics.of_recording(self._snapshot, self.lost(), self.begin_ns, kind)
-            self._stats[kind] = stats
-        return stats
+    def _stats_of(self, kind: AnyKind) -> Stats:
+        return statistics.of_recording(self._snapshot, self.lost(), self.begin_ns, kind)
 
     @cached_property
     def _spans(self) -> NDArray[np.void]:
@@ -402,11 +341,6 @@ class Recording:
         return self._copy.amounts(spans)
 
     @property
-    def amounts_since_ns(self) -> int:
-        """The amounts of all spans that began after this Unix time were kept; 0 without losses."""
-        return int(self._info["amounts_since_ns"])
-
-    @property
     def amounts_written(self) -> int:
         """How many amounts of spans have been written so far."""
         return int(self._info["amounts_written"])
@@ -437,13 +371,6 @@ class Recording:
         return str(self._info["service"] or self._info["program"]) or "(unknown)"
 
     @property
-    def identity(self) -> str:
-        """What identifies the process and its recording: no other one has the same text."""
-        info = self._info
-        numbers = (info["boot"], info["pid_namespace"], self.pid, info["start_ticks"])
-        return "-".join(f"{number:x}" for number in (*numbers, self.begin_ns))
-
-    @property
     def start_ticks(self) -> int:
         """Field 22 of /proc/PID/stat of the process; 0 if unknown."""
         return int(self._info["start_ticks"])
@@ -452,25 +379,6 @@ class Recording:
     def has_gone(self) -> bool:
         """Whether the process has ended, so that the recording does not change any more."""
         return self._has_gone
-
-    @property
-    def surroundings(self) -> None:
-        """Nothing: it has all requests itself."""
-
-    @property
-    def most_segments(self) -> int:
-        """How many segments and returned hops it keeps (STAGESPAN_REQUESTS)."""
-        return int(self._info["segment_entries"])
-
-    @property
-    def clock(self) -> int:
-        """The identity of its CLOCK_MONOTONIC: equal in processes that share it, 0 if unknown."""
-        return int(self._info["clock"])
-
-    @property
-    def unix_offset_ns(self) -> int:
-        """What was added to CLOCK_MONOTONIC to get the Unix times of this copy."""
-        return int(self._info["unix_offset_ns"])
 
     def threads(self) -> list[Thread]:
         """Return the threads that have opened spans."""
@@ -510,7 +418,7 @@ class Recording:
             )
         return sentences
 
-    @property
+    @cached_property
     def last_ns(self) -> int | None:
         """The latest begin or end of a span in the recording.
 

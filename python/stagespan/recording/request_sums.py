@@ -12,14 +12,13 @@ from stagespan import _core
 from stagespan.live.quantiles import rank
 from stagespan.live.span_kinds import KINDS
 from stagespan.recording.partition import ORDER, UNATTRIBUTED, Part
-from stagespan.recording.spans import OPEN_NS, SYSTEM_COUNTS, kinds_of
+from stagespan.recording.spans import OPEN_NS, SYSTEM_COUNTS, Work, kinds_of
 from stagespan.recording.timelines import AT_ONCE, Hop, Stretch, Timelines, part_of_nested
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stagespan.recording.processes import Process
-    from stagespan.recording.reading import Work
     from stagespan.recording.source import RequestSource
 
 _EXECUTION, _QUEUE = ORDER.index("execution"), ORDER.index("queue")

@@ -14,13 +14,13 @@ from stagespan import _core
 from stagespan.live.span_kinds import KINDS, TITLES
 from stagespan.recording import summary
 from stagespan.recording.segments import name_of, texts
-from stagespan.recording.spans import OPEN_NS, kinds_of, with_open
+from stagespan.recording.source import RequestSource, with_open
+from stagespan.recording.spans import OPEN_NS, kinds_of
 from stagespan.recording.timelines import timelines
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stagespan.recording.source import RequestSource
 
 BEYOND_IDS = 1 << 22
 """The first id of a track. Ids of processes and threads are smaller."""

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from stagespan import _core
 from stagespan.live.span_kinds import KINDS, Kind
 from stagespan.process import imports
-from stagespan.recording.reading import Work
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts
     from stagespan.recording.segments import Failures
-    from stagespan.recording.source import RequestSource
 
+Work = dict[str, int | float]
+"""What a span has done, by unit."""
+Amounts = dict[int, Work]
+"""The work of spans by their ids."""
 OPEN_NS = (1 << 63) - 1
 """The end of a span that had not ended."""
 BATCH = KINDS.index("batch")
@@ -110,25 +111,6 @@ class ReadSpans(NamedTuple):
     def spans(self) -> list[Span]:
         """Return the spans as objects."""
         return made(self, self.rows, self.work)
-
-
-def with_open(recording: RequestSource) -> NDArray[np.void]:
-    """Return the finished spans ordered by begin, then the open ones, which end at `OPEN_NS`."""
-    finished, left_open = recording.spans(), recording.open_spans()
-    if not left_open:
-        return finished
-    numpy = imports.load("numpy")
-    codes = {name: code for code, name in enumerate(recording.stage_names())}
-    rows = numpy.zeros(len(left_open), finished.dtype)
-    rows["stage"] = [codes[span["stage"]] for span in left_open]
-    for name in ("thread", "begin_ns", "id", "parent", "depth"):
-        rows[name] = [span[name] for span in left_open]
-    rows["end_ns"] = OPEN_NS
-    rows["request"] = [span["request_number"] or 0 for span in left_open]
-    rows["flags"] = [KINDS.index(span["kind"]) << _core.KIND_SHIFT for span in left_open]
-    for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns", "cpu_ns"):
-        rows[name] = numpy.nan
-    return joined((finished, rows))
 
 
 def kinds_of(spans: NDArray[np.void]) -> NDArray[Any]:

@@ -13,14 +13,14 @@ from stagespan.live.stage_figures import StageRunFigures, stage_figures
 from stagespan.live.statistics import StageStats, Stats
 from stagespan.pages.figures import Count, Flat, RecordedFigures
 from stagespan.recording.backlog import Backlog
-from stagespan.recording.reading import RecordedOpenSpan, Recording, State
+from stagespan.recording.reading import Recording
 from stagespan.recording.segments import Request
+from stagespan.recording.source import RecordedOpenSpan, RequestSource, State
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.source import RequestSource
 
 LATEST = 5
 """The number of latest spans of each thread in a summary."""

@@ -10,7 +10,8 @@ from stagespan.pages.escaping import one_line
 
 if TYPE_CHECKING:
     from stagespan.live.stage_figures import StageRunFigures
-    from stagespan.recording.reading import Recording, State
+    from stagespan.recording.reading import Recording
+    from stagespan.recording.source import State
     from stagespan.recording.summary import LoadFigures
 
 _STATES: dict[State, str] = {
