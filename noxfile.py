@@ -53,6 +53,10 @@ SANITIZER_OPTIONS = {
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "second_deadlock_stack=1:halt_on_error=1",
 }
+PROGRAMS = {
+    "chromium": ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
+    "prometheus": ("prometheus",),
+}
 # The other Pythons do not run tests with the marker `slow`, and those of analyses and pages.
 ONE_PYTHON_IS_ENOUGH = (
     *("fuzz", "gpu", "npu_standin"),
@@ -60,13 +64,13 @@ ONE_PYTHON_IS_ENOUGH = (
 )
 
 
-def run_pytest(session: nox.Session, python: Sequence[str], *arguments: str) -> None:
-    """Run pytest with a command that is a Python."""
+def run_pytest(session: nox.Session, python: str, *arguments: str) -> None:
+    """Run pytest with a Python."""
     # Here, because the programs that tests start write no bytecode.
-    session.run(*python, "-m", "compileall", "-q", "python/stagespan", external=True)
+    session.run(python, "-m", "compileall", "-q", "python/stagespan", external=True)
     session.run(
         *("timeout", "--kill-after=60", PYTEST_LIMIT),
-        *(*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist", "worksteal"),
+        *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist", "worksteal"),
         *("--durations", "60", "--durations-min", "5"),
         *(*arguments, *session.posargs),
         # The workers use all cores, so more threads in torch would only wait for each other.
@@ -93,17 +97,11 @@ def compiles(
             return False
 
 
-def install_chromium() -> None:
-    """Install a browser. Without one, tests of HTML pages are skipped, and no picture is built."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    if not any(shutil.which(name) for name in names):
-        apt_install("chromium")
-
-
-def install_prometheus() -> None:
-    """Install a Prometheus. Without one, the tests that ask a real one are skipped."""
-    if shutil.which("prometheus") is None:
-        apt_install("prometheus")
+def install_missing(*packages: str) -> None:
+    """Install packages. Without one, the tests that need it are skipped, or no picture is built."""
+    for package in packages:
+        if not any(map(shutil.which, PROGRAMS[package])):
+            apt_install(package)
 
 
 @nox.session
@@ -112,6 +110,18 @@ def lint(session: nox.Session) -> None:
     if not (ROOT / ".git").exists():
         session.skip("not a git checkout; pre-commit needs one")
     session.run("pre-commit", "run", "--all-files", "--color", "never", silent=True)
+
+
+def build_cpp(session: nox.Session, name: str, *definitions: str) -> str:
+    """Build the C++ targets that CMake's definitions ask for, and return the folder."""
+    folder = str(ROOT / "build" / name)
+    session.run(
+        *("cmake", "-G", "Ninja", "-S", str(ROOT), "-B", folder, "-DSTAGESPAN_BUILD_PYTHON=OFF"),
+        *definitions,
+        silent=True,
+    )
+    session.run("cmake", "--build", folder, "-j", "2", silent=True)
+    return folder
 
 
 def run_cpp_tests(
@@ -124,18 +134,15 @@ def run_cpp_tests(
         reason = apt_install("libgtest-dev")
         if not compiles(gtest, *links):
             session.skip(f"GoogleTest (libgtest-dev) is not installed: {reason}")
-    folder = str(ROOT / "build" / build)
-    session.run(
-        *("cmake", "-G", "Ninja", "-S", str(ROOT), "-B", folder, "-DCMAKE_BUILD_TYPE=Release"),
-        *("-DSTAGESPAN_BUILD_PYTHON=OFF", "-DSTAGESPAN_BUILD_TESTS=ON", "-DSTAGESPAN_LTO=OFF"),
+    folder = build_cpp(
+        *(session, build, "-DCMAKE_BUILD_TYPE=Release"),
+        *("-DSTAGESPAN_BUILD_TESTS=ON", "-DSTAGESPAN_LTO=OFF"),
         f"-DSTAGESPAN_SANITIZE={sanitize}",
         # Off in the plain build, so that a file that lacks an include does not compile there.
         f"-DCMAKE_DISABLE_PRECOMPILE_HEADERS={'OFF' if sanitize or target else 'ON'}",
         f"-DSTAGESPAN_WERROR={'ON' if in_ci() else 'OFF'}",
         *target,
-        silent=True,
     )
-    session.run("cmake", "--build", folder, "-j", "2", silent=True)
     session.run(
         *(*prefix, "ctest", "--test-dir", folder, "--output-on-failure", "-j", "2"),
         *("--timeout", "600", "--no-tests=error"),
@@ -205,14 +212,8 @@ def cpp_fuzz(session: nox.Session) -> None:
         if package is None:
             session.skip(f"clang++ does not build programs with libFuzzer: {reason}")
         reason = apt_install(package)
-    folder = str(ROOT / "build" / "cpp-fuzz")
-    session.run(
-        *("cmake", "-G", "Ninja", "-S", str(ROOT), "-B", folder, "-DCMAKE_CXX_COMPILER=clang++"),
-        *("-DSTAGESPAN_BUILD_PYTHON=OFF", "-DSTAGESPAN_BUILD_FUZZERS=ON"),
-        "-DSTAGESPAN_SANITIZE=address,undefined",
-        silent=True,
-    )
-    session.run("cmake", "--build", folder, "-j", "2", silent=True)
+    fuzzers = ("-DSTAGESPAN_BUILD_FUZZERS=ON", "-DSTAGESPAN_SANITIZE=address,undefined")
+    folder = build_cpp(session, "cpp-fuzz", "-DCMAKE_CXX_COMPILER=clang++", *fuzzers)
     for target in ("fuzz_recording", "fuzz_carrier"):
         program = f"{folder}/tests/fuzz/{target}"
         session.run(program, "-max_total_time=60", "-len_control=0", external=True, silent=True)
@@ -231,7 +232,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the pictures that are old, then the site; warnings, such as dead links, are errors."""
-    install_chromium()
+    install_missing("chromium")
     session.run("python", "tools/pictures.py", silent=True)
     session.run("python", "-m", "mkdocs", "build", "--quiet", "--strict")
 
@@ -312,8 +313,13 @@ def plain_user(session: nox.Session) -> None:
 
 @nox.session(venv_backend="venv", python=list(OTHER_PYTHONS), default=False)
 def python(session: nox.Session) -> None:
-    """The tests that need no torch, against a wheel, on another Python."""
-    test_wheel(session, build_wheel(session, str(session.python), "python"), "python")
+    """The tests that need no torch, against a wheel built by pip, on another Python."""
+    folder = STATE / "wheels" / str(session.python)
+    shutil.rmtree(folder, ignore_errors=True)
+    built = ("-q", "--no-deps", "-w", str(folder), ".")
+    session.run("python", "-m", "pip", "wheel", *built, silent=True)
+    (wheel,) = map(str, folder.glob("*.whl"))
+    test_wheel(session, wheel)
 
 
 @nox.session(venv_backend="venv", python=["3.10", "3.11", *OTHER_PYTHONS], default=False)
@@ -323,32 +329,20 @@ def wheels(session: nox.Session) -> None:
     found = sorted((ROOT / "dist").glob(f"*-{tag}-{tag}-manylinux*_{os.uname().machine}.whl"))
     if not found:
         session.skip(f"no wheel for Python {session.python} in dist/: `make wheels` builds it")
-    test_wheel(session, str(found[-1]), "python")
+    test_wheel(session, str(found[-1]))
 
 
-def build_wheel(session: nox.Session, version: str, *python: str) -> str:
-    """Build a wheel as `pip install stagespan` does, with a command that is a Python."""
-    folder = STATE / "wheels" / version
-    shutil.rmtree(folder, ignore_errors=True)
-    built = ("-w", str(folder), ".")
-    pip = (*python, "-m", "pip")
-    session.run(*pip, "wheel", "-q", "--no-deps", *built, silent=True, external=True)
-    (wheel,) = map(str, folder.glob("*.whl"))
-    return wheel
-
-
-def test_wheel(session: nox.Session, wheel: str, *python: str) -> None:
-    """Install a wheel, with a command that is a Python, and run the tests against it."""
-    pip = (*python, "-m", "pip")
-    session.run(*pip, "install", "-q", "-r", "requirements-test.txt", external=True)
-    session.run(*pip, "install", "-q", wheel, external=True)  # also what it depends on
-    again = ("--force-reinstall", "--no-deps")
-    session.run(*pip, "install", "-q", *again, wheel, external=True)
+def test_wheel(session: nox.Session, wheel: str) -> None:
+    """Install a wheel in the environment of the session, and run the tests against it."""
+    install = ("python", "-m", "pip", "install", "-q")
+    session.run(*install, "-r", "requirements-test.txt")
+    session.run(*install, wheel)  # also what it depends on
+    session.run(*install, "--force-reinstall", "--no-deps", wheel)
     session.env["STAGESPAN_TEST_WHEEL"] = wheel
-    torch_free_tests(session, *python, chosen="not slow or wheel")
+    torch_free_tests(session, "python", chosen="not slow or wheel")
 
 
-def torch_free_tests(session: nox.Session, *python: str, chosen: str) -> None:
+def torch_free_tests(session: nox.Session, python: str, *, chosen: str) -> None:
     """Run the tests that depend on the version of Python."""
     # Three workers on two cores, because these tests wait for other processes half of the time.
     ignored = [f"--ignore=tests/{folder}" for folder in ONE_PYTHON_IS_ENOUGH]
@@ -357,9 +351,8 @@ def torch_free_tests(session: nox.Session, *python: str, chosen: str) -> None:
 
 def run_own_tests(session: nox.Session, chosen: str) -> None:
     """Run the Python tests in `.venv`, with torch."""
-    install_chromium()
-    install_prometheus()
-    run_pytest(session, ("python",), "-n", "3", "-m", chosen)
+    install_missing(*PROGRAMS)
+    run_pytest(session, "python", "-n", "3", "-m", chosen)
 
 
 @nox.session
@@ -381,6 +374,6 @@ def tests_all(session: nox.Session) -> None:
 def coverage(session: nox.Session) -> None:
     """Which lines of the package the tests run; the report is in build/coverage/index.html."""
     run_pytest(
-        *(session, ("python",), "-n", "3", "-m", "not full"),
+        *(session, "python", "-n", "3", "-m", "not full"),
         *("--cov=stagespan", "--cov-report=html:build/coverage", "--cov-report=term:skip-covered"),
     )

@@ -22,7 +22,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import COMPILED_SOURCES, ROOT, STATE, VENV, apt_install, fingerprint, in_ci
+from common import (
+    COMPILED_SOURCES,
+    ROOT,
+    STATE,
+    VENV,
+    StepError,
+    apt_install,
+    fingerprint,
+    in_ci,
+    run,
+)
 
 PYTHON = VENV / "bin" / "python"
 REQUIREMENTS = ("requirements-dev.txt", "requirements-test.txt")
@@ -32,34 +42,6 @@ COMPILERS = {"CC": ("gcc", "clang", "cc"), "CXX": ("g++", "clang++", "c++")}
 UNREACHED = ("NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ProxyError")
 # Exists if torch and the packages of the demo could not be installed; contains the reason.
 WITHOUT_TORCH = VENV / "without_torch"
-
-
-class StepError(Exception):
-    """A step failed; the message says which one and why."""
-
-
-def run(*command: str | Path, **variables: str) -> str:
-    """Run a command without input and return its output. Raises StepError if it fails."""
-    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **variables}
-    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
-        environment.pop(name, None)  # nothing outside `.venv` counts
-    words = [str(word) for word in command]
-    try:
-        done = subprocess.run(
-            words,
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-    except OSError as error:
-        raise StepError(f"`{' '.join(words)}` cannot be run: {error}") from error
-    if done.returncode != 0:
-        raise StepError(f"{done.stdout}\n`{' '.join(words)}` failed with {done.returncode}.")
-    return done.stdout
 
 
 def pip_install(*arguments: str | Path, **variables: str) -> None:

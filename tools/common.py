@@ -40,6 +40,34 @@ def fingerprint(paths: Iterable[str | Path], *more: str) -> str:
     return digest.hexdigest()[:16]
 
 
+class StepError(Exception):
+    """A step failed; the message says which one and why."""
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
+    """Run a command without input and return its output. Raises StepError if it fails."""
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **variables}
+    for name in {"PYTHONPATH", "VIRTUAL_ENV"} - variables.keys():
+        environment.pop(name, None)  # nothing outside of the interpreter's environment counts
+    words = [str(word) for word in command]
+    failed = f"`{' '.join(words)}` failed"
+    try:
+        done = subprocess.run(
+            words,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise StepError(f"{failed}: {error}") from error
+    if done.returncode != 0:
+        raise StepError(f"{done.stdout}{done.stderr}\n{failed} with {done.returncode}.")
+    return done.stdout
+
+
 def apt_install(package: str) -> str | None:
     """Install a system package with apt. Returns None, or the reason why it failed."""
     if shutil.which("apt-get") is None:

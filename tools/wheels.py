@@ -20,7 +20,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -30,7 +29,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
-from common import COMPILED_SOURCES, ROOT, STATE, apt_install, fingerprint
+from common import COMPILED_SOURCES, ROOT, STATE, StepError, apt_install, fingerprint, run
 
 WORK = STATE / "wheels"
 VENV = WORK / "venv"
@@ -120,26 +119,6 @@ class Platform(NamedTuple):
 PLATFORMS = (Platform("x86_64", "gnu"), Platform("aarch64", "gnu"), Platform("x86_64", "musl"))
 
 
-class Failed(Exception):
-    """A step failed; the message says which one and why."""
-
-
-def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
-    """Run a command and return its standard output. Raises Failed if it fails."""
-    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **variables}
-    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
-        if name not in variables:
-            environment.pop(name, None)
-    words = [str(word) for word in command]
-    done = subprocess.run(
-        words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        said = (done.stdout + done.stderr)[-6000:]
-        raise Failed(f"{said}\n`{' '.join(words)}` failed with {done.returncode}.")
-    return done.stdout
-
-
 # --- what the builds need ---------------------------------------------------------------------
 
 
@@ -175,7 +154,7 @@ def has_headers(python: str | Path, version: str) -> bool:
     )
     try:
         return run(python, "-c", program).split() == ["CPython", version, "True", "False"]
-    except Failed:
+    except StepError:
         return False
 
 
@@ -192,14 +171,14 @@ def interpreters(versions: Sequence[str]) -> dict[str, str | Path]:
 
 
 def foreign_root(machine: str) -> Path:
-    """Return a folder with a Python of Debian for another processor. Raises Failed."""
+    """Return a folder with a Python of Debian for another processor. Raises StepError."""
     root = STATE / "roots" / f"{machine}-{TRIED}"
     if (root / "complete").exists():
         return root
     for program, package in {"mmdebstrap": "mmdebstrap", f"qemu-{machine}": "qemu-user"}.items():
         reason = None if shutil.which(program) else apt_install(package)
         if reason is not None:
-            raise Failed(reason)
+            raise StepError(reason)
     shutil.rmtree(root, ignore_errors=True)
     root.parent.mkdir(parents=True, exist_ok=True)
     architecture = {"aarch64": "arm64", "x86_64": "amd64"}[machine]
@@ -406,10 +385,10 @@ def problems_of(wheel: Path, build: Build) -> Iterator[str]:
 
 
 def check_wheel(wheel: Path, build: Build) -> str:
-    """Check a wheel and return the oldest platform that it runs on. Raises Failed."""
+    """Check a wheel and return the oldest platform that it runs on. Raises StepError."""
     problems = list(problems_of(wheel, build))
     if problems:
-        raise Failed(f"{wheel.name}: {'; '.join(problems)}.")
+        raise StepError(f"{wheel.name}: {'; '.join(problems)}.")
     programs = VENV / "bin"
     # Names that no module can have (W004) are compared above.
     run(programs / "check-wheel-contents", "--ignore", "W004", wheel)
@@ -419,7 +398,7 @@ def check_wheel(wheel: Path, build: Build) -> str:
     said = run(programs / "auditwheel", "show", wheel)
     oldest = re.search(r'platform\s+tag:\s+"(\w+)"', said)
     if oldest is None or oldest[1] not in build.platform.tags:
-        raise Failed(f"{wheel.name} needs more than {build.platform.tags[0]}: {said}")
+        raise StepError(f"{wheel.name} needs more than {build.platform.tags[0]}: {said}")
     return oldest[1]
 
 
@@ -488,7 +467,7 @@ class Result(NamedTuple):
 
 
 def build_and_try(build: Build) -> Result:
-    """Build, check and try a wheel. Raises Failed."""
+    """Build, check and try a wheel. Raises StepError."""
     wheel = build_wheel(build)
     runs_on = check_wheel(wheel, build)
     print(f"{wheel.name}  {wheel.stat().st_size:,} bytes, runs on {runs_on}", flush=True)
@@ -546,7 +525,7 @@ def main() -> int:
             build = Build(source, python, version, platform)
             try:
                 results.append(build_and_try(build))
-            except Failed as error:
+            except StepError as error:
                 failed.append(build.tag)
                 print(f"error: {build.tag}: {error}", flush=True)
             else:
@@ -564,6 +543,6 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except Failed as error:
+    except StepError as error:
         print(f"error: {error}")
         sys.exit(1)
