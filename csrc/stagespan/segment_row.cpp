@@ -13,11 +13,14 @@ std::int64_t key_of(const SegmentCopy& copy) noexcept {
 
 namespace {
 
+#define STAGESPAN_LEAVE_FIELD(type, name, initial)
+#define STAGESPAN_COPY_FIELD(type, name, initial) row.name = copy.name;
+
 SegmentRow row_of(const SegmentCopy& copy, const ClockFit& fit, bool has_ended) {
   const auto time = [&fit](std::uint64_t ticks) { return ticks != 0 ? fit.unix_ns(ticks) : kUnknownNs; };
   SegmentRow row;
+  STAGESPAN_SEGMENT_ROW_LIST(STAGESPAN_LEAVE_FIELD, STAGESPAN_COPY_FIELD)
   row.key = key_of(copy);
-  row.number = copy.number;
   row.begin_ns = time(copy.begin_ticks);
   row.end_ns = time(copy.end_ticks);
   row.first_chunk_ns = time(copy.first_chunk_ticks);
@@ -30,24 +33,8 @@ SegmentRow row_of(const SegmentCopy& copy, const ClockFit& fit, bool has_ended) 
     row.sent_monotonic_ns = copy.sent_monotonic_ns;
     row.sent_unix_ns = copy.sent_unix_ns;
   }
-  row.sent_clock = copy.sent_clock;
-  row.chunks = copy.chunks;
-  row.chunk_amount = copy.chunk_amount;
-  row.trace_high = copy.trace_high;
-  row.trace_low = copy.trace_low;
-  row.segment = copy.segment;
-  row.parent_hop = copy.parent_hop;
-  row.parent_segment = copy.parent_segment;
-  row.hops_sent = copy.hops_sent;
-  row.trace_flags = copy.trace_flags;
   if (copy.received_ticks != 0) row.queue = copy.queue_stage;
-  row.pipeline = copy.pipeline;
-  row.traits = copy.traits;
-  row.attempt = copy.attempt;
   row.status = has_ended && copy.end_ticks == 0 ? std::uint8_t{kStatusAbandoned} : copy.status;
-  row.origin = copy.origin;
-  row.branch = copy.branch;
-  row.id = copy.id;
   return row;
 }
 

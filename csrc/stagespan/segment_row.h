@@ -15,9 +15,10 @@ namespace stagespan {
 /// The number of a name that does not exist.
 inline constexpr std::uint32_t kNoName = ~std::uint32_t{0};
 
-#define STAGESPAN_SEGMENT_ROW_FIELDS(FIELD)                                                                         \
+// A COPIED field has the value of the same field in a SegmentCopy.
+#define STAGESPAN_SEGMENT_ROW_LIST(FIELD, COPIED)                                                                   \
   FIELD(std::int64_t, key, 0) /* its number, or a negative number of a hop, whose own number is its segment's */    \
-  FIELD(std::uint64_t, number, 0)                                                                                   \
+  COPIED(std::uint64_t, number, 0)                                                                                  \
   FIELD(std::int64_t, begin_ns, kUnknownNs)                                                                         \
   FIELD(std::int64_t, end_ns, kUnknownNs)                                                                           \
   FIELD(std::int64_t, first_chunk_ns, kUnknownNs)                                                                   \
@@ -28,27 +29,29 @@ inline constexpr std::uint32_t kNoName = ~std::uint32_t{0};
   FIELD(std::int64_t, work_ns, kUnknownNs)                                                                          \
   FIELD(std::int64_t, sent_monotonic_ns, kUnknownNs)                                                                \
   FIELD(std::int64_t, sent_unix_ns, kUnknownNs)                                                                     \
-  FIELD(std::uint64_t, sent_clock, 0)                                                                               \
-  FIELD(std::uint64_t, chunks, 0)                                                                                   \
-  FIELD(std::uint64_t, chunk_amount, 0)                                                                             \
-  FIELD(std::uint64_t, trace_high, 0)                                                                               \
-  FIELD(std::uint64_t, trace_low, 0)                                                                                \
-  FIELD(std::uint64_t, segment, 0)                                                                                  \
-  FIELD(std::uint64_t, parent_hop, 0)                                                                               \
-  FIELD(std::uint64_t, parent_segment, 0)                                                                           \
+  COPIED(std::uint64_t, sent_clock, 0)                                                                              \
+  COPIED(std::uint64_t, chunks, 0)                                                                                  \
+  COPIED(std::uint64_t, chunk_amount, 0)                                                                            \
+  COPIED(std::uint64_t, trace_high, 0)                                                                              \
+  COPIED(std::uint64_t, trace_low, 0)                                                                               \
+  COPIED(std::uint64_t, segment, 0)                                                                                 \
+  COPIED(std::uint64_t, parent_hop, 0)                                                                              \
+  COPIED(std::uint64_t, parent_segment, 0)                                                                          \
   FIELD(std::uint64_t, link_trace_high, 0) /* of the request here that it began in; 0 if there is none */           \
   FIELD(std::uint64_t, link_trace_low, 0)                                                                           \
   FIELD(std::uint64_t, link_segment, 0)                                                                             \
-  FIELD(std::uint32_t, hops_sent, 0)                                                                                \
-  FIELD(std::uint32_t, trace_flags, 0)                                                                              \
+  COPIED(std::uint32_t, hops_sent, 0)                                                                               \
+  COPIED(std::uint32_t, trace_flags, 0)                                                                             \
   FIELD(std::uint32_t, queue, kNoName) /* a name of a stage, like the next one; `kNoName` if it was not received */ \
-  FIELD(std::uint32_t, pipeline, 0)                                                                                 \
-  FIELD(std::uint32_t, traits, 0)                                                                                   \
-  FIELD(std::uint16_t, attempt, 1)                                                                                  \
+  COPIED(std::uint32_t, pipeline, 0)                                                                                \
+  COPIED(std::uint32_t, traits, 0)                                                                                  \
+  COPIED(std::uint16_t, attempt, 1)                                                                                 \
   FIELD(std::uint8_t, status, kStatusOpen)                                                                          \
-  FIELD(std::uint8_t, origin, kOriginRoot)                                                                          \
-  FIELD(TextWords<kBranchBytes>, branch, {})                                                                        \
-  FIELD(TextWords<kRequestIdBytes>, id, {})
+  COPIED(std::uint8_t, origin, kOriginRoot)                                                                         \
+  COPIED(TextWords<kBranchBytes>, branch, {})                                                                       \
+  COPIED(TextWords<kRequestIdBytes>, id, {})
+
+#define STAGESPAN_SEGMENT_ROW_FIELDS(FIELD) STAGESPAN_SEGMENT_ROW_LIST(FIELD, FIELD)
 
 /// Times are Unix times, `kUnknownNs` if there is none. The other fields are those of SegmentFields.
 struct SegmentRow {
