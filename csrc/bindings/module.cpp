@@ -21,7 +21,6 @@
 #include "stagespan/cut_off.h"
 #include "stagespan/recorder.h"
 #include "stagespan/scoped_timer.h"
-#include "stagespan/variables.h"
 #include "termination.h"
 #include "timed_function.h"
 #include "timed_iterator.h"
@@ -118,8 +117,6 @@ void define_hooks(py::module_& module) {
 }
 
 void define_variables(py::module_& module) {
-  // The extension reads some variables before any Python code runs; settings.py reads all of them by the same rules.
-  module.def("settings_whole_number", [](std::string_view text) { return whole_number(text); }, py::arg("text"));
   module.attr("RING_SPANS_DEFAULT") = kDefaultRingSpans;
   module.attr("RING_SPANS_LEAST") = kLeastRingSpans;
   module.attr("RING_SPANS_MOST") = kMostRingSpans;

@@ -27,11 +27,6 @@ namespace stagespan::python {
 
 namespace {
 
-py::object owned(PyObject* object) {
-  if (object == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(object);
-}
-
 py::object name_of(std::uint32_t stage) { return owned(stage_name(stage)); }
 
 py::list stage_names() {
@@ -51,14 +46,6 @@ py::list debug_stages() {
   return result;
 }
 
-py::list stage_kinds() {
-  const NoCollection by_allocations;
-  py::list result;
-  const auto count = static_cast<std::uint32_t>(Recorder::get().names().size());
-  for (std::uint32_t stage = 0; stage < count; ++stage) result.append(static_cast<int>(Recorder::get().kind_of(stage)));
-  return result;
-}
-
 py::list open_spans() {
   const NoCollection by_allocations;
   py::list result;
@@ -68,24 +55,9 @@ py::list open_spans() {
   find_activity(recorder.arena(), copies);
   const PublishedClock clock = recorder.published_clock();
   const std::int64_t now = clock.unix_ns(now_ticks());
-  for (const OpenCopy& copy : copies) {
-    const std::int64_t begin = clock.unix_ns(copy.begin_ticks);
-    py::dict open;
-    open["stage"] = name_of(copy.stage);
-    open["thread"] = copy.thread;
-    open["thread_name"] = copy.detached ? py::object(py::none()) : text_of(copy.thread_name);
-    open["id"] = copy.id;
-    open["parent"] = copy.parent;
-    open["request"] = copy.request;
-    open["depth"] = copy.depth;
-    open["begin_ns"] = begin;
-    open["active_ns"] = clock.unix_ns(copy.active_ticks);
-    open["elapsed_ns"] = std::max<std::int64_t>(now - begin, 0);
-    open["kind"] = static_cast<int>(copy.kind);
-    open["detached"] = copy.detached;
-    open["suspended"] = copy.suspended;
-    result.append(std::move(open));
-  }
+  for (const OpenCopy& copy : copies)
+    result.append(open_span_dict(copy, name_of(copy.stage), clock.unix_ns(copy.begin_ticks),
+                                 clock.unix_ns(copy.active_ticks), now));
   return result;
 }
 
@@ -212,11 +184,29 @@ py::object arena_info() {
 
 }  // namespace
 
+py::dict open_span_dict(const OpenCopy& copy, const py::object& stage, std::int64_t begin_ns, std::int64_t active_ns,
+                        std::optional<std::int64_t> now_ns) {
+  py::dict open;
+  open["stage"] = stage;
+  open["thread"] = copy.thread;
+  open["thread_name"] = copy.detached ? py::object(py::none()) : field_text(copy.thread_name);
+  open["id"] = copy.id;
+  open["parent"] = copy.parent;
+  open["request"] = copy.request;
+  open["depth"] = copy.depth;
+  open["begin_ns"] = begin_ns;
+  open["active_ns"] = active_ns;
+  open["elapsed_ns"] = now_ns ? std::optional(std::max<std::int64_t>(*now_ns - begin_ns, 0)) : std::nullopt;
+  open["kind"] = static_cast<int>(copy.kind);
+  open["detached"] = copy.detached;
+  open["suspended"] = copy.suspended;
+  return open;
+}
+
 void define_reading(py::module_& module) {
   module.def("open_spans", open_spans);
   module.def("stage_names", stage_names, docs::kStageNames);
   module.def("debug_stages", debug_stages);
-  module.def("stage_kinds", stage_kinds);
   module.def("lost", lost, docs::kLost);
   module.def("lost_add", lose_by_name, py::arg("cause"), py::arg("n") = 1);
   module.def(

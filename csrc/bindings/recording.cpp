@@ -45,16 +45,6 @@ namespace stagespan::python {
 
 namespace {
 
-py::object owned(PyObject* object) {
-  if (object == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(object);
-}
-
-template <std::size_t size>
-py::object field_text(const char (&field)[size]) {
-  return text_of(text_in(field, size));
-}
-
 // --- of this process --------------------------------------------------------------------------------------
 
 const char* kind_name(RecordingKind kind) {
@@ -78,9 +68,9 @@ py::dict recording_place() {
   const RecordingPlace place = Recorder::get().recording_place();
   py::dict result;
   result["kind"] = kind_name(place.kind);
-  result["path"] = place.path.empty() ? py::object(py::none()) : text_of(place.path);
+  result["path"] = text_or_none(place.path);
   result["is_fault"] = place.is_fault;
-  result["why"] = place.why.empty() ? py::object(py::none()) : text_of(place.why);
+  result["why"] = text_or_none(place.why);
   result["reserved_bytes"] = place.reserved_bytes;
   result["refused_bytes"] = place.refused_bytes;
   return result;
@@ -272,25 +262,10 @@ py::list open_of(const Recording& recording) {
   py::list result;
   const ClockFit& fit = recording.copy.fit;
   const std::uint64_t now = recording.copy.now_ticks;
-  for (const OpenCopy& copy : recording.copy.open) {
-    const std::int64_t begin = fit.unix_ns(copy.begin_ticks);
-    py::dict open;
-    open["stage"] = recording.name_of(copy.stage);
-    open["thread"] = copy.thread;
-    open["thread_name"] = copy.detached ? py::object(py::none()) : field_text(copy.thread_name);
-    open["id"] = copy.id;
-    open["parent"] = copy.parent;
-    open["request"] = copy.request;
-    open["depth"] = copy.depth;
-    open["begin_ns"] = begin;
-    open["active_ns"] = fit.unix_ns(copy.active_ticks);
-    open["elapsed_ns"] =
-        now != 0 ? py::object(py::int_(std::max<std::int64_t>(fit.unix_ns(now) - begin, 0))) : py::object(py::none());
-    open["kind"] = static_cast<int>(copy.kind);
-    open["detached"] = copy.detached;
-    open["suspended"] = copy.suspended;
-    result.append(std::move(open));
-  }
+  const std::optional<std::int64_t> now_ns = now != 0 ? std::optional(fit.unix_ns(now)) : std::nullopt;
+  for (const OpenCopy& copy : recording.copy.open)
+    result.append(open_span_dict(copy, recording.name_of(copy.stage), fit.unix_ns(copy.begin_ticks),
+                                 fit.unix_ns(copy.active_ticks), now_ns));
   return result;
 }
 
@@ -369,17 +344,13 @@ py::dict fields_of(const Recording& recording, const std::vector<std::uint64_t>&
 class AlikeDicts {
  public:
   void begin() {
-    current_ = first_ ? py::reinterpret_steal<py::dict>(PyDict_Copy(first_.ptr())) : py::dict();
-    if (!current_) throw py::error_already_set();
+    current_ = first_ ? py::dict(owned(PyDict_Copy(first_.ptr()))) : py::dict();
     next_ = 0;
   }
 
   template <typename Value>
   void set(const char* key, Value&& value) {
-    if (next_ == keys_.size()) {
-      keys_.push_back(py::reinterpret_steal<py::object>(PyUnicode_InternFromString(key)));
-      if (!keys_.back()) throw py::error_already_set();
-    }
+    if (next_ == keys_.size()) keys_.push_back(owned(PyUnicode_InternFromString(key)));
     const py::object object = py::detail::object_or_cast(std::forward<Value>(value));
     if (PyDict_SetItem(current_.ptr(), keys_[next_++].ptr(), object.ptr()) != 0) throw py::error_already_set();
   }
@@ -413,9 +384,7 @@ class DictSink {
     dicts_.set(field, ns != kUnknownNs ? py::object(py::int_(ns)) : py::object(py::none()));
   }
   void text(const char* field, std::string_view value) { dicts_.set(field, text_of(value)); }
-  void text_or_none(const char* field, std::string_view value) {
-    dicts_.set(field, value.empty() ? py::object(py::none()) : text_of(value));
-  }
+  void text_or_none(const char* field, std::string_view value) { dicts_.set(field, python::text_or_none(value)); }
   void word(const char* field, const char* value) { dicts_.set(field, value); }
   void flag(const char* field, bool value) { dicts_.set(field, value); }
   void trace(const char* field, std::uint64_t high, std::uint64_t low) { dicts_.set(field, trace_text({high, low})); }
@@ -464,9 +433,8 @@ py::dict failures_of(const Recording& recording, bool of_requests) {
   py::dict result;
   for (const FailureFields& failure : read_ring<FailureRecord>(recording.copy.arena)) {
     if ((failure.span == 0) != of_requests) continue;
-    const std::string_view message = text_in(failure.message);
     result[py::int_(of_requests ? failure.request : failure.span)] =
-        py::make_tuple(recording.name_of(failure.type), message.empty() ? py::object(py::none()) : text_of(message));
+        py::make_tuple(recording.name_of(failure.type), text_or_none(text_in(failure.message)));
   }
   return result;
 }
@@ -726,11 +694,7 @@ void define_recording(py::module_& module) {
       py::arg("arguments"));
   module.def("recording_end", [] { Recorder::get().end_recording(); });
   module.def(
-      "recording_why_not_in",
-      [](const std::string& folder) {
-        std::string why = why_not_in(folder);
-        return why.empty() ? py::object(py::none()) : text_of(why);
-      },
+      "recording_why_not_in", [](const std::string& folder) { return text_or_none(why_not_in(folder)); },
       py::arg("folder"));
   module.def("recording_default_folder", default_recording_folder);
   module.def("recording_boot", [] { return identity_of_this_process().boot; });

@@ -23,26 +23,8 @@ namespace stagespan::python {
 
 namespace {
 
-/// A quantile in the unit of the distribution, which is not empty.
-double quantile_of(const Distribution& distribution, double q) {
+void check_quantile(double q) {
   if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile must be from 0 to 1, not " + std::to_string(q));
-  return distribution.quantile_ticks(q).value();
-}
-
-/// The middle of each bucket in nanoseconds, and how many durations are in it. Durations that are counted, but not in a
-/// bucket yet, have their mean.
-py::list buckets_of(const Distribution& of, double ns_per_tick) {
-  const NoCollection by_allocations;
-  py::list result;
-  const auto low = static_cast<double>(of.min_ticks), high = static_cast<double>(of.max_ticks);
-  const auto add = [&](double ticks, std::uint64_t count) {
-    result.append(py::make_tuple(std::clamp(ticks, low, std::max(low, high)) * ns_per_tick, count));
-  };
-  // The last bucket has no upper bound. The longest duration is the best estimate.
-  for (const auto& [bucket, count] : of.buckets) add(bucket == kBuckets - 1 ? high : bucket_value(bucket), count);
-  if (of.buckets.empty() && of.count != 0)
-    add(static_cast<double>(of.sum_ticks) / static_cast<double>(of.count), of.count);
-  return result;
 }
 
 /// How many are in the groups of buckets up to each one. `groups` has the group of each of `bucket_count` buckets,
@@ -63,35 +45,52 @@ py::list cumulative_of(const BucketCounts& buckets, std::size_t bucket_count, co
   return result;
 }
 
-/// One stage of a snapshot, which has run at least once. It shares the snapshot instead of copying it.
-struct StageView {
-  std::shared_ptr<const Snapshot> snapshot;
+/// The distribution of a duration in nanoseconds, which is not empty.
+struct Durations {
+  std::shared_ptr<const Snapshot> snapshot;  // holds the distribution
+  const Distribution* of;
+  double ns_per_tick;
+
+  std::int64_t ns(std::uint64_t ticks) const {
+    return static_cast<std::int64_t>(std::llround(static_cast<double>(ticks) * ns_per_tick));
+  }
+  double mean_ns() const { return static_cast<double>(of->sum_ticks) * ns_per_tick / static_cast<double>(of->count); }
+  double quantile_ns(double q) const {
+    check_quantile(q);
+    // Minimum and maximum are whole nanoseconds. Rounding must not move a quantile out of their range.
+    const auto low = static_cast<double>(ns(of->min_ticks)), high = static_cast<double>(ns(of->max_ticks));
+    return std::clamp(of->quantile_ticks(q).value() * ns_per_tick, low, std::max(low, high));
+  }
+  /// The middle of each bucket, and how many durations are in it. Durations that are counted, but not in a bucket yet,
+  /// have their mean.
+  py::list buckets_ns() const {
+    const NoCollection by_allocations;
+    py::list result;
+    const auto low = static_cast<double>(of->min_ticks), high = static_cast<double>(of->max_ticks);
+    const auto add = [&](double ticks, std::uint64_t count) {
+      result.append(py::make_tuple(std::clamp(ticks, low, std::max(low, high)) * ns_per_tick, count));
+    };
+    // The last bucket has no upper bound. The longest duration is the best estimate.
+    for (const auto& [bucket, count] : of->buckets) add(bucket == kBuckets - 1 ? high : bucket_value(bucket), count);
+    if (of->buckets.empty() && of->count != 0)
+      add(static_cast<double>(of->sum_ticks) / static_cast<double>(of->count), of->count);
+    return result;
+  }
+};
+
+/// One stage of a snapshot, which has run at least once, and its host time.
+struct StageView : Durations {
+  StageView(std::shared_ptr<const Snapshot> from, std::uint32_t number)
+      : Durations{from, &from->stages.at(number).host, from->ns_per_tick}, stage(number) {}
+
   std::uint32_t stage;
 
   const StageFigures& figures() const { return snapshot->stages.at(stage); }
-  const Distribution& host() const { return figures().host; }
-  std::int64_t ns(std::uint64_t ticks) const {
-    return static_cast<std::int64_t>(std::llround(static_cast<double>(ticks) * snapshot->ns_per_tick));
-  }
-  double quantile_ns(double q) const {
-    // Minimum and maximum are whole nanoseconds. Rounding must not move a quantile out of their range.
-    return std::clamp(quantile_of(host(), q) * snapshot->ns_per_tick, static_cast<double>(ns(host().min_ticks)),
-                      static_cast<double>(ns(host().max_ticks)));
-  }
 };
 
-/// A distribution in nanoseconds that is not empty: one of a stage's device figures.
-struct DeviceSummary {
-  std::shared_ptr<const Snapshot> snapshot;  // holds the distribution
-  const Distribution* of;
-
-  double mean_ns() const { return static_cast<double>(of->sum_ticks) / static_cast<double>(of->count); }
-  double quantile_ns(double q) const { return quantile_of(*of, q); }
-};
-
-std::optional<DeviceSummary> device_figure(const StageView& view, DeviceFigure figure) {
+std::optional<Durations> device_figure(const StageView& view, DeviceFigure figure) {
   const Distribution& of = view.figures().device[figure];
-  return of.count == 0 ? std::nullopt : std::optional(DeviceSummary{view.snapshot, &of});
+  return of.count == 0 ? std::nullopt : std::optional(Durations{view.snapshot, &of, 1});
 }
 
 /// The distribution of amounts in one unit, which is not empty.
@@ -100,22 +99,15 @@ struct AmountSummary {
   const AmountDistribution* of;
 
   double quantile(double q) const {
-    if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile must be from 0 to 1, not " + std::to_string(q));
+    check_quantile(q);
     return of->quantile(q).value();
   }
 };
 
 py::object name_in(const Snapshot& snapshot, std::uint32_t stage) {
-  PyObject* name = nullptr;
-  if (snapshot.names == nullptr)
-    name = stage_name(stage);
-  else if (stage < snapshot.names->size())
-    name = PyUnicode_DecodeUTF8((*snapshot.names)[stage].data(),
-                                static_cast<Py_ssize_t>((*snapshot.names)[stage].size()), "replace");
-  else
-    name = PyUnicode_FromFormat("(unknown stage %u)", stage);
-  if (name == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(name);
+  if (snapshot.names == nullptr) return owned(stage_name(stage));
+  if (stage < snapshot.names->size()) return text_of((*snapshot.names)[stage]);
+  return owned(PyUnicode_FromFormat("(unknown stage %u)", stage));
 }
 
 py::object parent_name(const Snapshot& snapshot, std::uint32_t stage) {
@@ -177,20 +169,20 @@ py::dict stages(const std::shared_ptr<Snapshot>& snapshot, std::uint32_t kind) {
 }  // namespace
 
 void define_statistics(py::module_& module) {
-  py::class_<DeviceSummary>(module, "Summary")
-      .def_property_readonly("count", [](const DeviceSummary& view) { return view.of->count; })
-      .def_property_readonly("total_ns", [](const DeviceSummary& view) { return view.of->sum_ticks; })
-      .def_property_readonly("mean_ns", &DeviceSummary::mean_ns)
-      .def_property_readonly("min_ns", [](const DeviceSummary& view) { return view.of->min_ticks; })
-      .def_property_readonly("max_ns", [](const DeviceSummary& view) { return view.of->max_ticks; })
-      .def_property_readonly("p50_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.50); })
-      .def_property_readonly("p95_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.95); })
-      .def_property_readonly("p99_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.99); })
-      .def("quantile_ns", &DeviceSummary::quantile_ns, py::arg("q"))
-      .def("buckets_ns", [](const DeviceSummary& view) { return buckets_of(*view.of, 1); })
+  py::class_<Durations>(module, "Summary")
+      .def_property_readonly("count", [](const Durations& view) { return view.of->count; })
+      .def_property_readonly("total_ns", [](const Durations& view) { return view.ns(view.of->sum_ticks); })
+      .def_property_readonly("mean_ns", &Durations::mean_ns)
+      .def_property_readonly("min_ns", [](const Durations& view) { return view.ns(view.of->min_ticks); })
+      .def_property_readonly("max_ns", [](const Durations& view) { return view.ns(view.of->max_ticks); })
+      .def_property_readonly("p50_ns", [](const Durations& view) { return view.quantile_ns(0.50); })
+      .def_property_readonly("p95_ns", [](const Durations& view) { return view.quantile_ns(0.95); })
+      .def_property_readonly("p99_ns", [](const Durations& view) { return view.quantile_ns(0.99); })
+      .def("quantile_ns", &Durations::quantile_ns, py::arg("q"))
+      .def("buckets_ns", &Durations::buckets_ns)
       .def(
           "cumulative",
-          [](const DeviceSummary& view, const py::bytes& groups, std::size_t size) {
+          [](const Durations& view, const py::bytes& groups, std::size_t size) {
             return cumulative_of(view.of->buckets, kBuckets, groups, size);
           },
           py::arg("groups"), py::arg("size"));
@@ -221,29 +213,8 @@ void define_statistics(py::module_& module) {
           },
           py::arg("groups"), py::arg("size"));
 
-  // Has the attributes of a Summary for host time, which is stored in ticks.
-  py::class_<StageView>(module, "StageSummary")
+  py::class_<StageView, Durations>(module, "StageSummary")
       .def_property_readonly("name", [](const StageView& view) { return name_in(*view.snapshot, view.stage); })
-      .def_property_readonly("count", [](const StageView& view) { return view.host().count; })
-      .def_property_readonly("total_ns", [](const StageView& view) { return view.ns(view.host().sum_ticks); })
-      .def_property_readonly("mean_ns",
-                             [](const StageView& view) {
-                               return static_cast<double>(view.host().sum_ticks) * view.snapshot->ns_per_tick /
-                                      static_cast<double>(view.host().count);
-                             })
-      .def_property_readonly("min_ns", [](const StageView& view) { return view.ns(view.host().min_ticks); })
-      .def_property_readonly("max_ns", [](const StageView& view) { return view.ns(view.host().max_ticks); })
-      .def_property_readonly("p50_ns", [](const StageView& view) { return view.quantile_ns(0.50); })
-      .def_property_readonly("p95_ns", [](const StageView& view) { return view.quantile_ns(0.95); })
-      .def_property_readonly("p99_ns", [](const StageView& view) { return view.quantile_ns(0.99); })
-      .def("quantile_ns", &StageView::quantile_ns, py::arg("q"))
-      .def("buckets_ns", [](const StageView& view) { return buckets_of(view.host(), view.snapshot->ns_per_tick); })
-      .def(
-          "cumulative",
-          [](const StageView& view, const py::bytes& groups, std::size_t size) {
-            return cumulative_of(view.host().buckets, kBuckets, groups, size);
-          },
-          py::arg("groups"), py::arg("size"))
       .def_property_readonly("errors", [](const StageView& view) { return view.figures().errors; })
       .def_property_readonly("suspended_ns",
                              [](const StageView& view) { return view.ns(view.figures().suspended_ticks); })

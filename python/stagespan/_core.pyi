@@ -739,15 +739,14 @@ class _Durations(Protocol):
         """Return the middle of each bucket of the histogram in ns, ascending, and how many runs are
         in it."""
 
-class _Histogram(_Durations):
+class Summary(_Durations):
+    """Distribution of a duration of at least one run; times in ns."""
+
     def cumulative(self, groups: bytes, size: int) -> list[int]:
         """Return how many runs are in the groups of buckets up to each of ``size`` groups.
 
         ``groups`` has the group of each bucket, ascending. Raises ValueError if it has not.
         """
-
-class Summary(_Histogram):
-    """Distribution of a duration of at least one run; times in ns."""
 
 class AmountSummary:
     """The distribution of at least one amount, in the unit of the amounts. Its quantiles are within
@@ -781,7 +780,7 @@ class AmountSummary:
         """
 
 @final
-class StageSummary(_Histogram):
+class StageSummary(Summary):
     """One stage's figures of at least one run, host time in ns."""
 
     @property
@@ -901,9 +900,6 @@ def stage_names() -> list[str]:
 def debug_stages() -> list[str]:
     """Return the stages of which a `ProfilingContext4Debug` was made, in debug mode or not."""
 
-def stage_kinds() -> list[int]:
-    """Return the number of the kind of each stage, in the order of `stage_names`."""
-
 def lost() -> dict[str, int]:
     """Return how much the recorder has lost since the process began, by cause.
 
@@ -992,10 +988,6 @@ def is_context_map_known() -> bool:
     """Whether spans in asyncio tasks change their context variable in place, which takes about a
     quarter of the time of ContextVar.set. False if this Python's layout of contexts is not known.
     """
-
-def settings_whole_number(text: str) -> int | None:
-    """Return the integer in the text of an environment variable; None if it is not an integer of
-    up to 18 digits."""
 
 RING_SPANS_DEFAULT: int
 RING_SPANS_LEAST: int

@@ -339,7 +339,7 @@ VARIABLES: tuple[Variable, ...] = (
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 # Only the tests and builds of this project read these.
 _NOT_SETTINGS = ("STAGESPAN_TEST_", "STAGESPAN_TRACES")
-# The extension trims the variables that it reads in the same way: csrc/stagespan/variables.h.
+# The extension reads variables by the same rules before Python runs: csrc/stagespan/variables.h.
 _BLANKS = " \t\n\r\f\v"
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off"))
@@ -442,7 +442,9 @@ def whole_number(text: str) -> int | None:
 
     ``int()`` also accepts "1_000" and digits of other scripts.
     """
-    return _core.settings_whole_number(text) if text.isascii() else None
+    digits = text.strip(_BLANKS).removeprefix("+")
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= 18
+    return int(digits) if is_number else None
 
 
 def warn_once(spelling: str, text: str, sentence: str) -> None:

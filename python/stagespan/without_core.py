@@ -306,9 +306,3 @@ def spans(*, since: Nothing | None = None) -> Any:
         "depth:u2 flags:u2 device_elapsed_ns:f8 device_queue_ns:f8 device_tail_ns:f8 cpu_ns:f8"
     )
     return np.empty(0, np.dtype([tuple(field.split(":")) for field in fields.split()], align=True))
-
-
-def settings_whole_number(text: str) -> int | None:
-    """Return the number in a text of up to 18 digits, by the rules of the extension."""
-    match = re.fullmatch(r"[ \t\n\r\f\v]*\+?([0-9]{1,18})[ \t\n\r\f\v]*", text)
-    return None if match is None else int(match[1])
