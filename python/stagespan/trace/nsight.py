@@ -23,7 +23,7 @@ import msgspec
 
 from stagespan.errors import TraceError
 from stagespan.pages.amounts import in_percent, in_words
-from stagespan.pages.figures import Count, Figures
+from stagespan.pages.figures import Count, Figures, MeanNs
 from stagespan.pages.result import (
     Block,
     Evidence,
@@ -280,17 +280,13 @@ class NcuKernel(Figures, frozen=True):
     traced_percent: float | None
     """Percentage of the stage's kernel time."""
     launches_measured: Count
-    duration_us: float | None
+    duration_ns: MeanNs | None
+    """The time of that launch."""
     compute_percent: float | None
     """Of the peak, as is that of memory."""
     memory_percent: float | None
     occupancy_percent: float | None
     """Achieved."""
-
-    @property
-    def launch_ns(self) -> float | None:
-        """The time of the launch."""
-        return None if self.duration_us is None else round(self.duration_us * 1e3, 3)
 
     def finding(self, stage: str | None) -> Finding:
         """Return the verdict in a sentence."""
@@ -301,7 +297,7 @@ class NcuKernel(Figures, frozen=True):
             f"{base_name(self.name)}{of} is {self.bound}: computing"
             f" {in_words(self.compute_percent, '%')}, "
             f"memory {in_words(self.memory_percent, '%')} of the peak; {'; '.join(self.reasons)}.",
-            (Evidence(self.name, None, self.launch_ns, "ns"),),
+            (Evidence(self.name, None, self.duration_ns, "ns"),),
             f"ncu.{self.bound.replace('-', '_')}",
             {} if percent is None else {"percent": percent},
             action=f"{_ADVICE[self.bound]}.",
@@ -311,7 +307,6 @@ class NcuKernel(Figures, frozen=True):
 class NcuReport(StructResult, Titled, frozen=True):
     """All kernels of a file of ncu, first the one that takes most of the stage's time."""
 
-    schema_version: int
     file: str
     left_out: Count
     """The number of rows and values that cannot be read."""
@@ -343,18 +338,18 @@ class NcuReport(StructResult, Titled, frozen=True):
 
     def tables(self) -> list[Table]:
         """The verdicts, with the columns that are known."""
-        columns = (
+        table = Table.of(
+            "Kernels",
+            self.kernels,
             ("name", "kernel", ""),
             ("bound", "bound", ""),
             ("traced_percent", "of the stage", "%"),
-            ("launch_ns", "one launch", "ns"),
+            ("duration_ns", "one launch", "ns"),
             ("compute_percent", "computing", "%"),
             ("memory_percent", "memory", "%"),
             ("occupancy_percent", "occupancy", "%"),
         )
-        rows = self.kernels
-        known = [of for of in columns if any(getattr(row, of[0]) is not None for row in rows)]
-        return [Table.of("Kernels", rows, *known)]
+        return [table.filled()]
 
 
 def judge(values: dict[str, float]) -> tuple[str, list[str]]:
@@ -406,14 +401,14 @@ def report(reading: Reading, top: TopKernels | None = None, count: int = 0) -> N
             traced_ms=traced_ms,
             traced_percent=share(traced_ms, whole_ms) if traced_ms and whole_ms else None,
             launches_measured=len(launches),
-            duration_us=values[_DURATION] * 1e6 if _DURATION in values else None,
+            duration_ns=round(values[_DURATION] * 1e9, 3) if _DURATION in values else None,
             compute_percent=values.get(_COMPUTE),
             memory_percent=values.get(_MEMORY),
             occupancy_percent=values.get(_ACHIEVED),
         )
         kernels.append(kernel)
-    kernels.sort(key=lambda kernel: (-(kernel.traced_ms or 0.0), -(kernel.duration_us or 0.0)))
+    kernels.sort(key=lambda kernel: (-(kernel.traced_ms or 0.0), -(kernel.duration_ns or 0.0)))
     measured = {base_name(kernel.name) for kernel in kernels}
     missing = [row.name for row in rows[:count] if base_name(row.name) not in measured]
     stage = None if top is None else top.name
-    return NcuReport(1, reading.path, reading.left_out, stage, missing, kernels)
+    return NcuReport(reading.path, reading.left_out, stage, missing, kernels)
