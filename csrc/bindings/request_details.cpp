@@ -9,6 +9,7 @@
 #include "object.h"
 #include "stagespan/recorder.h"
 #include "stagespan/text.h"
+#include "timed_run.h"
 
 namespace stagespan::python {
 
@@ -26,13 +27,16 @@ bool g_has_read_environment = false;
 PyObject* g_redacted = nullptr;  // what replaces the text of a secret
 bool g_keeps_messages = false;
 
-/// Before the first request or failure, and not at the import, which it would make slower.
+/// Before the first request or failure, and not at the import, which it would make slower. What a handler of a signal
+/// raises meanwhile is the program's: it is raised as soon as its code continues, and the next request reads again.
 void read_environment() noexcept {
   if (g_has_read_environment || g_read_environment == nullptr) return;
   g_has_read_environment = true;
   const ErrorAside pending;
-  const Ref done(PyObject_CallNoArgs(g_read_environment));
-  PyErr_Clear();
+  if (const Ref done(PyObject_CallNoArgs(g_read_environment)); done) return;
+  g_has_read_environment = PyErr_ExceptionMatches(PyExc_Warning) != 0;  // a value is wrong, and warnings are errors
+  raise_error_later();
+  raise_kept();
 }
 
 void set_field_text(RequestFields& to, std::uint32_t i, PyObject* text) noexcept {

@@ -136,10 +136,12 @@ bool join_trace(RequestObject& self) noexcept {
 /// Writes its segment or hop to the recording. Returns 1 + index of the entry; 0 with an exception set if that fails.
 std::uint32_t write_entry(const RequestObject& self, SegmentFields& start) noexcept {
   const Ref shown = shown_id(self.id);
+  if (!shown) return 0;
   const Utf8 id(shown.get());
+  if (!id) return 0;
   start.pipeline = pipeline_stage(self);
+  if (start.pipeline == kNoStage) return 0;
   start.traits = self.traits;
-  if (!id || start.pipeline == kNoStage) return 0;
   // Last, so that what is done once for each process or thread is not part of the request.
   const bool begins = start.origin == kOriginRoot || start.origin == kOriginNested;
   if (begins && start.begin_ticks == 0) start.begin_ticks = start.request_ticks = now_ticks();
@@ -361,11 +363,9 @@ bool enter(PyObject* object) noexcept {
   write_recorded_fields(self);
   if (g_enter_context != nullptr && self.shown != 0) {
     Ref outside(PyObject_CallOneArg(g_enter_context, object));
-    if (!outside) {
-      PyErr_Clear();
-      Recorder::get().lose(kLostHookErrors);
-    }
+    if (!outside) lose_hook_error();
     self.outside = outside.release();
+    raise_kept();
   }
   return true;
 }
@@ -393,10 +393,8 @@ bool leave(PyObject* object, PyObject* kind, PyObject* error = nullptr) noexcept
   const SegmentStatus derived = status_of(kind);
   if (const Ref outside(std::exchange(self.outside, nullptr)); outside && g_leave_context != nullptr) {
     const ErrorAside pending;
-    if (!Ref(PyObject_CallFunctionObjArgs(g_leave_context, object, outside.get(), nullptr))) {
-      PyErr_Clear();
-      Recorder::get().lose(kLostHookErrors);
-    }
+    if (!Ref(PyObject_CallFunctionObjArgs(g_leave_context, object, outside.get(), nullptr))) lose_hook_error();
+    raise_kept();
   }
   const Ref entered(std::exchange(self.entered, nullptr));
   remove_open(self);
@@ -956,7 +954,10 @@ PyTypeObject g_request_type =
 PyObject* pipeline_of_process() noexcept { return found_once(g_pipeline, g_find_pipeline); }
 
 void start_request(RequestObject& self) noexcept {
-  if (self.is_remote && !self.is_started && !enter_received(self)) PyErr_Clear();
+  if (self.is_remote && !self.is_started && !enter_received(self)) {
+    raise_error_later();
+    raise_kept();
+  }
 }
 
 PyMethodDef g_request_functions[] = {

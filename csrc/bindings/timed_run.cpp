@@ -71,20 +71,6 @@ bool is_main_thread() noexcept {
   return is_main;
 }
 
-// Exceptions in a hook do not affect the timed code.
-void lose_hook_error() noexcept {
-  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0) {
-    {
-      ErrorAside interrupt;
-      raise_later(interrupt.value());
-    }
-    PyErr_Clear();
-    return;
-  }
-  Recorder::get().lose(kLostHookErrors);
-  PyErr_Clear();
-}
-
 // Looks for torch until it is found, and never imports it.
 void look_for_torch() noexcept {
   PyObject* const modules = PyImport_GetModuleDict();
@@ -113,6 +99,20 @@ void raise_later(PyObject* error) noexcept {
     return;
   }
   g_kept[g_kept_count++] = {PyThread_get_thread_ident(), Py_NewRef(error)};
+}
+
+void raise_error_later() noexcept {
+  {
+    ErrorAside error;
+    raise_later(error.value());
+  }
+  PyErr_Clear();
+}
+
+void lose_hook_error() noexcept {
+  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0) return raise_error_later();
+  Recorder::get().lose(kLostHookErrors);
+  PyErr_Clear();
 }
 
 namespace {

@@ -46,6 +46,10 @@ void set_annotated(PyObject* names);
 /// Stores an exception for the program that was raised while a hook ran, such as KeyboardInterrupt or SystemExit from a
 /// signal handler.
 void raise_later(PyObject* error) noexcept;
+/// Stores the exception that is set in the same way, and clears it.
+void raise_error_later() noexcept;
+/// Counts and clears the exception of a hook, which does not affect the timed code; one of the program's is stored.
+void lose_hook_error() noexcept;
 /// Raises this thread's stored exception as soon as the program's own code continues. Called when no hook is running.
 void raise_kept() noexcept;
 /// Removes and returns this thread's stored exception as a new reference, or null.

@@ -72,6 +72,10 @@ def test_an_exception_of_a_signal_handler_leaves_no_request_current(
     run(tmp_path, "exceptions", block)
 
 
+def test_an_exception_of_a_signal_handler_is_raised_from_the_first_request(tmp_path: Path) -> None:
+    run(tmp_path, "first_request", STAGESPAN_REQUEST_FIELDS="steps")
+
+
 def test_a_report_in_a_signal_handler_does_not_wait_for_a_log_handler(tmp_path: Path) -> None:
     lines = run(tmp_path, "log_handler_with_a_lock").splitlines()
     assert lines == ["1", "True False True"]

@@ -18,12 +18,13 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import stagespan
-from stagespan import ProfilingContext, ProfilingContext4Debug, _core, request, span
+from stagespan import ProfilingContext, ProfilingContext4Debug, _core, recording, request, span
 
 FOLDERS = (os.path.dirname(stagespan.__file__), os.path.dirname(logging.__file__))
 
@@ -185,6 +186,62 @@ def exceptions() -> None:
         # THEN what it has interrupted is not current any more
         assert stagespan.current_request() is None, stagespan.current_request()
         assert stagespan.open_spans() == []
+
+
+def first_request() -> None:
+    """Raise an exception at a line of the first request and its first failure, in a child each."""
+
+    class TimeLimit(Exception):
+        pass
+
+    def block():
+        with contextlib.suppress(KeyError), request("first", steps=1):
+            raise KeyError
+
+    def child(line):
+        lines = itertools.count(1)
+
+        def trace(frame, event, argument):
+            name = frame.f_code.co_filename
+            # No code can go on cleaning up if it is interrupted in `finally`, as in imports.py.
+            if not name.startswith(FOLDERS[0]) or name.endswith("process/imports.py"):
+                return None
+            if event == "line" and next(lines) == line:
+                raise TimeLimit
+            return trace
+
+        was_raised = False
+        try:
+            sys.settrace(trace)
+            block()
+        except TimeLimit:
+            was_raised = True
+        finally:
+            sys.settrace(None)
+        # THEN the program gets the exception, and nothing is current
+        assert was_raised == (next(lines) > line), "the exception is lost"
+        assert stagespan.current_request() is None
+        assert stagespan.open_spans() == []
+        # AND later requests are recorded as the environment asks
+        with request("later", steps=2):
+            pass
+        segments = recording.open(os.getpid()).segments()
+        assert segments[-1]["fields"] == {"steps": 2}, segments
+        os._exit(0 if was_raised else 3)
+
+    for line in itertools.count(1):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                child(line)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status == 3:  # it has no such line
+            break
+        assert status == 0, line
+    assert line > 10
 
 
 def log_handler_with_a_lock() -> None:
