@@ -346,27 +346,14 @@ void watch_stops_of_recording() noexcept {
 }
 
 PyMethodDef g_termination_functions[] = {
-    {"termination_watch", watch_termination, METH_O,
-     "watch_termination(write)\n--\n\nCall write() in a separate thread before SIGTERM ends the process. "
-     "False "
-     "if the program handles or ignores SIGTERM: then nothing is changed."},
-    {"termination_unwatch", unwatch_termination, METH_NOARGS,
-     "unwatch_termination()\n--\n\nLet SIGTERM end the process at once again."},
-    {"termination_watch_stops", watch_stops, METH_O,
-     "watch_stops(number)\n--\n\nTo be called when signal.signal has set a signal's action: let the recording say so "
-     "if "
-     "the signal stops the process."},
-    {"termination_mark_stop", mark_stop, METH_O,
-     "mark_stop(number)\n--\n\nSay in the recording that the process ends because of a signal."},
-    {"termination_before_fork", before_fork, METH_NOARGS,
-     "before_fork()\n--\n\nEnd the thread that waits for SIGTERM until the fork is over."},
-    {"termination_after_fork", after_fork, METH_O,
-     "after_fork(in_child)\n--\n\nIn the parent, wait for SIGTERM again."},
-    {"termination_await", await_termination, METH_NOARGS,
-     "await_termination()\n--\n\nIf SIGTERM has been received, wait until it ends the process."},
-    {"termination_end_after", end_after, METH_VARARGS,
-     "end_after(fd, milliseconds)\n--\n\nStart a thread that waits until a file descriptor can be read, and ends the "
-     "process with status 0 that many milliseconds later, whatever its other threads do."},
+    {"termination_watch", watch_termination, METH_O, nullptr},
+    {"termination_unwatch", unwatch_termination, METH_NOARGS, nullptr},
+    {"termination_watch_stops", watch_stops, METH_O, nullptr},
+    {"termination_mark_stop", mark_stop, METH_O, nullptr},
+    {"termination_before_fork", before_fork, METH_NOARGS, nullptr},
+    {"termination_after_fork", after_fork, METH_O, nullptr},
+    {"termination_await", await_termination, METH_NOARGS, nullptr},
+    {"termination_end_after", end_after, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

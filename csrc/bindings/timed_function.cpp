@@ -209,17 +209,12 @@ PyObject* timed_by(PyObject*, PyObject* object) {
 PyMethodDef g_timed_function_functions[] = {
     {"call_timed", as_method(call_timed_function), METH_FASTCALL | METH_KEYWORDS,
      "call_timed(span, function, /, *args, **kwargs)\n--\n\nCall a function as one run of a stage."},
-    {"timed_by", timed_by, METH_O,
-     "timed_by(function, /)\n--\n\nThe context of a TimedFunction; None for anything else."},
+    {"timed_by", timed_by, METH_O, nullptr},
 #if STAGESPAN_INTERCEPTS_CALLS
-    {"time_function", as_method(time_function), METH_FASTCALL,
-     "time_function(function, spans, inner, /)\n--\n\nTime all calls of a plain function, innermost span first; () to "
-     "stop."},
+    {"time_function", as_method(time_function), METH_FASTCALL, nullptr},
 #endif
 #if PY_VERSION_HEX >= 0x030c0000
-    {"share_version", as_method(share_version), METH_FASTCALL,
-     "share_version(function, original, /)\n--\n\nMake the calls of a copy of a function as fast as those of the "
-     "original."},
+    {"share_version", as_method(share_version), METH_FASTCALL, nullptr},
 #endif
     {nullptr, nullptr, 0, nullptr},
 };
