@@ -47,6 +47,17 @@ int clock_gettime(clockid_t id, struct timespec* now) {
 
 
 @pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Start and end with a torch.compile that has captured nothing."""
+    # Imported here, because it takes seconds, and most workers run no test of it.
+    dynamo = pytest.importorskip("torch._dynamo")
+    dynamo.reset()
+    yield
+    stagespan.set_debug(False)
+    dynamo.reset()
+
+
+@pytest.fixture
 def fresh() -> Iterator[None]:
     """Start with empty statistics, the recorder on and debug mode off; leave nothing open."""
     stagespan.enable()

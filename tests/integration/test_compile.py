@@ -39,14 +39,7 @@ class Compiled:
         return int(self._counter.frame_count)
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    # Imported here, because it takes seconds, and most workers run none of these tests.
-    dynamo = pytest.importorskip("torch._dynamo")
-    dynamo.reset()
-    yield
-    stagespan.set_debug(False)
-    dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 @_core.ProfilingContext4Debug("compiled function")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,13 +26,7 @@ DECORATED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    dynamo = pytest.importorskip("torch._dynamo")
-    dynamo.reset()
-    yield
-    stagespan.set_debug(False)
-    dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 @pytest.fixture(

@@ -470,11 +470,13 @@ def test_panels_show_exact_quantiles_of_one_node_and_those_of_sums_of_many(
     ran([promtool, "test", "rules", "test.yml"], cwd=tmp_path, status=0)
 
 
-def test_doctor_says_whether_an_exporter_reads_the_recordings(folder: Path) -> None:
-    def row() -> examine.Check:
-        found = examine.examine(use_device=False)
-        return next(one for one in found if one.name == "exporter")
+def row() -> examine.Check:
+    """Return what `doctor` says of the exporter."""
+    found = examine.examine(use_device=False)
+    return next(one for one in found if one.name == "exporter")
 
+
+def test_doctor_says_whether_an_exporter_reads_the_recordings(folder: Path) -> None:
     assert row().state == "absent"
     (folder / "999-1.stagespan").write_bytes(b"not a recording")
     with exporter() as (_, port):
@@ -488,10 +490,6 @@ def test_doctor_says_whether_an_exporter_reads_the_recordings(folder: Path) -> N
 def test_doctor_says_whether_the_exporter_sees_processes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def row() -> examine.Check:
-        found = examine.examine(use_device=False)
-        return next(one for one in found if one.name == "exporter")
-
     with exporter():
         assert row().state == "note"
         assert "where no other live process records: the service needs the same" in row().text

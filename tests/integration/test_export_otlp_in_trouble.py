@@ -102,17 +102,10 @@ def test_the_state_is_written_after_a_signal_beside_busy_processes(folder: Path)
         end(process)
 
 
-def test_an_exporter_that_hangs_ends_after_a_signal_with_its_state_written(tmp_path: Path) -> None:
-    # GIVEN an exporter whose work never comes to its end
-    process = started(EXPORTED, "stuck", str(tmp_path / "state"))
-    process.terminate()
-    ended(process, 0)
-    assert (tmp_path / "state").read_text() == "saved"
-
-
-def test_the_end_waits_for_a_state_that_takes_long(tmp_path: Path) -> None:
-    # GIVEN an exporter whose state takes longer than the time that is left to its work
-    process = started(EXPORTED, "slow_to_save", str(tmp_path / "state"))
+@pytest.mark.parametrize("what", ["stuck", "slow_to_save"])
+def test_an_exporter_ends_after_a_signal_with_its_state_written(what: str, tmp_path: Path) -> None:
+    # GIVEN an exporter whose work never ends, or whose state takes longer than is left to its work
+    process = started(EXPORTED, what, str(tmp_path / "state"))
     process.terminate()
     ended(process, 0)
     assert (tmp_path / "state").read_text() == "saved"

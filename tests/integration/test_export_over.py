@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,6 +97,18 @@ def test_an_exporter_keeps_what_was_too_slow(folder: Path, tmp_path: Path) -> No
     assert "not known: collections of garbage, and signatures: The process" in words
 
 
+def kept_in(folder: Path, part: Part) -> Any:
+    """Keep a part of a slow request, and return it as it was kept, which takes about 64 KiB."""
+    keeper = Keeper(folder, 1 << 20)
+    keeper.put([[part]])
+    keeper.close()
+    (path,) = folder.iterdir()
+    line = gzip.decompress(path.read_bytes())
+    assert 40 << 10 < len(line) <= 64 << 10
+    (kept,) = json.loads(line)["parts"]
+    return kept
+
+
 def test_a_slow_request_has_at_most_64_kb(tmp_path: Path) -> None:
     # GIVEN a slow request with more spans than that
     rows = np.zeros(5000, _core.spans().dtype)
@@ -106,13 +119,8 @@ def test_a_slow_request_has_at_most_64_kb(tmp_path: Path) -> None:
         rows[name] = np.nan
     part = part_of({**segment_of(1), "id": "slow"}, ReadSpans(rows, ["stage"], {}, {}, 0))
     part.slowness = Slowness(Limit(2.0, 0.99, 100, 10, 1000))
-    keeper = Keeper(tmp_path, 1 << 20)
-    keeper.put([[part]])
-    keeper.close()
     # THEN the shortest of its spans are left out, and that is said
-    (path,) = tmp_path.iterdir()
-    line = gzip.decompress(path.read_bytes())
-    assert 40 << 10 < len(line) <= 64 << 10
+    kept_in(tmp_path, part)
     page = json.loads(command_here("requests", str(tmp_path), "--json").stdout)
     (request,) = page["requests"]
     left = request["segments"][0]["spans"]
@@ -128,14 +136,8 @@ def test_a_slow_request_of_many_batches_has_at_most_64_kb(tmp_path: Path) -> Non
     ]
     part = part_of(segment_of(1), batches=batches)
     part.slowness = Slowness(Limit(2.0, 0.99, 100, 10, 1000))
-    keeper = Keeper(tmp_path, 1 << 20)
-    keeper.put([[part]])
-    keeper.close()
     # THEN the shortest steps are left out, and that is said
-    (path,) = tmp_path.iterdir()
-    line = gzip.decompress(path.read_bytes())
-    (kept,) = json.loads(line)["parts"]
-    assert 40 << 10 < len(line) <= 64 << 10
+    kept = kept_in(tmp_path, part)
     assert [span[0] for span, _ in kept["batches"]] == [*range(3001 - len(kept["batches"]), 3001)]
     assert f"the shortest {3000 - len(kept['batches']):,} spans" in kept["slowness"]["missing"][-1]
 

@@ -65,6 +65,14 @@ def test_an_exception_in_a_hook_does_not_replace_that_of_the_code(
     assert error.__context__ is None
 
 
+def program() -> None:
+    """Run a stage, and go on for some bytecodes, after which an interrupt is raised."""
+    with ProfilingContext4Debug("hooked"):
+        pass
+    for _ in range(10):
+        pass
+
+
 @pytest.mark.parametrize("step", ["wants", "enter", "leave", "exit"])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_in_a_hook_reaches_the_program(
@@ -76,12 +84,6 @@ def test_an_interrupt_in_a_hook_reaches_the_program(
         raise interrupt
 
     hooks[0].before[step] = interrupted
-
-    def program() -> None:
-        with ProfilingContext4Debug("hooked"):
-            pass
-        for _ in range(10):
-            pass
 
     with pytest.raises(kind) as caught:
         program()
@@ -106,12 +108,6 @@ def test_of_two_interrupts_in_hooks_the_first_is_raised(
 
     for step in ("leave", "exit"):
         hooks[0].before[step] = interrupted
-
-    def program() -> None:
-        with ProfilingContext4Debug("hooked"):
-            pass
-        for _ in range(10):
-            pass
 
     caught: tuple[Any, ...] = ()
 

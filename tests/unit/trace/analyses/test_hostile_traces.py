@@ -106,18 +106,6 @@ def grows_linearly(costs: list[int], spared: int) -> bool:
     return third - second <= MOST_TIMES * max(0, second - first) + spared
 
 
-def grows_linearly(costs: list[int], spared: int) -> bool:
-    """Return whether the increase from the second size to the third is as that to the second."""
-    first, second, third = costs
-    return third - second <= MOST_TIMES * max(0, second - first) + spared
-
-
-def grows_linearly(costs: list[int], spared: int) -> bool:
-    """Return whether the increase from the second size to the third is as that to the second."""
-    first, second, third = costs
-    return third - second <= MOST_TIMES * max(0, second - first) + spared
-
-
 def name_of(make: Callable[[int], Events]) -> str:
     return str(make.__name__)
 
