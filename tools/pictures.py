@@ -1,7 +1,8 @@
 """Builds the pictures of the documentation from the pages that they show, in headless Chromium.
 
-Each picture contains a fingerprint of its page. A picture is built again if its page has changed,
-so that it is never older than the text beside it. `--check` only says which ones are old.
+A file beside the pictures has a fingerprint of the page of each. A picture is built again if its
+page has changed, so that it is never older than the text beside it. `--check` only says which ones
+are old.
 """
 
 from __future__ import annotations
@@ -11,20 +12,17 @@ import html
 import json
 import os
 import re
-import struct
 import subprocess
 import sys
 import tempfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 IMAGES = DOCS / "images"
-KEY = b"stagespan-page"
-_PNG_HEAD = 8
+FINGERPRINTS = "fingerprints.json"
 _TERMINAL = """<!DOCTYPE html><html data-ready="1"><meta charset="utf-8"><style>
 body {{ margin: 0; padding: 16px; background: #1a1b20; color: #e3e3e3; }}
 pre {{ margin: 0; font: 14px/19px "DejaVu Sans Mono", monospace; }}
@@ -69,32 +67,19 @@ class Picture(NamedTuple):
     @property
     def is_old(self) -> bool:
         """Whether the picture is missing, or was built from another page."""
-        return not self.path.is_file() or fingerprint_in(self.path.read_bytes()) != self.fingerprint
+        return not self.path.is_file() or fingerprints().get(self.name) != self.fingerprint
 
 
-def chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the type and the content of each chunk of a PNG file."""
-    at = _PNG_HEAD
-    while at + 8 <= len(png):
-        (length,) = struct.unpack(">I", png[at : at + 4])
-        yield png[at + 4 : at + 8], png[at + 8 : at + 8 + length]
-        at += length + 12
+def fingerprints() -> dict[str, str]:
+    """Return the fingerprints of the pages from which the pictures were built, by their names."""
+    built: dict[str, str] = json.loads((IMAGES / FINGERPRINTS).read_text("utf-8"))
+    return built
 
 
-def fingerprint_in(png: bytes) -> str | None:
-    """Return the fingerprint that a picture contains, or None."""
-    for kind, content in chunks(png):
-        if kind == b"tEXt" and content.startswith(KEY + b"\0"):
-            return content[len(KEY) + 1 :].decode("ascii", "replace")
-    return None
-
-
-def with_fingerprint(png: bytes, fingerprint: str) -> bytes:
-    """Return a picture with a fingerprint in front of its last chunk."""
-    content = b"tEXt" + KEY + b"\0" + fingerprint.encode()
-    length, checksum = struct.pack(">I", len(content) - 4), struct.pack(">I", zlib.crc32(content))
-    end = png.rindex(b"\0\0\0\0IEND")
-    return png[:end] + length + content + checksum + png[end:]
+def remember(built: list[Picture]) -> None:
+    """Write the fingerprints of pictures that were built."""
+    known = fingerprints() | {picture.name: picture.fingerprint for picture in built}
+    (IMAGES / FINGERPRINTS).write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def block_after(document: str, mark: str) -> str:
@@ -139,7 +124,7 @@ def live_page() -> str:
 
     from stagespan.pages import html as pages
     from stagespan.pages.html.data import written_table
-    from stagespan.recording.activity import Activity, ActivityFigures
+    from stagespan.recording.activity import Activity, ActivityFigures, Observer
 
     service = {"service": "wan", "pipeline": "default"}
     stages = [
@@ -185,29 +170,15 @@ def live_page() -> str:
             ("clip-1836", (1_377_000_000, 140_000_000, 2_800_000)),
         )
     ]
-    load = {
-        "running": {},
-        "longest_run_ns": {},
-        "waiting": {},
-        "longest_ns": {},
-        "open_requests": 14,
-        "unshown_requests": 0,
-        "oldest_waiter_ns": None,
-        "oldest_request_ns": 1_210_000_000,
-    }
+    nothing = msgspec.to_builtins(Observer().activity())
     figures = {
-        "window_ns": 10**10,
-        "processes": [],
-        "findings": [],
+        **nothing,
         "stages": stages,
-        "threads": [],
         "queues": [
             {**recent, "name": "replica", "waiting": 3, "longest_ns": 96_000_000, "count": 9417}
         ],
         "hand_offs": [{**recent, "name": "replica", "p50_ns": 1e6, "p95_ns": 2.2e6, "count": 9417}],
-        "load": load,
-        "ended_requests": None,
-        "lost": {},
+        "load": {**nothing["load"], "open_requests": 14, "oldest_request_ns": 1_210_000_000},
         "slowest_requests": requests,
         "open_requests": [
             {
@@ -292,13 +263,13 @@ def build(wanted: list[Picture]) -> None:
     with tempfile.TemporaryDirectory() as folder, Browser(Path(folder)) as browser:
         browser.call("Emulation.setScrollbarsHidden", hidden=True)
         for picture in wanted:
-            page, shot = Path(folder) / "source.html", Path(folder) / "shot.png"
+            page = Path(folder) / "source.html"
             page.write_text(picture.measured() if picture.measured else picture.page, "utf-8")
             browser.size(picture.width, picture.height)
             browser.media()
             browser.open(page)
-            browser.screenshot(shot)
-            picture.path.write_bytes(with_fingerprint(shot.read_bytes(), picture.fingerprint))
+            browser.screenshot(picture.path)
+    remember(wanted)
 
 
 def main() -> int:
