@@ -171,8 +171,9 @@ std::int64_t nanoseconds(const Number& number, std::string_view written) noexcep
   if (!number.fits || number.exponent > 16 || number.exponent < -19 - 3) return long_nanoseconds(written);
   const std::int32_t scale = number.exponent + 3;
   if (scale >= 0) {
-    const std::uint64_t power = kPowers[scale];
-    return number.digits > (kTimeLimitNs - 1) / power ? kMissing : signed_time(number.digits * power, number.negative);
+    std::uint64_t ns = 0;
+    if (__builtin_mul_overflow(number.digits, kPowers[scale], &ns)) return kMissing;
+    return signed_time(ns, number.negative);
   }
   const std::uint64_t power = kPowers[-scale];
   std::uint64_t ns = number.digits / power;

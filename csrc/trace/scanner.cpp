@@ -1,6 +1,9 @@
 // scanner.cpp: splits bytes into entries.
 #include "trace/scanner.h"
 
+#include <array>
+#include <bit>
+#include <cstdint>
 #include <cstring>
 
 #include "trace/text.h"
@@ -23,37 +26,38 @@ Field field_of(std::string_view key) noexcept {
   return kOther;
 }
 
+// The letters of a key and the quote behind them, as the first bytes of a word.
+struct Letters {
+  std::uint64_t word, mask;
+};
+
+constexpr Letters letters_of(std::string_view key) noexcept {
+  std::array<unsigned char, sizeof(std::uint64_t)> word{}, mask{};
+  for (std::size_t i = 0; i <= key.size(); ++i) {
+    word[i] = static_cast<unsigned char>(i < key.size() ? key[i] : '"');
+    mask[i] = 0xFF;
+  }
+  return {std::bit_cast<std::uint64_t>(word), std::bit_cast<std::uint64_t>(mask)};
+}
+
+constexpr std::array<Letters, kOther> kLetters = [] {
+  std::array<Letters, kOther> all{};
+  for (std::uint8_t i = 0; i < kOther; ++i) all[i] = letters_of(kFields[i]);
+  return all;
+}();
+
 // The field whose key begins at `at`, by its first letters; `size` is the key's length. kOther if the full key must be
 // compared.
 Field quick_field(const char* at, const char* end, std::size_t* size) noexcept {
-  if (end - at < 8) return kOther;
-  const auto is = [at](Field field) {
-    const std::string_view key = kFields[field];
-    return std::memcmp(at, key.data(), key.size()) == 0 && at[key.size()] == '"';
-  };
-  const auto either = [&](Field one, Field other) {
-    const Field found = is(one) ? one : is(other) ? other : kOther;
-    if (found != kOther) *size = kFields[found].size();
-    return found;
-  };
-  switch (*at) {
-    case 'p':
-      return either(kPhase, kPid);
-    case 't':
-      return either(kBegin, kTid);
-    case 'n':
-      return either(kName, kName);
-    case 'c':
-      return either(kCategory, kCategory);
-    case 'd':
-      return either(kDuration, kDuration);
-    case 'a':
-      return either(kArguments, kArguments);
-    case 'i':
-      return either(kId, kId);
-    default:
-      return kOther;
+  std::uint64_t word;
+  if (static_cast<std::size_t>(end - at) < sizeof(word)) return kOther;
+  std::memcpy(&word, at, sizeof(word));
+  for (std::uint8_t i = 0; i < kOther; ++i) {
+    if ((word & kLetters[i].mask) != kLetters[i].word) continue;
+    *size = kFields[i].size();
+    return static_cast<Field>(i);
   }
+  return kOther;
 }
 
 // Returns the position after the colon that follows a key, and after its spaces.

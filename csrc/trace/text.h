@@ -1,7 +1,9 @@
 // text.h: finds the ends of JSON strings, and decodes them.
 #pragma once
 
+#include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -13,12 +15,19 @@ inline bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
 
 inline const char* skip_space(const char* at, const char* end) noexcept {
   if (at < end && *at > ' ') return at;
-  // Lines are often indented by many spaces.
-  constexpr std::string_view kIndent = "        ";
   while (at < end && is_space(*at)) {
     ++at;
-    while (static_cast<std::size_t>(end - at) > kIndent.size() && std::memcmp(at, kIndent.data(), kIndent.size()) == 0)
-      at += kIndent.size();
+    // Lines are often indented by many spaces.
+    for (std::uint64_t word; static_cast<std::size_t>(end - at) >= sizeof(word);) {
+      constexpr std::uint64_t kSpaces = 0x2020202020202020;
+      std::memcpy(&word, at, sizeof(word));
+      word ^= kSpaces;
+      if (word != 0) {
+        at += (std::endian::native == std::endian::little ? std::countr_zero(word) : std::countl_zero(word)) / 8;
+        break;
+      }
+      at += sizeof(word);
+    }
   }
   return at;
 }
