@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -205,65 +205,89 @@ _CLASSES = (
 )
 """The visible activity of a thread: the first that applies, or that nothing is visible."""
 _MOST_PLACES = 4_000_000
+_NO_ROWS: Rows = np.empty(0, dtype=np.intp)
+
+
+class _HostEvents(NamedTuple):
+    """The events that show what the host did; masks have one element for each event."""
+
+    calls: Mask
+    waits: Mask
+    allocates: Mask
+    program_calls: Mask
+    """Calls that contain other calls, so they are parts of the program."""
+    work: Mask
+    """Calls and operators."""
+    seen: Mask
+    """What is known to be a part of the program: calls, operators, annotations and frames."""
+    classes: dict[str, Rows]
+    """The events of threads that show most of _CLASSES."""
+    overhead: dict[str, Rows]
+    """The same for events that belong to no thread."""
+
+
+@once
+def _host_events(trace: Trace) -> _HostEvents:
+    idle, calls, rows = gaps(trace), launches(trace), np.flatnonzero
+    waits = waiting_calls(trace, idle.rows, idle.calls)
+    allocates = among(calls, trace, causes.ALLOCATES) & ~waits
+    of_program = program_calls(trace, calls)
+    operators, overhead = trace.rows_of(["cpu_op"]), trace.rows_of(["overhead"])
+    loads = among(overhead, trace, causes.LOADS_KERNELS)
+    # The mark of a step is around all that happens in it, and shows nothing of it.
+    marked = trace.rows_of(["user_annotation", "cpu_op"])
+    seen = marked & ~among(marked, trace, causes.STEP_MARKS)
+    return _HostEvents(
+        calls=calls,
+        waits=waits,
+        allocates=allocates,
+        program_calls=of_program,
+        work=(operators & ~among(operators, trace, causes.MARKS)) | calls,
+        seen=seen | calls | trace.rows_of(["python_function"]),
+        classes={
+            causes.SYNCHRONISATION: rows(waits),
+            causes.MEMORY_ALLOCATION: rows(allocates),
+            causes.KERNEL_LOADING: rows(among(calls, trace, causes.LOADS_KERNELS)),
+            causes.RUNTIME_CALL: rows(calls & ~of_program & (trace.events.dur_ns > QUIET_NS)),
+            causes.DATA_LOADING: rows(causes.loads_data(trace)),
+            causes.COMPILATION: rows(causes.compiles(trace)),
+        },
+        overhead={causes.KERNEL_LOADING: rows(loads), causes.PROFILER: rows(overhead & ~loads)},
+    )
 
 
 class _HostActivity:
     """The activity of the launching threads by class, on one axis."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        axis: Axis,
-        owners: NDArray[np.int64],
-        calls: Mask,
-        waits: Mask,
-        allocates: Mask,
-        program_calls: Mask,
-    ) -> None:
-        """`program_calls` are calls that contain other calls, so they are parts of the program."""
-        events = trace.events
+    def __init__(self, trace: Trace, axis: Axis, owners: NDArray[np.int64]) -> None:
+        events, host = trace.events, _host_events(trace)
         self._events, self._axis = events, axis
-        self._thread, self._rows, self._begin, self._end = axis.placed_events(trace, owners)
-        work = trace.rows_of(["cpu_op"])[self._rows] & ~named(trace, causes.MARKS, self._rows)
-        work |= calls[self._rows]
-        self.busy = self._cover(work)
-        quiet = quiet_stretches(axis, self._begin, self._end, work, QUIET_NS)
-        del work
+        self._thread, rows, begin, end = axis.placed_events(trace, owners)
+        work = host.work[rows]
+        self.busy = Cover(begin, end, which=work)
+        quiet = quiet_stretches(axis, begin, end, work, QUIET_NS)
+        seen = Cover(begin, end, which=host.seen[rows])
+        del rows, begin, end, work
         self._nested: list[Cover] = []
-        for each in self._of_classes(trace, calls, waits, allocates, program_calls):
-            self._nested.append(self._nested[-1] | each if self._nested else each)
+        for name in _CLASSES:
+            cover = self._cover_of(name, trace, host, seen)
+            self._nested.append(self._nested[-1] | cover if self._nested else cover)
         self._nested.append(self._nested[-1] | quiet)
-        del self._rows, self._begin, self._end
-        blocking = np.flatnonzero((waits | allocates) & (self._thread >= 0))
+        blocking = np.flatnonzero((host.waits | host.allocates) & (self._thread >= 0))
         begin, _ = self._placed(blocking)
         order = np.lexsort((events.begin_ns[blocking], begin))
         self._blocking, self._blocking_begin = blocking[order], begin[order]
 
-    def _of_classes(
-        self, trace: Trace, calls: Mask, waits: Mask, allocates: Mask, program_calls: Mask
-    ) -> Iterator[Cover]:
-        """Yield the intervals of each of _CLASSES. One at a time, because they take much memory."""
-        captures = self._captures(trace, calls)
-        rows = self._rows
-        calls = calls[rows]
-        # Overhead belongs to no thread.
-        overhead = trace.rows_of(["overhead"])
-        loads = among(overhead, trace, causes.LOADS_KERNELS)
-        # The mark of a step is around all that happens in it, and shows nothing of it.
-        seen = trace.rows_of(["user_annotation", "cpu_op"])[rows]
-        seen &= ~named(trace, causes.STEP_MARKS, rows)
-        seen |= calls | trace.rows_of(["python_function"])[rows]
-        long = self._events.dur_ns[rows] > QUIET_NS
-        yield captures
-        yield self._cover(waits[rows])
-        yield self._cover(allocates[rows])
-        loading_calls = calls & named(trace, causes.LOADS_KERNELS, rows)
-        yield self._cover_of_all(loads) | self._cover(loading_calls)
-        yield self._cover_of_all(overhead & ~loads)
-        yield self._cover(calls & ~program_calls[rows] & long)
-        yield self._cover(causes.loads_data(trace)[rows])
-        yield self._cover(causes.compiles(trace)[rows])
-        yield self._unseen(seen, overhead)
+    def _cover_of(self, name: str, trace: Trace, host: _HostEvents, seen: Cover) -> Cover:
+        """Return the intervals of one of _CLASSES. `seen` are those in which the program ran."""
+        if name == causes.GRAPH_CAPTURE:
+            return self._captures(trace, host.calls)
+        if name == causes.HOST_UNSEEN:
+            overhead = np.sort(np.concatenate([*host.overhead.values()]))
+            return self._unseen(seen | self._cover_of_all(overhead))
+        rows = host.classes.get(name, _NO_ROWS)
+        cover = Cover(*self._placed(rows[self._thread[rows] >= 0]))
+        return self._cover_of_all(host.overhead.get(name, _NO_ROWS)) | cover
 
     def _captures(self, trace: Trace, calls: Mask) -> Cover:
         """Return when a thread captured a device graph: until the graph can be launched."""
@@ -341,23 +365,18 @@ class _HostActivity:
             end[some] = self._axis.place(thread, events.end_ns[rows[some]])
         return begin, end
 
-    def _cover(self, which: Mask) -> Cover:
-        return Cover(self._begin, self._end, which=which)
-
-    def _unseen(self, seen: Mask, of_all: Mask) -> Cover:
+    def _unseen(self, seen: Cover) -> Cover:
         """Return long intervals without any event of a thread."""
-        seen_time = self._cover(seen) | self._cover_of_all(of_all)
         starts = np.arange(self._axis.threads, dtype=np.int64) * self._axis.stride
-        begin = np.sort(np.concatenate((seen_time.end, starts)), kind="stable")
-        ends = np.concatenate((seen_time.begin, starts + self._axis.stride - 2))
+        begin = np.sort(np.concatenate((seen.end, starts)), kind="stable")
+        ends = np.concatenate((seen.begin, starts + self._axis.stride - 2))
         end = np.sort(ends, kind="stable")
         # The first begin and the last end of a thread are the edges of its part.
         long = end - begin > QUIET_NS
         return Cover(begin[long], end[long])
 
-    def _cover_of_all(self, which: Mask) -> Cover:
+    def _cover_of_all(self, rows: Rows) -> Cover:
         """Return a cover with these events, which belong to no thread, on every thread."""
-        rows = np.flatnonzero(which)
         count = self._axis.threads
         # With many threads and events, use only the longest events, to limit the memory.
         most = max(_MOST_PLACES // max(count, 1), 1)
@@ -502,14 +521,11 @@ def host_classes(trace: Trace, event: int, begin_ns: int, end_ns: int) -> dict[s
     The time without a cause is left out. A long call of the runtime or of its allocator is the
     start of the program: the interval is before the device's first work.
     """
-    all_gaps = gaps(trace)
-    calls, waits = launches(trace), waiting_calls(trace, all_gaps.rows, all_gaps.calls)
     owners, thread = threads(trace, np.array([event]))
     axis = Axis(begin_ns, end_ns, 1)
     if end_ns <= begin_ns or not axis.fits:
         return {}
-    allocates = among(calls, trace, causes.ALLOCATES) & ~waits
-    host = _HostActivity(trace, axis, owners, calls, waits, allocates, program_calls(trace, calls))
+    host = _HostActivity(trace, axis, owners)
     times = host.classified(thread, np.array([begin_ns]), np.array([end_ns]))[0]
     return {name: int(time) for name, time in zip(_CLASSES, times[:-2], strict=True) if time}
 
@@ -519,10 +535,9 @@ class _Splitter:
         self.trace, self.gaps = trace, gaps
         # Most causes do not occur in a trace, and take no memory as columns that are not written.
         self.parts = np.zeros((len(gaps.begin_ns), len(NAMES)), dtype=np.int64, order="F")
-        self.calls = launches(trace)
-        self.waits = waiting_calls(trace, gaps.rows, gaps.calls)
-        self.allocates = among(self.calls, trace, causes.ALLOCATES) & ~self.waits
-        self.program_calls = program_calls(trace, self.calls)
+        host = _host_events(trace)
+        self.waits, self.allocates = host.waits, host.allocates
+        self.program_calls = host.program_calls
         self.crosses = self._crosses(step_begins)
         self.call_idle = np.zeros(len(trace.events), dtype=np.int64)
         self.call_inside = np.zeros(len(trace.events), dtype=np.int64)
@@ -585,9 +600,7 @@ class _Splitter:
             self.parts[chosen, NAMES.index(causes.NOT_TRACED)] += called_from - begin + launch
             return
         del end
-        host = _HostActivity(
-            self.trace, axis, owners, self.calls, self.waits, self.allocates, self.program_calls
-        )
+        host = _HostActivity(self.trace, axis, owners)
         here, there = thread[: len(call)], thread[len(call) : 2 * len(call)]
         place = axis.place(here, begin)
         taken_over = np.minimum(begin + (host.busy.next_from(place) - place), issued_from)
