@@ -481,6 +481,10 @@ class Result:
     def tables(self) -> list[Table]:
         """Return the tables for pages, the most important first."""
 
+    def number_of_tables(self) -> int:
+        """Return the number of `tables`."""
+        return len(self.tables())
+
     def chart(self) -> Chart | None:
         """Return the data of a picture for the HTML page; None if there is nothing to draw."""
         return None
@@ -626,6 +630,10 @@ class Unavailable(msgspec.Struct, frozen=True):
     def tables(self) -> list[Table]:
         """Return []."""
         return []
+
+    def number_of_tables(self) -> int:
+        """Return 0."""
+        return 0
 
 
 def shortened(name: str, most: int = 60) -> str:

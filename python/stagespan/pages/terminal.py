@@ -109,7 +109,7 @@ def print_page(page: Page, console: Console | None = None) -> None:
         set_width(console, _UNLIMITED)
         _print_whole(head, page.findings(), notes, console)
         return
-    tables = sum(map(len, page.tables.values()))
+    tables = sum(result.number_of_tables() for result in page.results.values())
     if tables:
         more = f"{counted(tables, 'table')} and all evidence: --html FILE, --markdown or --json."
         notes.append(more)

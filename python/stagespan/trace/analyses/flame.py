@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
 from typing import Annotated
 
 import msgspec
@@ -26,17 +27,11 @@ from stagespan.trace.derived.device import launches
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.missing import DAMAGED_TIMES
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
-from stagespan.trace.derived.threads import (
-    ThreadIndex,
-    named,
-)
-from stagespan.trace.derived.trees import (
-    Nesting,
-    Paths,
-    levels,
-)
+from stagespan.trace.derived.threads import Axis, ThreadIndex, named
+from stagespan.trace.derived.trees import Nesting, Paths, levels
+from stagespan.trace.evidence import window_of
 from stagespan.trace.read.groups import numbered, sums, values_of
-from stagespan.trace.read.intervals import Numbers, Rows, exclusive
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 
 _MOST_IN_JSON = 1_500
@@ -69,8 +64,8 @@ def analyze(trace: Trace) -> Flame | Unavailable:
     )
 
 
-class Flame(Result, msgspec.Struct, frozen=True):
-    """A tree of frames. All lists have one element for each frame; parents come before children."""
+class FlameTree(msgspec.Struct, frozen=True):
+    """Frames; all lists have one element for each one, and parents come before children."""
 
     names: list[str]
     parent: list[int]
@@ -80,53 +75,68 @@ class Flame(Result, msgspec.Struct, frozen=True):
     total_ns: Numbers
     works: NDArray[np.bool_]
     """Whether each is an operator or a call of the runtime."""
+
+
+class Flame(Result, msgspec.Struct, frozen=True, dict=True):
+    """A tree of frames, which is built when it is used: pages for the terminal do not need it."""
+
     source: str
     """"frames": events of Python's functions; "call_stack": an argument of operators."""
+    build: Callable[[], FlameTree]
+
+    @cached_property
+    def tree(self) -> FlameTree:
+        """The tree of frames."""
+        return self.build()
 
     def figures(self) -> FlameFigures:
         """Nested frames; short frames of one caller are combined."""
         return FlameFigures(
             source=self.source,
-            frames=len(self.names),
-            total_ns=int(self.self_ns.sum()),
-            tree=_nested(self, self._kept()),
+            frames=len(self.tree.names),
+            total_ns=int(self.tree.self_ns.sum()),
+            tree=_nested(self.tree, self._kept()),
         )
 
     def tables(self) -> list[Table]:
         """The lines of Python with the most own time, including the operators called there."""
-        self_ns = self.self_ns.tolist()
+        self_ns = self.tree.self_ns.tolist()
         works = self._threads_that_work()
         time: dict[str, int] = {}
         is_line = {
             name: _LINE.search(name) is not None and not _WRAPPER.search(name)
-            for name in set(self.names)
+            for name in set(self.tree.names)
         }
         # Operators and wrappers count towards the line that called them, if there is one.
         works_there = works.tolist()
         for frame in range(len(self_ns) - 1, -1, -1):
-            if self.parent[frame] < 0 or not works_there[frame]:
+            if self.tree.parent[frame] < 0 or not works_there[frame]:
                 continue
-            name = self.names[frame]
+            name = self.tree.names[frame]
             if is_line[name]:
                 time[name] = time.get(name, 0) + self_ns[frame]
             else:
-                self_ns[self.parent[frame]] += self_ns[frame]
-        whole = int(self.self_ns[works].sum())
+                self_ns[self.tree.parent[frame]] += self_ns[frame]
+        whole = int(self.tree.self_ns[works].sum())
         longest = sorted(time.items(), key=lambda item: -item[1])[:_SHOWN]
         rows = [(_short(name), spent, share(spent, whole)) for name, spent in longest if spent]
         note = "Own time including the operators called there, for threads that call operators."
         columns = (("line", ""), ("time", "ns"), ("of all", "%"))
         return [Table("Lines of Python", columns, rows, note)]
 
+    def number_of_tables(self) -> int:
+        """Return 1, without building the tree."""
+        return 1
+
     def _threads_that_work(self) -> NDArray[np.bool_]:
         """Return which frames are in threads that also run operators."""
         roots: list[int] = []
-        for frame, parent in enumerate(self.parent):
+        for frame, parent in enumerate(self.tree.parent):
             roots.append(roots[parent] if parent >= 0 else frame)
         root = np.array(roots, dtype=np.intp)
-        calls = np.zeros(len(self.names), dtype=np.bool_)
-        calls[root[self.works]] = True
-        return calls[root] if calls.any() else np.ones(len(self.names), dtype=np.bool_)
+        calls = np.zeros(len(self.tree.names), dtype=np.bool_)
+        calls[root[self.tree.works]] = True
+        return calls[root] if calls.any() else np.ones(len(self.tree.names), dtype=np.bool_)
 
     def chart(self) -> Chart | None:
         """The tree of frames as columns, with callers before the frames that they call."""
@@ -134,7 +144,7 @@ class Flame(Result, msgspec.Struct, frozen=True):
         parents: list[int] = []
         self_ns: list[int] = []
         deepest = 0
-        left = [(_nested(self, self._kept()), -1, 1)]
+        left = [(_nested(self.tree, self._kept()), -1, 1)]
         while left:
             node, parent, depth = left.pop()
             deepest = max(deepest, depth)
@@ -145,7 +155,7 @@ class Flame(Result, msgspec.Struct, frozen=True):
             left += [(child, number, depth + 1) for child in reversed(node.children)]
         if not any(self_ns):
             return None
-        frames = len(self.names)
+        frames = len(self.tree.names)
         note = f"{len(names):,} frames"
         note += f" of {frames:,} are drawn" if frames > len(names) else ""
         return {
@@ -163,8 +173,8 @@ class Flame(Result, msgspec.Struct, frozen=True):
 
     def _stacks(self) -> Iterator[tuple[str, int]]:
         stacks: list[str] = []
-        times = ((self.self_ns + 500) // 1000).tolist()
-        for name, parent, time in zip(self.names, self.parent, times, strict=True):
+        times = ((self.tree.self_ns + 500) // 1000).tolist()
+        for name, parent, time in zip(self.tree.names, self.tree.parent, times, strict=True):
             # Names must not contain the separators of frames and lines.
             word = one_line(name).replace(";", ",")
             stacks.append(f"{stacks[parent]};{word}" if parent >= 0 else word)
@@ -173,9 +183,9 @@ class Flame(Result, msgspec.Struct, frozen=True):
 
     def _kept(self) -> list[bool]:
         """Which frames the nested form contains, limited in number and depth for JSON readers."""
-        kept = levels(np.array(self.parent, dtype=np.intp)) < _DEEPEST
+        kept = levels(np.array(self.tree.parent, dtype=np.intp)) < _DEEPEST
         # If times are equal, choose the first frames, so that every frame has its caller.
-        kept[np.argsort(-self.total_ns, kind="stable")[_MOST_IN_JSON:]] = False
+        kept[np.argsort(-self.tree.total_ns, kind="stable")[_MOST_IN_JSON:]] = False
         result: list[bool] = kept.tolist()
         return result
 
@@ -210,10 +220,18 @@ def folded_of(flame: Result | Unavailable | None) -> str:
 
 
 def _of_frames(trace: Trace) -> Flame | Unavailable:
-    """Build the tree from events of Python functions, with operators and runtime calls in them."""
+    """Nest events of Python functions, with operators and runtime calls in them."""
+    window = window_of(trace)
+    # There are no more threads than events, so most traces need no look at the threads.
+    if window is None or not Axis(*window, len(trace.events)).fits:
+        rows, _, _ = _rows_of_stacks(trace)
+        if not ThreadIndex(trace, rows).fits:
+            return DAMAGED_TIMES
+    return Flame("frames", partial(_tree_of_frames, trace))
+
+
+def _tree_of_frames(trace: Trace) -> FlameTree:
     forest, threads, with_frames = _forest_of_frames(trace)
-    if forest is None:
-        return DAMAGED_TIMES
     events = trace.events
     parents, own_ns = forest.parents_and_own_ns()
     parents = np.concatenate((np.full(len(with_frames), -1), _below(forest, parents, with_frames)))
@@ -232,21 +250,24 @@ def _of_frames(trace: Trace) -> Flame | Unavailable:
     self_ns = paths.sums(own_ns)
     works = np.isin(paths.word, names_of_work)
     total = paths.inclusive(self_ns)
-    return Flame(names, paths.parent.tolist(), self_ns, total, works, "frames")
+    return FlameTree(names, paths.parent.tolist(), self_ns, total, works)
 
 
-def _forest_of_frames(trace: Trace) -> tuple[Nesting | None, NDArray[np.int64], Numbers]:
-    """The events of threads with frames; all threads, and the numbers of those with frames."""
-    events = trace.events
+def _rows_of_stacks(trace: Trace) -> tuple[Rows, Mask, Mask]:
+    """Return the events of stacks, and which events are frames, and which are operators."""
     frames = trace.rows_of(["python_function"])
     operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
-    rows = np.flatnonzero(frames | operators | launches(trace))
+    return np.flatnonzero(frames | operators | launches(trace)), frames, operators
+
+
+def _forest_of_frames(trace: Trace) -> tuple[Nesting, NDArray[np.int64], Numbers]:
+    """The events of threads with frames; all threads, and the numbers of those with frames."""
+    events = trace.events
+    rows, frames, operators = _rows_of_stacks(trace)
     # Threads without a frame have no stacks.
     index = ThreadIndex(trace, rows)
     thread = index.of[0]
     with_frames = values_of(thread[frames[rows]])
-    if not index.fits:
-        return None, index.threads, with_frames
     if len(with_frames) < len(index.threads):
         inside = np.isin(thread, with_frames)
         rows, thread = rows[inside], thread[inside]
@@ -303,10 +324,10 @@ def _of_stacks(trace: Trace) -> Flame | None:
             total[parents[frame]] += total[frame]
     self_ns, total_ns = (np.array(each, dtype=np.int64) for each in (self_times, total))
     works = np.array([time > 0 for time in self_times], dtype=np.bool_)
-    return Flame(names, parents, self_ns, total_ns, works, "call_stack")
+    return Flame("call_stack", partial(FlameTree, names, parents, self_ns, total_ns, works))
 
 
-def _nested(flame: Flame, kept: list[bool]) -> FlameFrame:
+def _nested(flame: FlameTree, kept: list[bool]) -> FlameFrame:
     """Return nested frames below one root frame, the longest first."""
     self_ns, total = flame.self_ns.tolist(), flame.total_ns.tolist()
     root = FlameFrame("all", 0, sum(self_ns), [])

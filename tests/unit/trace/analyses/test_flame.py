@@ -77,6 +77,7 @@ def test_stacks_with_own_times(tmp_path: Path) -> None:
     # AND in the table, operators belong to the line that called them, and waiting threads are left
     # out
     (table,) = found.tables()
+    assert found.number_of_tables() == 1
     assert [row[:2] for row in table.rows] == [
         ("model.py(7): forward", 66 * US),
         ("train.py(1): main", 10 * US),
