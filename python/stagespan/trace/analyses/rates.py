@@ -386,9 +386,10 @@ class _Found:
 
     def _find(self) -> None:
         """Set the kind of the call of each row; -1 without a call."""
-        self._columns = [_Column(self._hosts, key) for key in _ARGUMENTS]
+        # They take much memory, and are not kept.
+        columns = [_Column(self._hosts, key) for key in _ARGUMENTS]
         called = self._different_calls()
-        kind = self._kinds_of(called, self._call)
+        kind = self._kinds_of(called, self._call, columns)
         self._wraps = np.zeros(0, dtype=np.intp)
         other, wraps = self._around(called, kind)
         if (other != called).any():
@@ -396,7 +397,7 @@ class _Found:
             self._call[moved] = other[np.searchsorted(called, self._call[moved])]
             self._kinds = []
             called = self._different_calls()
-            kind = self._kinds_of(called, self._call)
+            kind = self._kinds_of(called, self._call, columns)
         self._called, self._kind, self._wraps = called, kind, wraps
 
     def _different_calls(self) -> Rows:
@@ -406,12 +407,12 @@ class _Found:
         """Return the row of each call in the trace that has the operators."""
         return called % max(len(self._hosts.events), 1)
 
-    def _kinds_of(self, called: Rows, launched: Rows) -> Numbers:
+    def _kinds_of(self, called: Rows, launched: Rows, columns: list[_Column]) -> Numbers:
         """Add the different kinds of some calls, and return the kind of each call."""
         if len(called) == 0:
             return np.empty(0, dtype=np.int64)
         rows = self._events(called)
-        codes = [self._hosts.events.name[rows], *(each.code[rows] for each in self._columns)]
+        codes = [self._hosts.events.name[rows], *(each.code[rows] for each in columns)]
         kind = np.zeros(len(called), dtype=np.int64)
         for code in codes:
             _, kind = pairs(kind, code.astype(np.int64))
@@ -421,7 +422,7 @@ class _Found:
         kernels = self._kernels_of(called, kind, launched)
         for number, (name, *arguments) in enumerate(different):
             dims, types, strides, values = (
-                column.text(code) for column, code in zip(self._columns, arguments, strict=True)
+                column.text(code) for column, code in zip(columns, arguments, strict=True)
             )
             operator, ran = self._trace.names[name], kernels.get(number, ())
             call = call_of(operator, dims, types, strides, values, ran)
