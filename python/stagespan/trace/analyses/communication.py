@@ -38,7 +38,7 @@ from stagespan.trace.rates.collectives import (
     unseen_calls,
     work_of,
 )
-from stagespan.trace.read.groups import by_group, distinct, numbered
+from stagespan.trace.read.groups import by_group, distinct, median, numbered
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -252,7 +252,7 @@ def _by_size(calls: _Calls) -> list[CollectiveSize]:
                 time_ns=int(calls.dur_ns[group].sum()),
                 exposed_ns=int(calls.exposed_ns[group].sum()),
                 shortest_ns=shortest,
-                median_ns=int(np.median(calls.dur_ns[group])),
+                median_ns=int(median(calls.dur_ns[group])),
                 beyond_shortest_ns=int((calls.dur_ns[group] - shortest).sum()),
                 bus_gb_per_s=carried / shortest if carried and shortest else None,
             )

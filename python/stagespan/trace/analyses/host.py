@@ -37,7 +37,7 @@ from stagespan.trace.derived.threads import Axis, named
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence, window_of
 from stagespan.trace.rates.collectives import exposed_calls, work_of
-from stagespan.trace.read.groups import counts_of, values_of
+from stagespan.trace.read.groups import counts_of, median, values_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -169,7 +169,7 @@ def analyze(trace: Trace) -> Host | Unavailable:
         parts={part: time for part, time in zip(PARTS, times, strict=True) if time},
         exposed_calls=exposed_calls(trace, *work_of(trace), (base.begin_ns, base.end_ns)),
         operators=int(in_base.sum()),
-        operator_ns=int(np.median(events.dur_ns[in_base])),
+        operator_ns=int(median(events.dur_ns[in_base])),
         evidence=evidence_of,
         filled={part: times for part, times in filled.items() if times},
         facts=Facts(trace),
@@ -199,7 +199,7 @@ def _starts_loader(trace: Trace, axis: Axis, begins: Numbers, ends: Numbers) -> 
     at = np.flatnonzero(np.isin(ends, batches))
     first = at[ends[at] == batches[0]]
     others = (ends - begins)[np.setdiff1d(at, first)]
-    usual = int(np.median(others)) if len(others) else 0
+    usual = int(median(others)) if len(others) else 0
     starts[first] = (ends - begins)[first] >= LOADER_STARTS * usual
     return starts
 
@@ -220,7 +220,7 @@ def _first_waits(trace: Trace, started_ns: Numbers) -> Cover:
     others = np.delete(rows, first)
     if len(others) == 0:
         return Cover(_ONLY[:0], _ONLY[:0])
-    begin = events.begin_ns[rows[first]] + int(np.median(events.dur_ns[others]))
+    begin = events.begin_ns[rows[first]] + int(median(events.dur_ns[others]))
     return Cover(begin, events.end_ns[rows[first]])
 
 

@@ -41,6 +41,7 @@ from stagespan.trace.derived.gaps import NAMES, Gaps, IdleParts, early_waits
 from stagespan.trace.derived.host_work import mostly_filled_by
 from stagespan.trace.derived.windows import BaseWindow
 from stagespan.trace.evidence import evidence
+from stagespan.trace.read.groups import median
 from stagespan.trace.read.model import Trace
 
 # Percent of the base (the steps, or the trace): less idle time is not reported.
@@ -113,7 +114,7 @@ def idle_findings(
         evidence=places,
         patterns=alike,
         start=base_idle.start,
-        kernel_ns=int(np.median(kernels)) if len(kernels) else None,
+        kernel_ns=int(median(kernels)) if len(kernels) else None,
         queued_gap_ns=_median_of(gaps, parts, causes.QUEUED),
         steady=frozenset(
             cause for at, cause in enumerate(NAMES) if steadily(parts.parts[:, at], most=1)
@@ -159,7 +160,7 @@ def _of_start(trace: Trace, base_idle: BaseIdle, cause: str) -> tuple[Evidence, 
 def _median_of(found: Gaps, parts: IdleParts, cause: str) -> int | None:
     """Return the median length in ns of the gaps whose largest part has this cause, or None."""
     chosen = found.dur_ns[parts.cause == NAMES.index(cause)] if len(parts.parts) else found.dur_ns
-    return int(np.median(chosen)) if len(chosen) else None
+    return int(median(chosen)) if len(chosen) else None
 
 
 def _evidence(where: CallSites, gaps: Gaps, parts: IdleParts, cause: str) -> tuple[Evidence, ...]:

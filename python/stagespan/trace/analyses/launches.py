@@ -14,7 +14,7 @@ from stagespan.trace.derived.device import device_work, launch_of, shared_correl
 from stagespan.trace.derived.gaps import graph_calls
 from stagespan.trace.derived.threads import name_codes
 from stagespan.trace.derived.work_table import Column, WorkTable
-from stagespan.trace.read.groups import interpolated_quantile
+from stagespan.trace.read.groups import interpolated_quantile, median
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 
@@ -159,6 +159,4 @@ def _graphs(trace: Trace, rows: Numbers, calls: Numbers) -> list[Graph]:
 def _percentiles(times: Numbers) -> Percentiles | None:
     if len(times) == 0:
         return None
-    return Percentiles(
-        int(np.median(times)), int(interpolated_quantile(times, 0.9)), int(times.max())
-    )
+    return Percentiles(int(median(times)), int(interpolated_quantile(times, 0.9)), int(times.max()))

@@ -46,7 +46,7 @@ from stagespan.trace.derived.trees import (
     with_those_below,
 )
 from stagespan.trace.evidence import window_of
-from stagespan.trace.read.groups import counts_of, numbered, pairs, sums
+from stagespan.trace.read.groups import counts_of, median, numbered, pairs, sums
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import operators_of
@@ -414,7 +414,7 @@ def _block(trace: Trace, rows: Rows, runs: list[Repeat], origin_ns: int) -> Laye
         layers=_layers(rows, here.reshape(-1, length)[0], len(times), trace),
         begin_ns=int(events.begin_ns[here[0]]) - origin_ns,
         total_ns=int(times.sum()),
-        block_ns=Spread(int(times.min()), int(np.median(times)), int(times.max())),
+        block_ns=Spread(int(times.min()), int(median(times)), int(times.max())),
         slowest=int(np.argmax(times)) + 1,
     )
 
@@ -635,7 +635,7 @@ def _spread(
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         here = mean[low:high]
         most = int(np.argmax(here))
-        figures = Spread(int(here.min()), int(np.median(here)), int(here[most]))
+        figures = Spread(int(here.min()), int(median(here)), int(here[most]))
         spreads.append((high - low, figures, int(cells[low + most] % count)))
     return spreads
 

@@ -40,7 +40,7 @@ from stagespan.trace.derived.trees import (
 )
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence
-from stagespan.trace.read.groups import counts_of, firsts_of, numbered, sums
+from stagespan.trace.read.groups import counts_of, firsts_of, median, numbered, sums
 from stagespan.trace.read.intervals import Cover, Intervals, Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -576,4 +576,4 @@ def _per_step(trace: Trace, tree: StageTree) -> list[tuple[int, int, int]] | Non
 
 
 def _median(figures: Numbers) -> int:
-    return int(np.median(figures)) if len(figures) else 0
+    return int(median(figures)) if len(figures) else 0

@@ -52,7 +52,7 @@ from stagespan.trace.derived.step_times import (
 )
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence, window_of
-from stagespan.trace.read.groups import grouped, interpolated_quantile
+from stagespan.trace.read.groups import grouped, interpolated_quantile, median
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 
@@ -326,8 +326,7 @@ def _phases(steps: list[Step]) -> list[PhaseTime]:
         if phase is not None:
             times.setdefault(phase, []).append(step.dur_ns)
     phases = [
-        PhaseTime(phase, len(each), int(np.median(each)), sum(each))
-        for phase, each in times.items()
+        PhaseTime(phase, len(each), int(median(each)), sum(each)) for phase, each in times.items()
     ]
     return sorted(phases, key=lambda each: -each.total_ns)
 
@@ -393,7 +392,7 @@ def step_gaps(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int
     ]
     return StepGaps(
         total_ns=int(gaps.sum()),
-        median_ns=int(np.median(gaps)) if len(gaps) else None,
+        median_ns=int(median(gaps)) if len(gaps) else None,
         parts={part: int(time.sum()) for part, time in times.gap_parts.items()},
         largest=largest,
     )
@@ -584,15 +583,15 @@ def outliers(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int)
     durations = times.end_ns - times.begin_ns
     if len(durations) < _FEWEST_STEPS:
         return []
-    median = float(np.median(durations))
-    spread = float(np.median(np.abs(durations - median)))
-    least = max(median + _DISTANCES * spread, _LEAST_TIMES * median)
-    slow = (durations > least) & (median > 0)
+    middle = median(durations)
+    spread = median(np.abs(durations - middle))
+    least = max(middle + _DISTANCES * spread, _LEAST_TIMES * middle)
+    slow = (durations > least) & (middle > 0)
     # The first step may contain the end of earlier work that the trace does not show.
     slow[0] &= ranges.end_ns[0] - ranges.begin_ns[0] > least
     long = np.flatnonzero(slow)
     if len(long) > _MOST_SHARE * len(durations):  # steps of several lengths
-        long = long[durations[long] > _FAR_TIMES * float(np.median(durations[long]))]
+        long = long[durations[long] > _FAR_TIMES * median(durations[long])]
     long = long[np.argsort(-durations[long], kind="stable")]
     return [_explained(trace, ranges, times, int(at), origin_ns) for at in long[:_MOST_REPORTED]]
 
@@ -648,7 +647,7 @@ def _explained(
     trace: Trace, ranges: StepRanges, times: StepTimes, at: int, origin_ns: int
 ) -> Outlier:
     others = np.arange(len(ranges)) != at
-    usual = {part: int(np.median(time[others])) for part, time in times.parts.items()}
+    usual = {part: int(median(time[others])) for part, time in times.parts.items()}
     excess = {part: int(time[at]) - usual[part] for part, time in times.parts.items()}
     part = max(excess, key=lambda name: excess[name])
     dur = int(times.end_ns[at] - times.begin_ns[at])
@@ -661,7 +660,7 @@ def _explained(
         step=at,
         name=ranges.names[at],
         dur_ns=dur,
-        usual_ns=int(np.median(times.end_ns - times.begin_ns)),
+        usual_ns=int(median(times.end_ns - times.begin_ns)),
         part=part,
         part_ns=int(times.parts[part][at]),
         part_usual_ns=usual[part],

@@ -16,7 +16,7 @@ from stagespan.trace.derived.modules import class_of_module
 from stagespan.trace.derived.step_ranges import FRAMEWORK, PROFILER_STEP
 from stagespan.trace.derived.threads import among, names_with, outermost, threads
 from stagespan.trace.derived.windows import BaseWindow, base_window
-from stagespan.trace.read.groups import by_group, distinct
+from stagespan.trace.read.groups import by_group, distinct, median
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 
@@ -127,7 +127,7 @@ def _repeated(trace: Trace, base: BaseWindow) -> list[RepeatedCall]:
                 name=names[at],
                 calls=len(some),
                 per_step=len(some) / steps if steps else None,
-                call_ns=int(np.median(length)),
+                call_ns=int(median(length)),
                 total_ns=total,
                 percent=share(total, whole),
             )

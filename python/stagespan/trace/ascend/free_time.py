@@ -27,6 +27,7 @@ from stagespan.trace.ascend.device import on_device
 from stagespan.trace.derived.device import COPY, device_work, launched
 from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.derived.task_queue import tasks_at
+from stagespan.trace.read.groups import median
 from stagespan.trace.read.intervals import Mask, Numbers, covered, merged
 from stagespan.trace.read.model import MISSING, Trace
 
@@ -234,7 +235,7 @@ def analyze(trace: Trace) -> Free | Unavailable:
             for at in largest
         ],
         operators=len(computing),
-        operator_ns=int(np.median(duration)),
+        operator_ns=int(median(duration)),
         short=int((duration < _SHORT_NS).sum()),
     )
 

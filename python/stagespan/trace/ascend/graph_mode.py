@@ -26,6 +26,7 @@ from stagespan.trace.derived.compiled_heads import (
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.evidence import window_of
+from stagespan.trace.read.groups import median
 from stagespan.trace.read.intervals import Cover
 from stagespan.trace.read.model import Trace
 
@@ -114,7 +115,7 @@ class HeadOverhead(Result, msgspec.Struct, frozen=True):
     def median(self, name: str) -> int | None:
         """Return the median of a field over these calls, or None."""
         known = self._known(name)
-        return int(np.median(known)) if known else None
+        return int(median(known)) if known else None
 
     def _known(self, name: str) -> list[int]:
         times = [getattr(call, name) for call in self.counted]
@@ -194,7 +195,7 @@ class HeadOverhead(Result, msgspec.Struct, frozen=True):
         ):
             count, times = sum(n for n, _ in graph_rows), [time for _, time in graph_rows]
             if count:
-                rows.append((f"{title} ({count:,})", sum(times), int(np.median(times))))
+                rows.append((f"{title} ({count:,})", sum(times), int(median(times))))
         rows += [(name, time, None) for name, time in list(self._others_ns().items())[:_LARGEST]]
         return [
             Table(

@@ -30,7 +30,7 @@ from stagespan.trace.derived.device import launch_of, launches, streams
 from stagespan.trace.derived.gaps import QUIET_NS, gaps, program_calls, waiting_calls
 from stagespan.trace.derived.idle_causes import ALLOCATES
 from stagespan.trace.derived.threads import TimeIndex, among, named, threads, threads_of, time_index
-from stagespan.trace.read.groups import by_group, pairs
+from stagespan.trace.read.groups import by_group, median, pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -358,7 +358,7 @@ class _Builder:
         launched, launch = self._launches(times, begin)
         latency = begin[launched] - times[launch]
         on_idle = latency[busy_until[launched] <= times[launch]]
-        usual = max(int(np.median(on_idle)), 0) if len(on_idle) else _USUAL_LATENCY_NS
+        usual = max(int(median(on_idle)), 0) if len(on_idle) else _USUAL_LATENCY_NS
         sources.append(_Sources(LAUNCH, launched, launch, np.minimum(usual, latency)))
         known = _latest(sources, times, begin)
         late, other = self._other_streams(stream, begin, np.where(known == _NEVER, 0, known))

@@ -15,6 +15,7 @@ from stagespan.trace.derived.gaps import AFTER, BEFORE, DURING, NAMES, UNKNOWN, 
 from stagespan.trace.derived.idle_causes import Cause
 from stagespan.trace.derived.threads import named
 from stagespan.trace.evidence import evidence, window_of
+from stagespan.trace.read.groups import median
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 
@@ -231,7 +232,7 @@ def _every(begin_ns: Numbers) -> int | None:
     distances = np.diff(np.sort(begin_ns))
     if len(distances) < 2:
         return None
-    middle = int(np.median(distances))
+    middle = int(median(distances))
     even = bool((np.abs(distances - middle) <= _EVEN * middle).all())
     return middle if even else None
 
@@ -240,7 +241,7 @@ def _one_a_step(every_ns: int | None, step_begins: Numbers) -> bool:
     """Whether the distance of the gaps is that of the host's steps."""
     if every_ns is None or len(step_begins) < 2:
         return False
-    step = float(np.median(np.diff(step_begins)))
+    step = median(np.diff(step_begins))
     return bool(abs(every_ns - step) <= _EVEN * step)
 
 
@@ -329,7 +330,7 @@ def started_in(where: CallSites, origin: int, limits: tuple[int, int], least_ns:
         if (
             len(others)
             and events.begin_ns[operator] < events.begin_ns[others].min()
-            and events.dur_ns[operator] >= _FIRST * np.median(events.dur_ns[others])
+            and events.dur_ns[operator] >= _FIRST * median(events.dur_ns[others])
         ):
             return int(operator)
     return -1

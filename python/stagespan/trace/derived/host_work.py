@@ -11,7 +11,7 @@ from stagespan.trace.derived.device import launches
 from stagespan.trace.derived.idle_causes import COMMUNICATES, COMPILES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
 from stagespan.trace.derived.threads import ThreadIndex, named, time_index
-from stagespan.trace.read.groups import values_of
+from stagespan.trace.read.groups import median, values_of
 from stagespan.trace.read.intervals import Cover, Intervals, Mask, Numbers, Rows, merged, minus
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -127,7 +127,7 @@ def loader_starts(trace: Trace) -> Cover:
     if len(rows) < 2:
         return Cover(_NONE, _NONE)
     rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
-    usual = int(np.median(events.dur_ns[rows[1:]]))
+    usual = int(median(events.dur_ns[rows[1:]]))
     if events.dur_ns[rows[0]] < LOADER_STARTS * max(usual, 1):
         return Cover(_NONE, _NONE)
     return Cover(events.begin_ns[rows[:1]], events.end_ns[rows[:1]] - usual)

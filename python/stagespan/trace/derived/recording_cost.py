@@ -10,7 +10,7 @@ from stagespan import _core
 from stagespan.pages.amounts import in_words
 from stagespan.pages.result import share
 from stagespan.trace.derived.device import device_work, launch_of
-from stagespan.trace.read.groups import counts_of, interpolated_quantile, values_of
+from stagespan.trace.read.groups import counts_of, interpolated_quantile, median, values_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -91,7 +91,7 @@ def stack_cost(trace: Trace) -> StackCost | None:
     length = max(int(edges[-1] - edges[0]), 1)
     times = np.diff(edges)
     # What recording one of them takes is about the median time between two of them.
-    edge_ns = min(float(np.median(times)), _MOST_EDGE_NS)
+    edge_ns = min(median(times), _MOST_EDGE_NS)
     costs = _look_ups(is_begin, begins_built_in, times)
     del times
     np.maximum(costs, edge_ns, out=costs)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from stagespan import _core
 from stagespan.trace.read.intervals import Codes, Numbers, Rows
@@ -43,6 +43,18 @@ def values_of(column: Numbers | Codes) -> Numbers:
     ordered: Numbers = np.sort(column).astype(np.int64)
     values: Numbers = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return values
+
+
+def median(figures: ArrayLike) -> float:
+    """Return the median as `np.median`, which would import a module for masked arrays.
+
+    There must be a figure, and none may be NaN.
+    """
+    array = np.asarray(figures)
+    high = len(array) // 2
+    low = high - (len(array) % 2 == 0)
+    ordered = np.partition(array, (low, high))
+    return (float(ordered[low]) + float(ordered[high])) / 2
 
 
 def interpolated_quantile(figures: Numbers, share: float) -> float:

@@ -12,6 +12,7 @@ from stagespan.trace.read.groups import (
     distinct,
     grouped,
     interpolated_quantile,
+    median,
     numbered,
     pairs,
     values_of,
@@ -56,6 +57,14 @@ def test_values_of_any_distance(numbers: list[int], distance: int) -> None:
 def test_quantiles_are_those_of_numpy(numbers: list[int], share: float) -> None:
     figures = np.array(numbers, dtype=np.int64)
     assert interpolated_quantile(figures, share) == np.quantile(figures, share)
+
+
+@given(
+    st.lists(st.integers(0, 2**62), min_size=1, max_size=12)
+    | st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=12)
+)
+def test_medians_are_those_of_numpy(figures: list[int] | list[float]) -> None:
+    assert median(figures) == median(np.array(figures)) == np.median(figures)
 
 
 def test_pairs_of_narrow_columns() -> None:
