@@ -4,7 +4,8 @@
 
 With ``--against``, the interpreter of another checkout reads the same recordings, in turns with
 this one. A scrape of processes is one reading of an exporter. The processes have as many requests
-as a recording has room for, and each has had 20 more since the reading before. A scrape of stages
+as a recording has room for, and each has had 20 more since the reading before; in the scrape of
+nearly empty processes of `benchmarks.page`, each has one request, and one more. A scrape of stages
 is what Prometheus gets of one process, each of whose stages has run since the scrape before; a line
 of it is compared with one that prometheus_client writes of its own histograms. `requests DIR` reads
 what an exporter has kept, and is compared with a process that only decodes the same files.
@@ -64,8 +65,11 @@ def record_requests(count: int) -> None:
                 pass
 
 
-def scrape(count: int) -> float:
-    """Return the median of the CPU seconds of a reading of some forked processes."""
+def scrape(count: int, requests: int = _KEPT, more: int = 20) -> float:
+    """Return the median of the CPU seconds of a reading of some forked processes.
+
+    Each has recorded some requests, and `more` since the reading before.
+    """
     from stagespan.export.node import Node
 
     ends = []
@@ -74,9 +78,9 @@ def scrape(count: int) -> float:
             (asked, ask), (told, tell) = os.pipe(), os.pipe()
             pid = os.fork()
             if not pid:
-                record_requests(_KEPT)
+                record_requests(requests)
                 while os.read(asked, 1):
-                    record_requests(20)
+                    record_requests(more)
                     os.write(tell, b"1")
                 os._exit(0)
             stack.callback(os.waitpid, pid, 0)
@@ -197,8 +201,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.make:
         what, count = options.make[0], int(options.make[1])
-        if what == "scrape":
-            print(scrape(count))
+        if what in ("scrape", "empty"):
+            print(scrape(count) if what == "scrape" else scrape(count, 1, 1))
             return 0
         if what == "stages":
             print(*scrape_stages(count))
