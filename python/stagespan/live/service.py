@@ -268,12 +268,9 @@ def flush(timeout_s: float = 10.0) -> bool:
     return _service.drain(timeout_s=max(until - time.monotonic(), 0.0)) and is_resolved
 
 
-def settle(timeout_s: float = 10.0) -> bool:
-    """Wait until the device times of ended spans are known, without writing log lines.
-
-    Returns False if that takes longer than ``timeout_s`` seconds.
-    """
-    return times.wait(max(timeout_s, 0.0))
+def settle() -> None:
+    """Wait up to 10 s until the device times of ended spans are known, without writing lines."""
+    times.wait(10.0)
 
 
 def history() -> History[_core.PackedSnapshot]:

@@ -92,7 +92,7 @@ def stage_figures(stats: Mapping[str, StageStats]) -> dict[str, StageRunFigures]
     return {name: StageRunFigures.of_stage(stage) for name, stage in stats.items()}
 
 
-def stages_table(title: str, stats: Mapping[str, StageStats], note: str = "") -> Table:
+def stages_table(title: str, stats: Mapping[str, StageStats]) -> Table:
     """Return a table with the runs of each stage, the most important columns first."""
 
     def device(name: str) -> Any:
@@ -111,5 +111,4 @@ def stages_table(title: str, stats: Mapping[str, StageStats], note: str = "") ->
         ("suspended_ns", "suspended", "ns"),
         (device("device_queue_ns"), "queue mean", "ns"),
         (device("device_tail_ns"), "tail mean", "ns"),
-        note=note,
     ).filled()

@@ -16,8 +16,8 @@ class Highest:
 
     __slots__ = ("_heap",)
 
-    def __init__(self, value: int = 0) -> None:
-        self._heap = [value]
+    def __init__(self) -> None:
+        self._heap = [0]
 
     @property
     def value(self) -> int:

@@ -444,14 +444,6 @@ def _layers(rows: Rows, block: Rows, times: int, trace: Trace) -> int:
     return max(layers, _by_attention(rows, block, times, 1, trace))
 
 
-def _attends(name: str) -> bool:
-    return kind_of(name) == ATTENTION
-
-
-def _is_softmax(name: str) -> bool:
-    return "softmax" in name.lower()
-
-
 def _by_attention(rows: Rows, block: Rows, times: int, parts: int, trace: Trace) -> int:
     """Return the number of layers by the calls of the heaviest attention; 0 if it has none.
 
@@ -459,11 +451,10 @@ def _by_attention(rows: Rows, block: Rows, times: int, parts: int, trace: Trace)
     """
     events = trace.events
     # A model without fused attention has a softmax in each layer.
-    for kind in (_attends, _is_softmax):
-        of_kind = [row for row in block.tolist() if kind(trace.names[int(events.name[row])])]
-        if of_kind:
-            break
-    else:
+    names = {row: trace.names[int(events.name[row])] for row in block.tolist()}
+    of_kind = [row for row, name in names.items() if kind_of(name) == ATTENTION]
+    of_kind = of_kind or [row for row, name in names.items() if "softmax" in name.lower()]
+    if not of_kind:
         return 0
     heaviest = max(of_kind, key=lambda row: int(events.dur_ns[row]))
     same = events.name[rows] == events.name[heaviest]

@@ -319,14 +319,10 @@ def numbers_of(chosen: NDArray[np.int64], process: Numbers, tid: Numbers) -> Num
 class ThreadIndex:
     """The threads of some events on one axis; events of other threads have no place."""
 
-    def __init__(self, trace: Trace, *groups: Rows, process: Numbers | None = None) -> None:
-        """``process`` is the process of each event, if it differs from `processes`."""
+    def __init__(self, trace: Trace, *groups: Rows) -> None:
         events = trace.events
         rows = np.concatenate(groups)
-        if process is None:
-            owners, thread = id_pairs(processes(trace), events.tid, rows)
-        else:
-            owners, thread = pairs(process[rows], events.tid[rows])
+        owners, thread = id_pairs(processes(trace), events.tid, rows)
         begin = int(events.begin_ns[rows].min()) if len(rows) else 0
         end = int(events.end_ns[rows].max()) if len(rows) else 0
         self.axis = Axis(begin, end, len(owners))

@@ -85,7 +85,7 @@ def ranks_of(
         duplicated=duplicated,
         without_rank=without_rank,
         unreadable=unreadable,
-        matched=matched.without_calls(),
+        matched=structs.replace(matched, blocks=[]),  # they take much memory for many ranks
         clocks=clocks,
         waits=waits(summaries, matched, clocks),
         remarks=tuple(remarks),

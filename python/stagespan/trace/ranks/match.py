@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
-from msgspec import structs
 from numpy.typing import NDArray
 
 from stagespan.trace.ranks.collectives import BETWEEN_TWO, TOGETHER, Collectives
@@ -110,10 +109,6 @@ class Matched(msgspec.Struct, frozen=True):
     """The number of sends and receives between two ranks, which are skipped."""
     count: int
     """The number of collectives that are in the traces of at least two ranks."""
-
-    def without_calls(self) -> Matched:
-        """Return the same without the blocks, which take much memory for many ranks."""
-        return structs.replace(self, blocks=[])
 
 
 class _GroupCalls(msgspec.Struct, frozen=True):

@@ -58,7 +58,6 @@ _OF_TORCH = re.compile(
     r"^(cpu_op|(gpu_)?user_annotation|(concurrent_)?kernel|gpu_\w+|\w+_(runtime|driver)|python_function"
     r"|overhead|trace|\w*instant_event|fwd_?bwd|ac2g|async_\w+|collective_comm|\w+_queue|\w*memory\w*)$"
 )
-_OF_ONNX_RUNTIME = {"", "node", "session", "kernel", "api"}
 _PLANE = re.compile(r"^/(host|device):")
 _DRIVER_CALL = re.compile(r"^(cu|cuda|hip|hsa_|nccl|ze)[A-Z]\w+")
 
