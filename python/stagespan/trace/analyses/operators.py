@@ -44,6 +44,7 @@ _COPIES = re.compile(r"^aten::copy_$")
 _AROUND_COPIES = re.compile(
     r"^aten::(?:copy_|clone|contiguous|to|_to_copy|reshape|flatten|type_as|repeat|cpu)$"
 )
+_EXPANDS = re.compile(r"^aten::(?:expand|expand_as|broadcast_to)$")
 _READS_ONE = re.compile(r"^aten::(?:item|_local_scalar_dense|is_nonzero)$")
 _CHOOSES_ONE = re.compile(r"^aten::(?:select|slice|index|unbind|squeeze|as_strided|view)$")
 _TAKES_APART = re.compile(r"^aten::(?:unbind|split|split_with_sizes|chunk|stack|cat)$")
@@ -203,7 +204,7 @@ def _of_copies(operators: _Operators) -> Finding | None:
             break
         top = np.where(rises, above, top)
     copies = np.flatnonzero(operators.are(_COPIES))
-    copies = operators.in_base(copies[~_of_numbers(operators.trace, operators.rows[copies])])
+    copies = operators.in_base(copies[~_only_fills(operators, copies, top)])
     of = values_of(top[copies])
     spared, whole = _with_freeing(operators, of), operators.base.whole_ns
     time = spared.total_ns
@@ -257,14 +258,34 @@ def _with_freeing(operators: _Operators, of: Rows) -> Spared:
     return spared + Spared(~operators.rows[reader], freeing)
 
 
-def _of_numbers(trace: Trace, rows: Rows) -> Mask:
+def _only_fills(operators: _Operators, copies: Rows, top: Rows) -> Mask:
     """Whether each copy reads a single number, or repeats its source along a dimension.
 
-    These fill a tensor, such as with a bias, and have nothing to do with its layout or type.
+    These fill a tensor, such as with a bias, and have nothing to do with its layout or type. `top`
+    is the outermost operator around each one that does nothing but copy.
     """
+    trace, rows = operators.trace, operators.rows[copies]
     is_number, _ = _source_of(trace, rows, "Input Dims")
+    known, _ = argument_of(trace, rows, "Input Strides")
     _, repeats = _source_of(trace, rows, "Input Strides")
+    # Older versions of torch do not record strides, but the operator that makes such a source.
+    repeats |= (known < 0) & _follow_an_expansion(operators, top[copies])
     return is_number | repeats
+
+
+def _follow_an_expansion(operators: _Operators, of: Rows) -> Mask:
+    """Whether the operator before each of some, in the same one, repeats a tensor.
+
+    Such an operator has no time of its own.
+    """
+    parent, begin = operators.forest.parent, operators.forest.begin
+    order = np.lexsort((begin, parent))
+    place = np.empty(len(order), dtype=np.intp)
+    place[order] = np.arange(len(order))
+    before = order[place[of] - 1]
+    beside = (place[of] > 0) & (parent[before] == parent[of]) & (parent[of] >= 0)
+    found: Mask = beside & operators.are(_EXPANDS)[before]
+    return found
 
 
 def _source_of(trace: Trace, rows: Rows, key: str) -> tuple[Mask, Mask]:

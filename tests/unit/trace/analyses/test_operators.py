@@ -191,6 +191,23 @@ def test_a_number_or_a_bias_is_not_a_copy_of_a_tensor(
     assert of_operators(in_steps(step, tmp_path)) == []
 
 
+@pytest.mark.parametrize(("before", "copies"), [("aten::expand", 0), ("aten::mm", STEPS)])
+def test_a_bias_is_recognised_without_strides(before: str, copies: int, tmp_path: Path) -> None:
+    def step(program: Program) -> None:
+        operator(program, before, 5)
+        with program.within("aten::addmm", "cpu_op"):
+            operator(program, before, 5)
+            operator(program, "aten::copy_", 400, **FLOAT)
+            program.work(600)
+
+    found = {
+        finding.code: finding.numbers["copies"]
+        for finding in of_operators(in_steps(step, tmp_path))
+        if finding.code == "operators.copies"
+    }
+    assert found == ({"operators.copies": copies} if copies else {})
+
+
 def test_the_same_time_is_not_won_twice(tmp_path: Path) -> None:
     def step(program: Program) -> None:
         # Copies in double precision: half of their time, or all of it.
