@@ -203,7 +203,11 @@ class Use(DeviceUse, StructResult, frozen=True):
     def _numbers(self, device: int, kind: int) -> dict[str, float]:
         """Return the figures in the advice."""
         time = self.by_device[device]
-        if kind != COMMUNICATION or self.shares_stream.get((device, kind)) or _can_hide(time):
+        time = self.by_device[device]
+        if kind == COPY:
+            told = self.copies.get(device) != WITHIN_DEVICE and not _can_hide(time, kind)
+            return {"computing_ns": time.compute_ns, "copying_ns": time.copy_ns} if told else {}
+        if self.shares_stream.get((device, kind)) or _can_hide(time, kind):
             return {}
         return {"computing_ns": time.compute_ns, "communication_ns": time.communication_ns}
 
@@ -231,7 +235,7 @@ class Use(DeviceUse, StructResult, frozen=True):
                     "On a separate stream, independent computation can hide communication.",
                 )
             time = self.by_device[device]
-            if not _can_hide(time):
+            if not _can_hide(time, kind):
                 return (
                     (
                         "It runs on its own stream, and takes longer than all computation, which"
@@ -254,14 +258,21 @@ class Use(DeviceUse, StructResult, frozen=True):
                 ),
                 "Reduce the number of copies within the device.",
             )
-        if of == PAGEABLE:
-            return (
-                (
-                    "Most of this time is in copies to or from pageable memory, for which the host"
-                    " waits."
-                ),
-                "With pinned memory and non_blocking=True, computation can hide copies.",
+        time = self.by_device[device]
+        pageable = (
+            "Most of this time is in copies to or from pageable memory, for which the host waits."
+        )
+        if not _can_hide(time, kind):
+            longer = (
+                "Copies take longer than all computation, which therefore cannot hide all of them"
+                f" ({in_words(time.compute_ns, 'ns')} against {in_words(time.copy_ns, 'ns')})."
             )
+            if of == PAGEABLE:
+                return f"{pageable} {longer}", "With pinned memory, these copies are faster."
+            return longer, "Copy less data, such as in a smaller type."
+        if of == PAGEABLE:
+            action = "With pinned memory and non_blocking=True, computation can hide copies."
+            return pageable, action
         if self.shares_stream.get((device, kind)):
             return "", "On a separate stream, independent computation can hide copies."
         return (
@@ -352,9 +363,9 @@ def _on_computing_stream(trace: Trace, rows: Rows, kind: NDArray[np.int8], of: i
     return 2 * shared > int(durations[kinds == of].sum())
 
 
-def _can_hide(time: DeviceTime) -> bool:
-    """Whether there is as much computation as communication."""
-    return time.compute_ns >= time.communication_ns
+def _can_hide(time: DeviceTime, kind: int) -> bool:
+    """Whether there is as much computation as communication or copies."""
+    return time.compute_ns >= _exposed(time, kind)[1]
 
 
 def _exposed(time: DeviceTime, kind: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import unstated
 from device_programs import US, device_only, devices_only, judged, use_of
 from planted import CALL, Program
 
@@ -165,6 +166,22 @@ def test_advice_depends_on_the_sort_and_the_stream(
     assert advice in finding.text
     assert "the worst of" not in finding.text
     assert ("behind computation or communication" in finding.text) == (sort is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [
+        ("Memcpy HtoD (Pinned -> Device)", "Copy less data, such as in a smaller type."),
+        ("Memcpy HtoD (Pageable -> Device)", "With pinned memory, these copies are faster."),
+    ],
+)
+def test_too_little_computation_hides_no_copies(name: str, action: str, tmp_path: Path) -> None:
+    trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 50), (name, "gpu_memcpy", 20, 50, 1_000))
+    (finding,) = use_of(trace).findings()
+    assert unstated([finding]) == []
+    assert finding.action == action
+    assert "(50.0 µs against 950 µs)" in finding.text
+    assert "can hide copies" not in finding.text
 
 
 def test_advice_is_for_the_copies_that_take_the_most_time(tmp_path: Path) -> None:
