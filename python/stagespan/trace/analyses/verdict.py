@@ -27,6 +27,7 @@ from stagespan.trace.analyses.host_verdict import (
     HOST_VERDICTS,
     IN_STAGE,
     IN_STAGES,
+    OUTSIDE,
     STAGE_PARTS,
     HostVerdict,
     host_verdict,
@@ -105,6 +106,11 @@ _HOST_BUSY = {
     host.LOADER_START: ("starting the data loader", "copying"),
 }
 """The parts that are not drawn as idle, each with its name and the key of its colour."""
+_HOST_DRAWN = {
+    host.COMPILING: "compiling",
+    host.BETWEEN_OPERATORS: "pauses",
+}
+"""The others that have a name, so that the rest is that of the verdict `OUTSIDE`."""
 
 _EDGES = (PREPARATION, FINISHING)
 _DRAWN = ((PREPARATION, "preparing"), (FINISHING, "finishing"))
@@ -292,8 +298,14 @@ class Verdict(StructResult, frozen=True):
                 for part, time in self.parts_ns.items()
                 if part in _HOST_BUSY
             ]
-            idle_ns = self.whole_ns - sum(part.time_ns for part in busy)
-            parts = [*busy, BarPart("other", idle_ns, "idle")]
+            drawn = [
+                BarPart(word, self.parts_ns.get(part, 0), "idle")
+                for part, word in _HOST_DRAWN.items()
+                if self.verdict == OUTSIDE
+                or share(self.parts_ns.get(part, 0), self.whole_ns) >= _LEAST_EDGE
+            ]
+            other_ns = self.whole_ns - sum(part.time_ns for part in (*busy, *drawn))
+            parts = [*busy, BarPart("other", other_ns, "idle"), *drawn]
             return Bar("Host", [part for part in parts if part.time_ns])
         parts_busy = [BarPart(name, self.parts_ns.get(name, 0), name) for name in BUSY_PARTS]
         times = [(word, self.parts_ns.get(name, 0)) for name, word in _DRAWN]

@@ -114,6 +114,7 @@ def test_a_first_compilation_is_the_verdict(tmp_path: Path) -> None:
         "Compiles: for 900 ms of the trace's 1.00 s (90.0 %) torch.compile compiled;"
         " operators ran for 100 ms."
     )
+    assert [part.name for part in found.bar().parts] == ["computing", "compiling"]
     # THEN one finding tells of it, and its gain is the time of its sentence
     (finding,) = analyze(trace).findings()
     assert (finding.severity, finding.code) == ("high", "compiled.in_window")
@@ -135,6 +136,22 @@ def test_loading_data_and_the_time_between_operators(tmp_path: Path) -> None:
     found = verdict_of(between.trace(tmp_path))
     assert found.verdict == "overhead-bound"
     assert "the median of 51 operators takes 2.00 µs" in found.sentence
+    assert [part.name for part in found.bar().parts] == ["computing", "pauses"]
+
+
+def test_the_bar_has_the_time_outside_of_operators(tmp_path: Path) -> None:
+    # GIVEN short pauses between operators, and a longer time without any
+    program = Program()
+    for _ in range(10):
+        operator(program, 20)
+        program.work(5)
+    operator(program, 20)
+    program.work(5_000)
+    operator(program, 20)
+    found = verdict_of(program.trace(tmp_path))
+    assert found.verdict == "outside operators"
+    parts = {part.name: part.time_ns for part in found.bar().parts}
+    assert parts == {"computing": 240 * US, "other": found.time_ns, "pauses": 50 * US}
 
 
 def test_a_trace_of_stages_only(tmp_path: Path) -> None:
