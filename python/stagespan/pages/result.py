@@ -166,6 +166,8 @@ class Gain(Figures, frozen=True):
     def __str__(self) -> str:
         bound = "at most " if self.at_most else ""
         time = in_words(self.time_ns, "ns")
+        if self.others_ns:
+            time += f", {in_words(self.others_ns, 'ns')} of it in what follows"
         if self.now_ns is None or self.now_ns > _NEARLY * self.time_ns:
             return f"Gain: {bound}{time}."
         now = f"{bound}{in_words(self.now_ns, 'ns')}" if self.now_ns else "nothing"
