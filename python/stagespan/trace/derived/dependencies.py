@@ -192,7 +192,8 @@ class _Builder:
         ]
         last = [(point, 0, HOST) for point in self._add_threads()]
         self._add_calls()
-        last += [(point, 0, STREAM) for point in self._add_items()]
+        # After the last work of a stream, the host goes on.
+        last += [(point, 0, HOST) for point in self._add_items()]
         (end,) = self._points(np.array([end_ns]))
         self._add(end, -1, last)
 

@@ -58,6 +58,19 @@ def test_the_device_determines_a_step_in_which_the_host_is_ahead(tmp_path: Path)
     assert result.off_path == []
 
 
+def test_the_host_goes_on_after_the_last_work(tmp_path: Path) -> None:
+    program = Program()
+    with program.within("ProfilerStep#0", "user_annotation"):
+        program.operator("aten::mm", us=50)
+        program.wait(tail=2)
+        program.work(700)
+        program.launch("fill", 100)
+        program.work(900)
+    result = found(program.trace(tmp_path))
+    assert times(result)["host", "after the last call or work"] == 900 - LATENCY - 100
+    assert {part.kind for part in result.parts} == {"host", "call", "launch", "work", "wait"}
+
+
 def test_work_beside_longer_work_has_slack(tmp_path: Path) -> None:
     program = Program()
     with program.within("aten::mm"):
