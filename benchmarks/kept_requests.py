@@ -51,7 +51,7 @@ def part(of: Resource, number: int, trace: str, drawn: random.Random, parent: st
     times_ns = [begin_ns]
     for _ in stages:
         times_ns.append(times_ns[-1] + int(drawn.lognormvariate(16, 1)))
-    segment: Any = {
+    segment: dict[str, Any] = {
         "number": number,
         "id": f"request-{number}",
         "trace_id": trace,
@@ -59,30 +59,16 @@ def part(of: Resource, number: int, trace: str, drawn: random.Random, parent: st
         "end_ns": times_ns[-1],
         "status": "ok" if number % 100 else "error",
         "segment": f"{drawn.getrandbits(64):016x}",
-        "parent_hop": parent,
-        "parent_segment": parent,
         "origin": "remote" if parent else "root",
         "attempt": 1,
-        "branch": None,
-        "queue": "tasks" if parent else None,
-        "sent_ns": begin_ns - 100_000 if parent else None,
-        "sent_monotonic_ns": begin_ns - 100_000 if parent else None,
-        "sent_unix_ns": None,
-        "sent_clock": 1 if parent else 0,
-        "received_ns": begin_ns - 50_000 if parent else None,
         "hops_sent": 0 if parent else 1,
-        "chunks": 0,
-        "chunk_amount": 0,
-        "first_chunk_ns": None,
-        "last_chunk_ns": None,
         "trace_flags": 1,
         "pipeline": of.pipeline,
-        "is_http": False,
-        "fields": {},
-        **dict.fromkeys(
-            ("route", "exception", "exception_message", "request_ns", "work_ns", "link")
-        ),
     }
+    if parent:
+        segment |= {"parent_hop": parent, "parent_segment": parent, "queue": "tasks"}
+        segment |= {"sent_ns": begin_ns - 100_000, "sent_monotonic_ns": begin_ns - 100_000}
+        segment |= {"sent_clock": 1, "received_ns": begin_ns - 50_000}
     rows = np.zeros(len(stages), _core.spans().dtype)
     for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns", "cpu_ns"):
         rows[name] = math.nan

@@ -14,94 +14,17 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from running import ended, ready, start_command, until
-from stagespan import _core
-from stagespan.export.parts import AWAITED_KEEP, Batch, Part, Parts, Resource
-from stagespan.recording.segments import Segment, as_rows
-from stagespan.recording.spans import ReadSpans
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 WORKERS = PROGRAMS / "known_durations.py"
 TWO_PROCESSES = PROGRAMS / "handed_to_a_worker.py"
 REQUESTS = PROGRAMS / "many_requests.py"
-
-
-RESOURCE = Resource("svc", "default", "", 1, "host", "program", "identity")
-NO_SPANS = ReadSpans(_core.spans()[:0], [], {}, {}, 0)
-
-
-def segment_of(number: int) -> Segment:
-    """Return the segment of a request of one process."""
-    begin_ns = time.time_ns()
-    return {
-        "number": number,
-        "id": f"r{number}",
-        "trace_id": f"{number:032x}",
-        "begin_ns": begin_ns,
-        "end_ns": begin_ns + 1000,
-        "status": "ok",
-        "segment": f"{number:016x}",
-        "parent_hop": None,
-        "parent_segment": None,
-        "origin": "root",
-        "attempt": 1,
-        "branch": None,
-        "queue": None,
-        "pipeline": "default",
-        "is_http": False,
-        "route": None,
-        "fields": {},
-        "exception": None,
-        "exception_message": None,
-        "link": None,
-        "sent_ns": None,
-        "sent_monotonic_ns": None,
-        "sent_unix_ns": None,
-        "sent_clock": 0,
-        "received_ns": None,
-        "hops_sent": 0,
-        "chunks": 0,
-        "chunk_amount": 0,
-        "first_chunk_ns": None,
-        "last_chunk_ns": None,
-        "request_ns": None,
-        "work_ns": None,
-        "trace_flags": 1,
-    }
-
-
-def part_of(
-    segment: Segment,
-    read: ReadSpans = NO_SPANS,
-    *,
-    resource: Resource = RESOURCE,
-    returns: Sequence[Segment] = (),
-    batches: list[Batch] | None = None,
-    is_whole: bool = True,
-    awaited: int = AWAITED_KEEP,
-) -> Part:
-    """Return a part of a request."""
-    names = list(read.names)
-    rows, details = as_rows([segment, *returns], names)
-    spans = read.rows.copy()
-    spans["request"] = segment["number"]
-    parts = Parts(
-        *(resource, rows[:1], read._replace(rows=spans, names=names), rows[1:], details),
-        batches={0: batches} if batches else None,
-        complete_ns=0 if is_whole else 1 << 62,
-    )
-    parts.await_only([0], awaited)
-    return Part(parts, 0)
-
-
-def large_request(number: int) -> list[Part]:
-    """Return a request of one process that takes about 10 KB in a compressed file."""
-    return [part_of({**segment_of(number), "fields": {"large": os.urandom(8_800).hex()}})]
 
 
 def documented(language: str) -> str:

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from exporting import REQUESTS, TWO_PROCESSES, exporter, large_request, of, scraped
+from exporting import REQUESTS, TWO_PROCESSES, exporter, of, scraped
 from recorded_process import command, start, started
 
+from recorded import large_request
 from running import end, free_port, ready, start_command, until
 from stagespan.export import kept
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import REQUESTS, exporter, of, otlp_exporter, part_of, scraped, segment_of
+from exporting import REQUESTS, exporter, of, otlp_exporter, scraped
 from recorded_process import started
 
+from recorded import part_of, segment_of
 from running import PROGRAMS, end, ended, until
 from stagespan.errors import StagespanError
 from stagespan.export.parts import AWAITED_OTLP

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exporting import exporter, part_of, segment_of
+from exporting import exporter
 from recorded_process import command_here, started
 
+from recorded import part_of, read_spans, segment_of, span_rows
 from running import PROGRAMS, end, until
-from stagespan import _core
 from stagespan.export.kept import Keeper
 from stagespan.export.parts import Batch, Part
 from stagespan.export.traces import Over, Pending, Rules
 from stagespan.recording.slowness import Limit, Slowness
-from stagespan.recording.spans import ReadSpans, Span
+from stagespan.recording.spans import Span
 
 EXPORTED = PROGRAMS / "exported.py"
 
@@ -27,9 +27,8 @@ RULES = Rules(one_in=0, failed=False, over=Over(2.0, 0.99))
 
 def request(number: int, length_ns: int, pipeline: str = "default") -> Part:
     """Return a request that took so long."""
-    segment = segment_of(number)
-    begin_ns = segment["begin_ns"] or 0
-    return part_of({**segment, "end_ns": begin_ns + length_ns, "pipeline": pipeline})
+    segment = segment_of(number, pipeline=pipeline)
+    return part_of({**segment, "end_ns": segment["begin_ns"] + length_ns})
 
 
 def chosen(requests: list[Part], rules: Rules = RULES) -> list[int]:
@@ -111,13 +110,9 @@ def kept_in(folder: Path, part: Part) -> Any:
 
 def test_a_slow_request_has_at_most_64_kb(tmp_path: Path) -> None:
     # GIVEN a slow request with more spans than that
-    rows = np.zeros(5000, _core.spans().dtype)
-    rows["id"] = np.arange(1, 5001)
-    rows["begin_ns"] = 10**18
-    rows["end_ns"] = rows["begin_ns"] + rows["id"].astype(np.int64)
-    for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns", "cpu_ns"):
-        rows[name] = np.nan
-    part = part_of({**segment_of(1), "id": "slow"}, ReadSpans(rows, ["stage"], {}, {}, 0))
+    ids = np.arange(1, 5001)
+    rows = span_rows(5000, id=ids, begin_ns=10**18, end_ns=10**18 + ids)
+    part = part_of(segment_of(1, id="slow"), read_spans("stage", rows=rows))
     part.slowness = Slowness(Limit(2.0, 0.99, 100, 10, 1000))
     # THEN the shortest of its spans are left out, and that is said
     kept_in(tmp_path, part)

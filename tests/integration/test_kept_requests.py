@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exporting import exporter, large_request, of, part_of, scraped, segment_of
+from exporting import exporter, of, scraped
 from recorded_process import command_here, started
 
+from recorded import large_request, part_of, read_spans, segment_of, span_rows
 from running import PROGRAMS, end, until
-from stagespan import _core, recording
+from stagespan import recording
 from stagespan.export import kept
-from stagespan.recording.spans import ReadSpans
 
 EXPORTED = PROGRAMS / "exported.py"
 
@@ -112,10 +112,9 @@ def test_a_request_that_cannot_be_written_is_lost_alone(
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
         pytest.importorskip("duckdb", reason="DuckDB is not installed")
     requests = [large_request(n) for n in range(9)]
-    read = ReadSpans(np.zeros(1, _core.spans().dtype), [name], {}, {}, 0)
+    read = read_spans(name, rows=span_rows(1))
     for n in (2, 7):
-        segment: Any = {**segment_of(n), **change_of}
-        requests[n] = [part_of(segment, read)]
+        requests[n] = [part_of(segment_of(n, **change_of), read)]
     keeper = kept.Keeper(tmp_path, 1 << 30, parquet=form == "parquet")
     keeper.put(requests)
     keeper.close()

@@ -9,10 +9,10 @@ import time
 from typing import Any
 
 import pytest
-from exporting import part_of
 from recording import printed, python
 
 import stagespan
+from recorded import part_of
 from running import PROGRAMS
 from stagespan import _core, recording
 from stagespan.recording.timelines import Timeline, timelines

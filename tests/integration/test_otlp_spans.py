@@ -10,18 +10,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from exporting import NO_SPANS, part_of, segment_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 import stagespan
+from recorded import part_of, read_spans, segment_of, span_rows
 from stagespan import _core
 from stagespan.export.parts import Batch, Part, Resource
 from stagespan.export.requests import Taker
 from stagespan.export.totals import resource_of
 from stagespan.live.span_kinds import KINDS
 from stagespan.recording.finding import open_recording
-from stagespan.recording.segments import as_dicts, as_rows
+from stagespan.recording.segments import Segment, as_dicts, as_rows
 from stagespan.recording.spans import ReadSpans, Span
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
@@ -40,7 +40,7 @@ NAMES = ["decode", "", "a stage with ümläuts", "x" * 300]
 
 
 @st.composite
-def read_spans(draw: st.DrawFn) -> ReadSpans:
+def drawn_spans(draw: st.DrawFn) -> ReadSpans:
     """Rows of a recording, with parents inside and outside of them."""
     numbers = draw(st.lists(span_ids, unique=True, max_size=12))
     rows = np.zeros(len(numbers), _core.spans().dtype)
@@ -67,7 +67,8 @@ def read_spans(draw: st.DrawFn) -> ReadSpans:
 @st.composite
 def segments(draw: st.DrawFn, origins: list[str]) -> Any:
     """A segment of a recording, or a hop that has come back."""
-    segment: dict[str, Any] = dict(segment_of(1))
+    unset = {**dict.fromkeys(Segment.__annotations__), "hops_sent": 0, "sent_clock": 0}
+    segment: dict[str, Any] = unset | segment_of(1)
     maybe_ns = st.none() | times_ns
     segment |= {
         "id": draw(texts.map(_short)),
@@ -101,7 +102,7 @@ def _short(text: str) -> str:
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
     """A batch with spans in it, and links to requests."""
-    read = draw(read_spans().filter(lambda one: len(one.rows) > 0))
+    read = draw(drawn_spans().filter(lambda one: len(one.rows) > 0))
     span, *inner = read.spans()
     links = draw(st.lists(st.tuples(trace_ids, hex_ids), max_size=5))
     return Batch(span, inner, links, draw(st.integers(1, 9)))
@@ -121,7 +122,7 @@ def parts(draw: st.DrawFn) -> Part:
     ]
     return part_of(
         segment,
-        draw(st.just(NO_SPANS) | read_spans()),
+        draw(st.just(read_spans()) | drawn_spans()),
         resource=resource,
         returns=returns,
         batches=draw(st.lists(batches(), max_size=2)),
@@ -155,12 +156,10 @@ def test_what_a_process_has_recorded_is_sent_as_the_official_encoder_would() -> 
 
 def test_what_otlp_cannot_express_is_left_out_and_counted() -> None:
     # GIVEN a row with a time before 1970, one of a stage without a name, and fields that are none
-    segment = segment_of(1)
-    segment["fields"] = {"bad": "\ud800", "huge": 2**63, "good": 2**63 - 1}
-    rows = np.zeros(3, _core.spans().dtype)
-    rows["id"], rows["begin_ns"], rows["end_ns"] = [1, 2, 3], [5, -1, 5], [6, 6, 6]
-    rows["stage"] = [0, 0, 9]
-    part = part_of(segment, ReadSpans(rows, ["decode"], {}, {}, 0))
+    fields = {"bad": "\ud800", "huge": 2**63, "good": 2**63 - 1}
+    segment = segment_of(1, fields=fields)
+    rows = span_rows(3, id=[1, 2, 3], begin_ns=[5, -1, 5], end_ns=6, stage=[0, 0, 9])
+    part = part_of(segment, read_spans("decode", rows=rows))
     # WHEN it is encoded THEN the others are there
     encoded = otlp_spans.encoded(part.of, [0])
     assert encoded.left_out == 2
@@ -172,10 +171,8 @@ def test_what_otlp_cannot_express_is_left_out_and_counted() -> None:
 
 
 def test_many_spans_of_a_part_are_several_messages() -> None:
-    rows = np.zeros(2000, _core.spans().dtype)
-    rows["id"], rows["begin_ns"], rows["end_ns"] = np.arange(1, 2001), 5, 6
-    rows["parent"][1:] = 1
-    part = part_of(segment_of(1), ReadSpans(rows, ["decode"], {}, {}, 0))
+    rows = span_rows(2000, id=np.arange(1, 2001), begin_ns=5, end_ns=6, parent=[0, *[1] * 1999])
+    part = part_of(segment_of(1), read_spans("decode", rows=rows))
     encoded = otlp_spans.encoded(part.of, [0])
     assert [message.spans for message in encoded.messages] == [512, 512, 512, 465]
     # THEN the part is complete with the last one
@@ -223,11 +220,10 @@ def test_rows_of_segments_are_what_their_dicts_say(segment: Any) -> None:
 
 
 def test_names_of_kept_spans_are_escaped_and_wrong_ones_refused() -> None:
-    rows = np.zeros(1, _core.spans().dtype)
     name = 'a "b"\\\n\x01\x7f\u2028é'
 
     def kept(names: Any) -> bytes:
-        part = part_of(segment_of(1), ReadSpans(rows, [name], {}, {}, 0))
+        part = part_of(segment_of(1), read_spans(name, rows=span_rows(1)))
         part.of.read = part.of.read._replace(names=names)
         return part.of.columns.kept([0], b'{"is_whole":', {}, {})[0]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
-import pytest
 from recorded_process import RING, command_here, started
 
 from page_data import data_of
+from recorded import recorded, requests_in, segment_of
 from running import PROGRAMS, end
+from stagespan.recording.stages_over_time import StagesOverTime
 
 LIVE = PROGRAMS / "live.py"
 
@@ -21,24 +22,25 @@ def rows(markdown: str, title: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in cells}
 
 
-def test_the_page_shows_percentiles_over_time(folder: Path, tmp_path: Path) -> None:
-    process = started(LIVE, "slower")
-    text = command_here("show", str(process.pid), "--markdown").stdout
-    page = tmp_path / "page.html"
-    command_here("show", str(process.pid), "--html", str(page))
-    end(process)
-    halves = rows(text, "First and second half of the time")
-    assert halves["decode"] == ["100 of 100", "1.00", "4.00", "1.00", "4.00"]
-    assert halves["load"] == ["1 of 1", "3.00", "unknown", "3.00", "unknown"]
-    (chart,) = data_of(page.read_text())["pictures"]
-    decode, load = chart["stages"]
-    assert (decode["name"], load["name"]) == ("decode", "load")
-    assert sum(decode["runs"]) == 100
-    # The core keeps times in ticks of its own clock. Each end of a span can be 1 ns off, and the
-    # rate of the ticks, which readings of both clocks give, by some millionths on a busy machine.
-    assert decode["p50_ns"][0] == pytest.approx(1_000_000, rel=1e-5)
-    assert decode["p95_ns"][-1] == pytest.approx(4_000_000, rel=1e-5)
-    assert load["p50_ns"] == [pytest.approx(3_000_000, rel=1e-5)]
+def test_percentiles_over_time() -> None:
+    # GIVEN a stage whose runs take 4 ms instead of 1 in the second half of the time
+    starts = [at * 100_000_000 for at in range(100)]
+    decode = [
+        ("decode", 0, start, start + (1_000_000 if at < 50 else 4_000_000))
+        for at, start in enumerate(starts)
+    ]
+    over_time = StagesOverTime(recorded([*decode, ("load", 0, 0, 3_000_000)]))
+    (table,) = over_time.tables()
+    assert table.rows == [
+        ("decode", "100 of 100", 1_000_000, 4_000_000, 1_000_000, 4_000_000),
+        ("load", "1 of 1", 3_000_000, None, 3_000_000, None),
+    ]
+    chart: Any = over_time.chart()
+    decode_chart, load_chart = chart["stages"]
+    assert (decode_chart["name"], load_chart["name"]) == ("decode", "load")
+    assert sum(decode_chart["runs"]) == 100
+    assert (decode_chart["p50_ns"][0], decode_chart["p95_ns"][-1]) == (1_000_000, 4_000_000)
+    assert load_chart["p50_ns"] == [3_000_000]
 
 
 def test_the_page_has_the_latest_spans_in_a_table_and_not_above_it(
@@ -87,16 +89,11 @@ def test_a_process_without_spans_has_a_page(folder: Path, tmp_path: Path) -> Non
     assert data_of(page.read_text())["pictures"] == []
 
 
-def test_a_stage_around_others_runs_once_at_once(folder: Path) -> None:
-    process = started(LIVE, "nested")
-    stages = json.loads(command_here("requests", str(process.pid), "--json").stdout)["stages"]
-    end(process)
-    assert {stage["stage"]: stage["parallel"] for stage in stages} == {"outer": 1.0, "inner": 1.0}
-
-
-def test_spans_of_a_request_that_run_at_once_are_counted(folder: Path) -> None:
-    process = started(LIVE, "spans_at_once")
-    stages = json.loads(command_here("requests", str(process.pid), "--json").stdout)["stages"]
-    end(process)
-    (part,) = [stage for stage in stages if stage["stage"] == "part"]
-    assert part["parallel"] == pytest.approx(30 / 25)
+def test_runs_of_a_stage_at_once() -> None:
+    # GIVEN a stage around another, and one with three runs of 10 in 15 + 10
+    around = [("outer", 1, 100, 120), ("inner", 1, 105, 115)]
+    at_once = [("part", 2, 200 + first, 210 + first) for first in (0, 5, 20)]
+    segments = [segment_of(n, begin_ns=100 * n, end_ns=100 * n + 40) for n in (1, 2)]
+    stages = requests_in(recorded([*around, *at_once], segments)).to_dict()["stages"]
+    parallel = {stage["stage"]: stage["parallel"] for stage in stages}
+    assert parallel == {"outer": 1.0, "inner": 1.0, "part": 30 / 25}

@@ -2,66 +2,68 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from exporting import exporter, of, scraped
-from recorded_process import command_here, started
+from recorded_process import started
 from recording import printed, python
 
 import stagespan
+from recorded import recorded, requests_in, segment_of
 from running import PROGRAMS
 from stagespan import recording
-from stagespan.pages.amounts import in_words
+from stagespan.pages.terminal import print_result
+from stagespan.recording.requests_page import Requests
+from stagespan.recording.timelines import timelines
 
 REQUESTING = PROGRAMS / "requesting.py"
 
 
-def page(*options: str) -> Any:
-    return json.loads(command_here("requests", *options, "--json").stdout)
-
-
-def test_a_slow_request_is_shown_beside_others(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started(REQUESTING, "one_slow_request")
-    (slow,) = page("--id", "slow")["requests"]
+def test_a_slow_request_is_shown_beside_others(capsys: pytest.CaptureFixture[str]) -> None:
+    # GIVEN 21 short requests after another, then a long one, while another one is open
+    spans = [("decode", n, 10 * n, 10 * n + 1) for n in range(1, 22)]
+    segments = [segment_of(n, begin_ns=10 * n, end_ns=10 * n + 2) for n in range(1, 22)]
+    segments += [segment_of(99, begin_ns=300, end_ns=900)]
+    segments += [segment_of(100, begin_ns=400, end_ns=700, id="slow")]
+    slow_only = timelines([recorded([*spans, ("decode", 100, 550, 690)], segments)], "slow")
+    # WHEN it is shown
+    result = Requests(slow_only, list(slow_only), {}, 1, in_detail=True)
+    (slow,) = result.to_dict()["requests"]
+    # THEN it has the median of its stage, and how many others were open
     (span,) = slow["segments"][0]["spans"]
-    assert span["duration_ns"] >= 15 * span["median_ns"]
-    assert slow["open_meanwhile"] == 1
-    positions = slow["unattributed"]
-    assert positions["before_first_ns"] >= 100_000_000
-    assert positions["between_ns"] == 0
-    assert positions["after_last_ns"] >= 6_000_000
-    assert sum(positions.values()) == slow["unattributed_ns"]
-    monkeypatch.setenv("COLUMNS", "120")  # the column of medians is left out if it does not fit
-    text = command_here("requests", "--id", "slow").stdout
-    assert f"x its median ({in_words(span['median_ns'], 'ns')})" in text
+    assert (span["duration_ns"], span["median_ns"], slow["open_meanwhile"]) == (140, 1, 1)
+    positions = {"before_first_ns": 150, "between_ns": 0, "after_last_ns": 10}
+    assert (slow["unattributed"], slow["unattributed_ns"]) == (positions, 160)
+    print_result(result)
+    text = capsys.readouterr().out
+    assert "140 x its median (0.001 µs)" in text
     assert "1 other request was open meanwhile" in text
-    assert (
-        "of the time passes before the first stage: waiting for a thread of the pool"
-        in " ".join(text.split())
-    )
-    assert "after the last stage" not in text
+    # AND only the time before its first stage is a finding
+    (finding,) = result.findings()
+    assert "50 % of the time passes before the first stage" in finding.sentence
 
 
-def test_what_runs_between_stages_is_a_finding(folder: Path) -> None:
-    started(REQUESTING, "gap_between_stages")
-    (gap,) = page("--id", "gap")["requests"]
-    assert gap["unattributed"]["between_ns"] >= 10_000_000
-    text = command_here("requests", "--id", "gap").stdout
-    assert "of the time passes between stages: wrap what runs there" in text
+def test_what_runs_between_stages_is_a_finding() -> None:
+    spans = [("a", 1, 100, 120), ("b", 1, 220, 240)]
+    result = requests_in(recorded(spans, [segment_of(1, begin_ns=100, end_ns=240)]))
+    (gap,) = result.to_dict()["requests"]
+    assert gap["unattributed"] == {"before_first_ns": 0, "between_ns": 100, "after_last_ns": 0}
+    (finding,) = result.findings()
+    assert "of the time passes between stages: wrap what runs there" in finding.sentence
 
 
-def test_chunks_are_shown_by_pipeline(folder: Path) -> None:
-    started(REQUESTING, "one_slow_request", STAGESPAN_PIPELINE_NAME="chat")
-    text = command_here("requests").stdout
-    after = text.partition("per token p50")[2].partition("Work of a request")[0].splitlines()
-    (row,) = [one.split() for one in after if one.split()[:1] == ["chat"]]
-    assert row[1] == "1"
+@pytest.mark.usefixtures("fresh")
+def test_chunks_are_shown_by_pipeline() -> None:
+    with stagespan.request("in chunks") as in_chunks:
+        in_chunks.pipeline = "chat"
+        for _ in range(3):
+            in_chunks.chunk(tokens=2)
+    tables = requests_in(recording.open(os.getpid())).tables()
+    (table,) = [table for table in tables if ("per token p50", "ns") in table.columns]
+    assert [row[:2] for row in table.rows if row[0] == "chat"] == [("chat", 1)]
 
 
 @pytest.mark.usefixtures("fresh")
@@ -98,8 +100,8 @@ def test_a_program_reads_the_breakdown_of_its_own_request() -> None:
 
 def test_gauges_are_the_latest_values_of_a_bounded_number(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
-    process = started(REQUESTING, "one_slow_request", STAGESPAN_JOB="svc")
-    started(REQUESTING, "one_slow_request", STAGESPAN_JOB="svc")
+    process = started(REQUESTING, "gauges", STAGESPAN_JOB="svc")
+    started(REQUESTING, "gauges", STAGESPAN_JOB="svc")
     assert recording.open(process.pid).gauges() == {"kv_blocks_free": 1204.5}
     with exporter() as (_, port):
         gauge = of(scraped(port), "stagespan_gauge", name="kv_blocks_free", service="svc")

@@ -387,28 +387,10 @@ def sixty_threads() -> None:
     os._exit(0)
 
 
-def slower() -> None:
-    begin = time.time_ns() - 20_000_000_000
-    for at in range(100):  # the second half of the time: each run takes 4 ms instead of 1
-        run_ns = 1_000_000 if at < 50 else 4_000_000
-        stagespan.record("decode", begin + at * 100_000_000, begin + at * 100_000_000 + run_ns)
-    stagespan.record("load", begin, begin + 3_000_000)
-    hold()
-
-
 def nested() -> None:
     for at in range(3):
         with stagespan.request(f"r{at}"), stagespan.span("outer"), stagespan.span("inner"):
             time.sleep(0.01)
-    hold()
-
-
-def spans_at_once() -> None:
-    begin = time.time_ns()
-    with stagespan.request("r") as request:
-        time.sleep(0.05)
-        for first in (0, 5_000_000, 20_000_000):  # 10, 10 and 10 ms in 15 + 10 ms
-            stagespan.record("part", begin + first, begin + first + 10_000_000)
     hold()
 
 

@@ -379,30 +379,9 @@ def planted_causes() -> None:
     running.close()
 
 
-def one_slow_request() -> None:
-    for n in range(21):
-        with stagespan.request(f"usual-{n}"), stagespan.span("decode"):
-            time.sleep(0.001)
-    with stagespan.request("another"):
-        with stagespan.request("slow", new=True) as slow:
-            time.sleep(0.1)
-            with stagespan.span("decode"):
-                time.sleep(0.15)
-            for _ in range(3):
-                slow.chunk(tokens=2)
-                time.sleep(0.002)
+def gauges() -> None:
     stagespan.gauge("kv_blocks_free", 7)
     stagespan.gauge("kv_blocks_free", 1204.5)
-    hold()
-
-
-def gap_between_stages() -> None:
-    with stagespan.request("gap"):
-        with stagespan.span("a"):
-            time.sleep(0.002)
-        time.sleep(0.01)
-        with stagespan.span("b"):
-            time.sleep(0.002)
     hold()
 
 

@@ -392,7 +392,7 @@ def _source_of(parts: list[_KeptPart], around: _Around) -> RequestSource:
         unix_offset_ns=first.unix_offset_ns,
         columns=Columns(
             read,
-            *as_rows(segments, names),
+            *as_rows(segments, names, resource.pipeline),  # earlier versions kept only this one
             links=numpy.array(links, _LINK),
             slowness=noted,
             complete_ns=0 if first.is_whole else 1 << 62,  # a time after all spans
@@ -540,7 +540,7 @@ def read(
     first = tables[0][0]
     selected = kept_parquet.select(first, [path for _, path in tables], slowest, id_, status)
     decoder = msgspec.json.Decoder(_KeptPart)
-    parts = (_complete(decoder.decode(part)) for part in selected.parts)
+    parts = map(decoder.decode, selected.parts)
     recordings = _recordings_in(", ".join(places), parts, selected.surroundings)
     return KeptRequests(recordings, selected.total)
 
@@ -578,21 +578,6 @@ def _files_in(name: str, place: Path) -> list[Path]:
     return files
 
 
-def _complete(part: _KeptPart) -> _KeptPart:
-    """Return a part with what earlier versions did not keep."""
-    for segment in (part.segment, *part.returns):
-        segment.setdefault("pipeline", part.resource.pipeline)
-        segment.setdefault("is_http", False)
-        segment.setdefault("fields", {})
-        segment.setdefault("route", None)
-        segment.setdefault("exception", None)
-        segment.setdefault("exception_message", None)
-        segment.setdefault("request_ns", None)
-        segment.setdefault("work_ns", None)
-        segment.setdefault("link", None)
-    return part
-
-
 def _parts_in(files: Iterable[tuple[str, Path]]) -> Iterator[_KeptPart]:
     decoder = msgspec.json.Decoder(_KeptRequest)
     for place, path in files:
@@ -602,7 +587,7 @@ def _parts_in(files: Iterable[tuple[str, Path]]) -> Iterator[_KeptPart]:
                     request = decoder.decode(line)
                     if request.schema_version != _SCHEMA_VERSION:
                         raise ValueError(f"its version is {request.schema_version}")
-                    yield from map(_complete, request.parts)
+                    yield from request.parts
         except FileNotFoundError:  # it was the oldest one
             continue
         except (OSError, EOFError, zlib.error, ValueError) as error:

@@ -8,7 +8,7 @@ from stagespan import _core
 from stagespan.process import imports
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -109,57 +109,59 @@ _TIMES = (
     *("begin_ns", "end_ns", "first_chunk_ns", "last_chunk_ns", "request_ns", "received_ns"),
     *("sent_ns", "work_ns", "sent_monotonic_ns", "sent_unix_ns"),
 )
-_NUMBERS = (
-    *("number", "chunks", "chunk_amount", "hops_sent", "attempt", "sent_clock", "trace_flags"),
-)
+_NUMBERS = "number", "chunks", "chunk_amount", "hops_sent", "attempt", "sent_clock", "trace_flags"
 
 
-def as_rows(segments: Sequence[Segment], names: list[str]) -> tuple[NDArray[np.void], Details]:
+def as_rows(
+    segments: Sequence[Mapping[str, Any]], names: list[str], pipeline: str | None = None
+) -> tuple[NDArray[np.void], Details]:
     """Return dicts as rows, and what they refer to; missing names are appended to ``names``.
 
-    Raises ValueError, TypeError or OverflowError if a value is not one that a recording can have.
+    Unknown values, 0, and the pipeline if it is ``pipeline`` can be left out. Raises ValueError,
+    TypeError or OverflowError if a value is not one that a recording can have.
     """
     numpy = imports.load("numpy")
     numbers = {name: number for number, name in enumerate(names)}
-    values = cast("Sequence[dict[str, Any]]", segments)
 
     def number_of(name: str | None) -> int:
         return _core.NO_NAME if name is None else numbers.setdefault(name, len(numbers))
 
+    def column(key: str, default: Any = None) -> list[Any]:
+        return [segment.get(key, default) for segment in segments]
+
     rows = numpy.zeros(len(segments), _core.segment_type())
     for name in _TIMES:
-        rows[name] = [_core.UNKNOWN_NS if one[name] is None else one[name] for one in values]
+        rows[name] = [_core.UNKNOWN_NS if ns is None else ns for ns in column(name)]
     for name in _NUMBERS:
-        rows[name] = [one[name] for one in values]
+        rows[name] = column(name, 0)
     for name in ("segment", "parent_hop", "parent_segment"):
-        rows[name] = [int(one[name] or "0", 16) for one in values]
-    links = [one["link"] or ("0", "0") for one in segments]
+        rows[name] = [int(id_ or "0", 16) for id_ in column(name)]
+    links = [link or ("0", "0") for link in column("link")]
     rows["link_segment"] = [int(segment, 16) for _, segment in links]
-    traces: list[list[str | None]] = [[one["trace_id"] for one in segments]]
-    traces.append([trace for trace, _ in links])
-    for prefix, ids in zip(("", "link_"), traces, strict=True):
+    for prefix, ids in (("", column("trace_id")), ("link_", [trace for trace, _ in links])):
         halves = [divmod(int(id_ or "0", 16), 1 << 64) for id_ in ids]
         rows[f"{prefix}trace_high"] = [high for high, _ in halves]
         rows[f"{prefix}trace_low"] = [low for _, low in halves]
-    rows["status"] = [_core.STATUSES.index(one["status"]) for one in segments]
-    rows["origin"] = [_core.ORIGINS.index(one["origin"]) for one in segments]
-    rows["queue"] = [number_of(one["queue"]) for one in segments]
-    routes = [one["route"] for one in segments]
-    rows["pipeline"] = [number_of(of["route"] or of["pipeline"]) for of in segments]
-    is_routed = numpy.array([route is not None for route in routes], bool)
-    is_http = numpy.array([one["is_http"] for one in segments], bool)
+    rows["status"] = list(map(_core.STATUSES.index, column("status")))
+    rows["origin"] = list(map(_core.ORIGINS.index, column("origin")))
+    rows["queue"] = list(map(number_of, column("queue")))
+    rows["pipeline"] = [
+        number_of(of.get("route") or of.get("pipeline", pipeline)) for of in segments
+    ]
+    is_routed = numpy.array([route is not None for route in column("route")], bool)
+    is_http = numpy.array(column("is_http", False), bool)
     rows["traits"] = is_http * _core.TRAIT_HTTP | is_routed * _core.TRAIT_ROUTE
-    rows["id"] = [one["id"].encode() for one in segments]
-    rows["branch"] = [(one["branch"] or "").encode() for one in segments]
+    rows["id"] = [id_.encode() for id_ in column("id")]
+    rows["branch"] = [(branch or "").encode() for branch in column("branch")]
     is_return = rows["origin"] == _core.ORIGINS.index("return")
     hops = -(rows["parent_hop"] >> 1).astype("i8") - 1
     rows["key"] = numpy.where(is_return, hops, rows["number"].astype("i8"))
     names += list(numbers)[len(names) :]
-    fields = {one["number"]: one["fields"] for one in segments if one["fields"]}
+    fields = {segment["number"]: segment["fields"] for segment in segments if segment.get("fields")}
     failures = {
-        one["number"]: (one["exception"], one["exception_message"])
-        for one in segments
-        if one["exception"] is not None
+        segment["number"]: (segment["exception"], segment.get("exception_message"))
+        for segment in segments
+        if segment.get("exception") is not None
     }
     return rows, Details(fields, failures)
 

@@ -117,7 +117,6 @@ class RequestSource:
     version: str = ""
     """The version of stagespan that wrote the recording; empty if unknown."""
     python_version: str = ""
-    """Empty if unknown."""
     state: State = "unknown"
     """Whether the process is alive, or how it ended."""
     stop_signal: str | None = None
@@ -218,8 +217,7 @@ class RequestSource:
 
     def _stats_of(self, kind: AnyKind) -> Stats:
         until_ns = self.last_ns or self.begin_ns
-        number = number_of(kind)
-        return from_rings(self.spans(), self.stage_names(), self.lost(), 0, until_ns, number)
+        return from_rings(*self.columns.read[:2], self.lost(), 0, until_ns, number_of(kind))
 
     def lost(self) -> dict[str, int]:
         """Return what was lost, by cause, as `stagespan.lost` does; unknown counts are 0."""

@@ -14,7 +14,7 @@ from stagespan.live.span_kinds import RUNS, number_of
 from stagespan.pages.figures import Count, Figures, Ns
 from stagespan.pages.result import Cell, Chart, Result, Table
 from stagespan.recording import summary
-from stagespan.recording.reading import Recording
+from stagespan.recording.source import RequestSource
 from stagespan.recording.spans import kinds_of
 
 _PERIODS = 40
@@ -53,7 +53,7 @@ class StagesOverTimeFigures(Figures, frozen=True):
 class StagesOverTime(Result):
     """The percentiles of the stages of a process over time."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: RequestSource) -> None:
         self.recording = recording
 
     @cached_property

@@ -206,7 +206,7 @@ def load(recordings: Iterable[Recording], backlog: Backlog | None = None) -> Loa
     )
 
 
-def runs(recordings: Iterable[Recording]) -> Stats:
+def runs(recordings: Iterable[RequestSource]) -> Stats:
     """Return the statistics of stages in some processes together: of executions and of batches."""
     parts, lost = [], Counter[str]()
     for recording in recordings:
