@@ -318,13 +318,13 @@ class _Decorating(ast.NodeTransformer):
 
     def __init__(self, wanted: set[str]) -> None:
         self._wanted = wanted
-        self._within: list[str] = []
+        self._scopes: list[str] = []
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         self._decorate(node)
-        self._within.append(node.name)
+        self._scopes.append(node.name)
         self.generic_visit(node)
-        self._within.pop()
+        self._scopes.pop()
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
@@ -339,7 +339,7 @@ class _Decorating(ast.NodeTransformer):
         return node
 
     def _decorate(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        path = ".".join((*self._within, node.name))
+        path = ".".join((*self._scopes, node.name))
         if path not in self._wanted:
             return
         first = node.decorator_list[0] if node.decorator_list else node
@@ -477,16 +477,16 @@ class _Uses(ast.NodeVisitor):
 
     def __init__(self, path: str) -> None:
         *self._owners, self._name = path.split(".")
-        self._within: list[str] = []
+        self._scopes: list[str] = []
         self.decorators: list[str] = []
         """The function's decorators, as they are written without their arguments."""
         self.lines: list[int] = []
         """The lines that use the function without a call, such as ``ROUTES = {"/": function}``."""
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._within.append(node.name)
+        self._scopes.append(node.name)
         self.generic_visit(node)
-        self._within.pop()
+        self._scopes.pop()
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._defined(node)
@@ -498,7 +498,7 @@ class _Uses(ast.NodeVisitor):
         """Leave out what runs later."""
 
     def _defined(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        if (self._within, node.name) == (self._owners, self._name):
+        if (self._scopes, node.name) == (self._owners, self._name):
             calls = (d.func if isinstance(d, ast.Call) else d for d in node.decorator_list)
             names = map(ast.unparse, calls)
             self.decorators = [name for name in names if name not in _KINDS_OF_METHODS]
@@ -508,7 +508,7 @@ class _Uses(ast.NodeVisitor):
             self.visit(part)
 
     def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Load) and (self._within, node.id) == (self._owners, self._name):
+        if isinstance(node.ctx, ast.Load) and (self._scopes, node.id) == (self._owners, self._name):
             self.lines.append(node.lineno)
 
 

@@ -188,9 +188,9 @@ class Counts(msgspec.Struct):
 class Names:
     """The names that are exported. What comes after the limit is summed as ``(other)``."""
 
-    def __init__(self, most: int, known: Iterable[str] = ()) -> None:
+    def __init__(self, most: int, names: Iterable[str] = ()) -> None:
         self._most = most
-        self.ordered = dict.fromkeys(known)
+        self.ordered = dict.fromkeys(names)
         """The names, in the order of their first appearance."""
         self._others: set[int] = set()
 

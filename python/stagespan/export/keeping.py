@@ -25,9 +25,9 @@ class Keeping:
     """Keeps slow requests of this process until it is closed; what `start` returns."""
 
     def __init__(self, place: str | os.PathLike[str], over: Over, most_bytes: int) -> None:
-        self._own = ThisProcess(Rules(one_in=0, failed=False, over=over))
+        self._process = ThisProcess(Rules(one_in=0, failed=False, over=over))
         self._keeper = Keeper(place, most_bytes)
-        self._watcher = Watcher(self._own, ask_here)
+        self._watcher = Watcher(self._process, ask_here)
         watch.start(WATCH_S)  # a short program ends before the first step
         self._stop = threading.Event()
         self._stepping = threading.Lock()
@@ -36,7 +36,7 @@ class Keeping:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(min(_INTERVAL_S, self._own.longest_pause_s())):
+        while not self._stop.wait(min(_INTERVAL_S, self._process.longest_pause_s())):
             try:
                 self._step()
             except Exception as error:  # the next reading may succeed
@@ -47,10 +47,10 @@ class Keeping:
     def _step(self, *, at_end: bool = False) -> None:
         # At the end, the thread may still be in a step.
         with self._stepping:
-            self._own.read(at_end=at_end)
+            self._process.read(at_end=at_end)
             if not at_end:
                 self._watcher.watch()
-            requests = self._own.complete(at_end=at_end)
+            requests = self._process.complete(at_end=at_end)
             self._watcher.note(requests)
             self._keeper.put(requests)
 

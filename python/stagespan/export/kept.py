@@ -184,7 +184,7 @@ class Keeper:
         self._prefix = f"{PREFIX}{os.uname().nodename}-"
         # Another host's name may begin with the name of this one and a hyphen.
         suffixes = "|".join(map(re.escape, (LINES_SUFFIX, TABLES_SUFFIX)))
-        self._own = re.compile(rf"{re.escape(self._prefix)}\d+-\d+(?:{suffixes})")
+        self._own_names = re.compile(rf"{re.escape(self._prefix)}\d+-\d+(?:{suffixes})")
         self._store = store_of(place)
         self._lost = 0
         self._number = 0
@@ -317,7 +317,7 @@ class Keeper:
         _forget([part for request in file.requests for part in request.parts])
 
     def _make_room(self, size_bytes: int) -> None:
-        own = self._store.files(self._own)
+        own = self._store.files(self._own_names)
         total_bytes = size_bytes + sum(one.size_bytes for one in own)
         for file in own:
             if total_bytes <= self._most_bytes:

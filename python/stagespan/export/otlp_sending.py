@@ -172,10 +172,10 @@ class Answers:
         from google.protobuf.message import DecodeError
 
         status, body = response.status_code, response.content
-        place = _shown(response.url)
+        place = _plain(response.url)
         if 300 <= status < 400:
             location = response.headers.get("Location")
-            leads = f", and leads to {_shown(urljoin(response.url, location))}" if location else ""
+            leads = f", and leads to {_plain(urljoin(response.url, location))}" if location else ""
             advice = "that address" if location else "the address of a collector"
             self.refuse(f"{place} answers with the status {status}{leads}", advice)
         if not 200 <= status < 300 or not body:
@@ -197,7 +197,7 @@ class Answers:
         raise NotDelivered(what)
 
 
-def _shown(url: str) -> str:
+def _plain(url: str) -> str:
     """Return an address without the path of a signal, and without what may be a secret."""
     parts = urlsplit(url)
     plain = parts._replace(netloc=parts.netloc.rpartition("@")[2])

@@ -81,7 +81,7 @@ class Taker:
         self._given: list[Awaited] = []
         self._batches: dict[int, Batch] = {}
         self._highest = max(self.taken, default=0)
-        self._known: NDArray[np.int64] | None = None
+        self._read_keys: NDArray[np.int64] | None = None
         """The keys that the latest call of `ended` has seen."""
         self.new = 0
         """How many of them no earlier call had seen."""
@@ -118,7 +118,7 @@ class Taker:
         present, ends_ns = numpy.ascontiguousarray(ends["key"]), ends["end_ns"]
         taken = numpy.array(self.taken, "i8")
         is_new = ~are_in(present, taken)
-        seen = self._known
+        seen = self._read_keys
         if seen is None:  # an earlier exporter may have seen them
             seen = present[~is_new | ((present > 0) & (present <= self._highest))]
         highest = int(present.max(initial=self._highest))
@@ -142,7 +142,7 @@ class Taker:
             if len(present) >= copy.most_segments:
                 is_lost = ~(are_in(seen, taken) | are_in(seen, present) | are_in(seen, keys))
                 self.missed["requests_unread"] += int(is_lost.sum())
-        self._highest, self._known = highest, present
+        self._highest, self._read_keys = highest, present
         self.taken = numpy.append(taken[are_in(taken, present)], keys).tolist()
         is_left = is_new & ~is_quiet
         self._are_left_open = not ends_ns[is_left].any()

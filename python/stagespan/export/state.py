@@ -218,7 +218,7 @@ class _Reader:
         version = page.get("schema_version")
         self._is_of_status = version == _OF_STATUS
         if version not in (_OF_STATUS, _SCHEMA_VERSION):
-            self._note(f"its version is {_shown(version)}")
+            self._note(f"its version is {_quoted(version)}")
         groups = (self._group(restored) for restored in self._list(page, "retained"))
         processes = (self._process(restored) for restored in self._list(page, "processes"))
         folded, lost = page.get("folded"), page.get("lost", {})
@@ -305,7 +305,7 @@ class _Reader:
     def _is_possible(self, group: Group) -> bool:
         is_possible = re.fullmatch(r"\d{0,9}", group.rank, re.ASCII) is not None
         if not is_possible:
-            self._note(f"{_shown(group.rank)} is not a rank")
+            self._note(f"{_quoted(group.rank)} is not a rank")
         return is_possible
 
     def _figures(self, value: Any, pipeline: str) -> Counts:
@@ -316,7 +316,7 @@ class _Reader:
                 saved.stage = _renewed(saved.family, saved.stage, pipeline)
             histogram = _restored(saved)
             if histogram is None:
-                self._note(f"a histogram of {_shown(saved.stage)} is not possible")
+                self._note(f"a histogram of {_quoted(saved.stage)} is not possible")
             else:
                 of_family = restored.durations.setdefault(saved.family, {})
                 known = of_family.get(saved.stage)
@@ -328,7 +328,7 @@ class _Reader:
                         of_stage = restored.amounts.setdefault(family, {}).setdefault(stage, {})
                         of_stage[unit] = within_range(amount)
                     else:
-                        self._note(f"an amount of {_shown(stage)} is not possible")
+                        self._note(f"an amount of {_quoted(stage)} is not possible")
         return restored
 
 
@@ -388,5 +388,5 @@ def _closed(data: bytes) -> bytes:
     return data[:end] + closing
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     return repr(value)[:40]

@@ -104,7 +104,7 @@ class StageBenchHarness:
         self._first: Run | None = None  # the run that finds the loop, before the warm-up
         self._target: Any = stage_instance
         self._device = "cpu"
-        self._shown = one_line(self.stage_name)
+        self._label = one_line(self.stage_name)
         self._suffix: str | None = None
         self._places: list[Place] = []  # in the stage, at the end of the profiled iteration
 
@@ -224,7 +224,7 @@ class StageBenchHarness:
         created = {k: v for k, v in self.signature.arguments.items() if k not in given}
         for sentence in losses(created):
             log_info("[Harness] %s", sentence)
-        log_info("[Harness] Setup complete for stage '%s'", self._shown)
+        log_info("[Harness] Setup complete for stage '%s'", self._label)
 
     def _make_step(self, inputs: dict[str, Any]) -> Step:
         if self.config.step_fn is not None:
@@ -243,7 +243,7 @@ class StageBenchHarness:
             return stage
         if self.signature.key is not None and not captured and not self.signature.arguments:
             raise HarnessError(
-                f"Stage {self._shown!r} is a `with` block, which has no inputs to replay: replay "
+                f"Stage {self._label!r} is a `with` block, which has no inputs to replay: replay "
                 f"the stage around it, or decorate a function with the context and run the "
                 f"pipeline again."
             )
@@ -251,7 +251,7 @@ class StageBenchHarness:
         if wrong is None:
             return stage
         raise HarnessError(
-            f"Stage {self._shown!r}: {one_line(wrong)}; let the factory return the object whose "
+            f"Stage {self._label!r}: {one_line(wrong)}; let the factory return the object whose "
             f"method was captured, or the method itself, or allow another callable with "
             f"HarnessConfig(any_callable=True) (--any-callable)."
         )
@@ -319,7 +319,7 @@ class StageBenchHarness:
         wait_s = max(ADVICE_AFTER_S, RUNS_BEFORE_ADVICE * (live_ms or 0.0) / 1000)
         took = "" if live_ms is None else f", and a live run took {live_ms:,.2f} ms"
         sentence = (
-            f"[Harness] Stage {self._shown!r} has been running for {wait_s:,.0f} s{took}. If "
+            f"[Harness] Stage {self._label!r} has been running for {wait_s:,.0f} s{took}. If "
             f"nothing is being compiled, a loop in it may never end with mock inputs: stop with "
             f"Ctrl-C, and pass real inputs with HarnessConfig(inputs={{...}}) (--inputs)."
         )

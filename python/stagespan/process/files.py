@@ -277,6 +277,6 @@ def compact_json(value: Any, indent: int = 0, width: int = 110) -> str:
     return f"{begin}\n{' ' * inner}{body}\n{' ' * indent}{end}"
 
 
-def _as_json(found: re.Match[str]) -> str:
+def _as_json(match: re.Match[str]) -> str:
     json = load("json")  # here, because most processes do not need it
-    return "\\u007f" if found[0] == "\x7f" else str(json.dumps(found[0])[1:-1])
+    return "\\u007f" if match[0] == "\x7f" else str(json.dumps(match[0])[1:-1])

@@ -23,22 +23,22 @@ class OperatorCounter:
     """Counts the operators and annotations that are recorded from `start` on, in all threads."""
 
     def __init__(self) -> None:
-        self._found = _blocks()
+        self._counter = _blocks()
         self._before = 0
 
     def start(self) -> None:
         """Count from here on."""
-        if self._found is not None:
-            self._before = self._found[0].value
+        if self._counter is not None:
+            self._before = self._counter[0].value
 
     def count(self) -> int | None:
         """Return the number, rounded up to whole blocks of each thread.
 
         Returns None if this build of torch does not show it.
         """
-        if self._found is None:
+        if self._counter is None:
             return None
-        blocks, size = self._found
+        blocks, size = self._counter
         return (blocks.value - self._before) * size
 
 

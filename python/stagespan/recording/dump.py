@@ -69,18 +69,18 @@ def columns(recording: RequestSource) -> dict[str, list[Any]]:
         "thread": of_spans["thread"],
         "thread_name": [threads.get(thread) for thread in of_spans["thread"]],
         "begin_ns": of_spans["begin_ns"],
-        "end_ns": _known(of_spans["end_ns"], is_open),
+        "end_ns": _none_where(of_spans["end_ns"], is_open),
         **{name: of_spans[name] for name in ("id", "parent", "depth")},
         "request": [ids.get(number) for number in of_spans["request"]],
         "request_number": [number or None for number in of_spans["request"]],
         "trace_id": [traces.get(number) for number in of_spans["request"]],
         "error": [bool(flags & _core.FLAG_ERROR) for flags in of_spans["flags"]],
-        "suspended_ns": _known(of_spans["suspended_ns"], is_open),
+        "suspended_ns": _none_where(of_spans["suspended_ns"], is_open),
     }
     for name in ("cpu_ns", "device_elapsed_ns", "device_queue_ns", "device_tail_ns"):
         is_unknown = np.isnan(spans[name])
         rounded = np.rint(np.where(is_unknown, 0, spans[name])).astype(np.int64)
-        values[name] = _known(rounded.tolist(), is_unknown.tolist())
+        values[name] = _none_where(rounded.tolist(), is_unknown.tolist())
     return values
 
 
@@ -90,7 +90,7 @@ def rows(recording: RequestSource) -> list[dict[str, Any]]:
     return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
 
 
-def _known(values: list[int], is_unknown: list[bool]) -> list[int | None]:
+def _none_where(values: list[int], is_unknown: list[bool]) -> list[int | None]:
     return [None if no else value for value, no in zip(values, is_unknown, strict=True)]
 
 
@@ -244,7 +244,7 @@ class _Arguments:
         requests = _ids(segments) if len(segments) else [{}] * len(spans)
         names = "id", "parent", "flags", "end_ns", "cpu_ns"
         columns = (spans[name].tolist() for name in names)
-        found = []
+        arguments = []
         for category, is_one, request, id_, parent, flags, end_ns, cpu_ns in zip(
             categories.tolist(), list(is_known), requests, *columns, strict=True
         ):
@@ -260,8 +260,8 @@ class _Arguments:
                     args["error"] = True
                 if end_ns == OPEN_NS:
                     args["open"] = True
-            found.append(args)
-        return found
+            arguments.append(args)
+        return arguments
 
 
 def _ids(segments: NDArray[np.void]) -> list[dict[str, Any]]:

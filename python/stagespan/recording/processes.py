@@ -206,10 +206,10 @@ class Process:
         spans = self._made(self.rows[firsts[at] : firsts[at + 1]]) if is_there else []
         served = self.served
         sides = (served.numbers.searchsorted(code, side) for side in ("left", "right"))
-        own = slice(*sides)
-        batches = self._made(served.rows[own])
+        chosen = slice(*sides)
+        batches = self._made(served.rows[chosen])
         of_batches = zip(
-            batches, served.sizes[own].tolist(), served.places[own].tolist(), strict=True
+            batches, served.sizes[chosen].tolist(), served.places[chosen].tolist(), strict=True
         )
         return spans + [span._replace(size=size, place=place) for span, size, place in of_batches]
 

@@ -217,8 +217,8 @@ class _Block:
         for place, (process, segments) in self._of_process.items():
             numbers = self.segments["number"][segments].view("u8")
             all_numbers, firsts = process.numbers
-            own, rows = _matches(all_numbers, firsts, numbers)
-            columns = self._read(place, process, segments[own], process.rows[rows])
+            chosen, rows = _matches(all_numbers, firsts, numbers)
+            columns = self._read(place, process, segments[chosen], process.rows[rows])
             columns["share_ns"] = columns["end"] - columns["begin"]
             columns["size"] = np.full(len(rows), _NO_BATCH)
             parts.append(columns)
@@ -226,8 +226,8 @@ class _Block:
                 continue
             served = process.served
             present, starts = np.unique(served.numbers, return_index=True)
-            own, at = _matches(present, np.append(starts, len(served.numbers)), numbers)
-            columns = self._read(place, process, segments[own], served.rows[at])
+            chosen, at = _matches(present, np.append(starts, len(served.numbers)), numbers)
+            columns = self._read(place, process, segments[chosen], served.rows[at])
             sizes = served.sizes[at]
             shares = np.divmod(columns["end"] - columns["begin"], np.maximum(sizes, 1))
             columns["share_ns"] = shares[0] + (served.places[at] < shares[1])

@@ -120,15 +120,15 @@ class ProcessSlices:
         )
         rows = np.flatnonzero(is_shown & (segments["status"] != _core.STATUSES.index("unused")))
         slices = np.zeros(len(rows), _SLICE)
-        shown = segments[["begin_ns", "received_ns", "end_ns", "queue"]][rows]
+        columns = segments[["begin_ns", "received_ns", "end_ns", "queue"]][rows]
         is_request = is_entered[rows]
-        slices["begin_ns"] = np.where(is_request, shown["begin_ns"], shown["received_ns"])
-        is_open = (shown["end_ns"] == unknown) | (shown["end_ns"] == 0)
-        slices["end_ns"] = np.where(is_open, OPEN_NS, shown["end_ns"])
+        slices["begin_ns"] = np.where(is_request, columns["begin_ns"], columns["received_ns"])
+        is_open = (columns["end_ns"] == unknown) | (columns["end_ns"] == 0)
+        slices["end_ns"] = np.where(is_open, OPEN_NS, columns["end_ns"])
         slices["name"] = len(self.names) + np.arange(len(rows))
         slices["category"] = np.where(is_request, REQUEST, QUEUE)
         slices["row"], slices["pid"] = rows, self.pid
-        queues = [name_of(self.names, code) or "" for code in shown["queue"].tolist()]
+        queues = [name_of(self.names, code) or "" for code in columns["queue"].tolist()]
         entered = is_request.tolist()
         slices["owner"] = [
             self._owner(_OWNERS[REMOTE] if is_one else f"{_OWNERS[QUEUE]} {queue}")

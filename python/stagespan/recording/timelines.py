@@ -552,10 +552,10 @@ class _Join:
         segments: dict[int, Segment] = {}
         bounds = numpy.searchsorted(rows, self.firsts).tolist()
         for at, process in enumerate(self.processes):
-            own = rows[bounds[at] : bounds[at + 1]]
-            if own:
-                dicts = process.dicts([row - int(self.firsts[at]) for row in own])
-                segments.update(zip(own, dicts, strict=True))
+            of_process = rows[bounds[at] : bounds[at + 1]]
+            if of_process:
+                dicts = process.dicts([row - int(self.firsts[at]) for row in of_process])
+                segments.update(zip(of_process, dicts, strict=True))
         return segments
 
     def process_of(self, row: int) -> Process:

@@ -106,6 +106,6 @@ def _per_second(amount: float, total_ns: int) -> float | None:
     return rate if math.isfinite(rate) else None
 
 
-def _ms(known: Durations | None, figure: Literal["total_ns", "mean_ns"]) -> float | None:
+def _ms(durations: Durations | None, figure: Literal["total_ns", "mean_ns"]) -> float | None:
     """Return a figure of the runs with a known device time, in ms; None without such runs."""
-    return None if known is None else float(getattr(known, figure)) / _MS
+    return None if durations is None else float(getattr(durations, figure)) / _MS

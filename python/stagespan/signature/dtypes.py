@@ -72,9 +72,9 @@ def is_quantized(name: str) -> bool:
     return canonical(name).startswith(("qint", "quint"))
 
 
-def unknown_dtype(name: str, known: Iterable[str] = ELEMENT_BYTES) -> str:
+def unknown_dtype(name: str, supported: Iterable[str] = ELEMENT_BYTES) -> str:
     """Return the end of a sentence about an unsupported type: the known ones and the closest."""
-    names = list(known)
+    names = list(supported)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; the closest is {near[0]}" if near else ""
     return f"the known types are {', '.join(names)}{hint}"

@@ -265,7 +265,7 @@ def _in_no_other(trace: Trace, rows: Rows, thread: Rows, threads: int) -> Mask:
         unions.append((cover.begin, cover.end))
     inside = Cover(*union_of(unions))
     for some in parts(len(rows)):
-        outer[some] = inside.within(begins(some), begins(some) + 1) == 0
+        outer[some] = inside.length(begins(some), begins(some) + 1) == 0
     return outer
 
 

@@ -29,14 +29,14 @@ def html_page(page: Page) -> str:
     return filled(page_data(page))
 
 
-def filled(shown: dict[str, Any]) -> str:
+def filled(content: dict[str, Any]) -> str:
     """Return the page with the data of `page_data`."""
-    return _drawn(shown, "cannot connect to anything")
+    return _drawn(content, "cannot connect to anything")
 
 
-def updated(shown: dict[str, Any]) -> str:
+def updated(content: dict[str, Any]) -> str:
     """Return the page, which replaces its data by ``data.json`` beside it every second."""
-    return _drawn({**shown, "live": True}, "connect only to the server of the page", _CONNECTS)
+    return _drawn({**content, "live": True}, "connect only to the server of the page", _CONNECTS)
 
 
 def _drawn(page: dict[str, Any], connects: str, more_policy: str = "") -> str:

@@ -129,9 +129,9 @@ def analyze(trace: Trace) -> Communication | Unavailable:
         # As in the verdict: also the operators that call a collective or wait for it.
         communicates = host_work(trace).communicating
     limits = np.array([base.begin_ns]), np.array([base.end_ns])
-    union = int(communicates.within(*limits)[0])
-    computed = int(computes.within(*limits)[0])
-    exposed = int((computes | communicates).within(*limits)[0]) - computed
+    union = int(communicates.length(*limits)[0])
+    computed = int(computes.length(*limits)[0])
+    exposed = int((computes | communicates).length(*limits)[0]) - computed
     small = calls.is_small
     return Communication(
         on_device=bool(len(device_work(trace).rows)),
@@ -222,9 +222,9 @@ class _Calls(msgspec.Struct, frozen=True, dict=True):
 
 def _exposed_of(begin: Numbers, end: Numbers, computes: Cover) -> Numbers:
     """Return the time of each interval in which nothing computed, at most as long as the union."""
-    exposed_ns = end - begin - computes.within(begin, end)
+    exposed_ns = end - begin - computes.length(begin, end)
     starts, ends = merged(begin, end)
-    union = int((ends - starts - computes.within(starts, ends)).sum())
+    union = int((ends - starts - computes.length(starts, ends)).sum())
     if exposed_ns.sum() > union:
         exposed_ns = (exposed_ns * (union / exposed_ns.sum())).astype(np.int64)
     result: Numbers = exposed_ns
@@ -539,7 +539,7 @@ class Communication(StructResult, frozen=True):
         broadcasts = np.flatnonzero(calls.op == calls.ops.index("broadcast"))
         launched = launch_of(calls.trace, calls.rows[broadcasts])
         at = np.where(launched >= 0, launched, calls.rows[broadcasts])
-        broadcasts = broadcasts[around.within(events.begin_ns[at], events.begin_ns[at] + 1) > 0]
+        broadcasts = broadcasts[around.length(events.begin_ns[at], events.begin_ns[at] + 1) > 0]
         exposed = int(calls.exposed_ns[broadcasts].sum())
         severity = _SMALL_SHARES.severity(share(exposed, self.base.whole_ns))
         if severity is None:

@@ -138,7 +138,7 @@ def analyze(trace: Trace) -> Host | Unavailable:
     long = ends - begins > QUIET_NS
     begins, ends = begins[long], ends[long]
     fillers = (trace.rows_of(_FILLERS) | launches(trace)) & ~named(trace, _NO_FILLER)
-    seen = 2 * cover_of(fillers).within(begins, ends) >= ends - begins
+    seen = 2 * cover_of(fillers).length(begins, ends) >= ends - begins
     starts = ~seen & _starts_loader(trace, axis, begins, ends)
     covers[LOADER_START] |= Cover(begins[starts], ends[starts])
     covers[LOADER_START] |= cover(_first_waits(trace, axis.time_ns(begins[starts])))

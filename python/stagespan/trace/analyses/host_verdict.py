@@ -102,13 +102,13 @@ def _of_operators(trace: Trace, host_times: host.Host) -> HostVerdict:
     )
 
 
-def _computes(trace: Trace, found: host.Host, time: str) -> str:
+def _computes(trace: Trace, host_times: host.Host, time: str) -> str:
     work = kernel_rows(trace)
     kinds = work.kinds(_MOST_NAMED) if isinstance(work, KernelRows) else []
     return f"Computes: {', '.join(kinds)} of the operators' time; {time} operators ran."
 
 
-def _waits(trace: Trace, found: host.Host, time: str) -> str:
+def _waits(trace: Trace, host_times: host.Host, time: str) -> str:
     events = trace.events
     which = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, COMMUNICATES)
     total = np.bincount(events.name[which], weights=events.dur_ns[which])
@@ -116,7 +116,7 @@ def _waits(trace: Trace, found: host.Host, time: str) -> str:
     return f"Waits for {name}: {time} the program communicated while no operator ran."
 
 
-def _loads(trace: Trace, found: host.Host, time: str) -> str:
+def _loads(trace: Trace, host_times: host.Host, time: str) -> str:
     return f"Loads data: {time} the program loaded data or started its data loader."
 
 
@@ -140,8 +140,8 @@ def _prepares(trace: Trace, result: host.Host, time: str) -> str:
     )
 
 
-def _compiles(trace: Trace, found: host.Host, time: str) -> str:
-    operators = in_words(found.parts.get(host.OPERATORS, 0), "ns")
+def _compiles(trace: Trace, host_times: host.Host, time: str) -> str:
+    operators = in_words(host_times.parts.get(host.OPERATORS, 0), "ns")
     return f"Compiles: {time} torch.compile compiled; operators ran for {operators}."
 
 

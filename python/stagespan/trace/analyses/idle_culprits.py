@@ -188,9 +188,9 @@ def _culprit(
 
 def largest(time_ns: Numbers, count: int) -> list[int]:
     """Return the numbers of the gaps with the most time, the longest first; at most `count`."""
-    known = np.flatnonzero(time_ns)
-    if len(known) > count:
-        least = np.partition(time_ns[known], -count)[-count]
-        known = known[time_ns[known] >= least]
-    result: list[int] = known[np.argsort(-time_ns[known], kind="stable")[:count]].tolist()
+    positive = np.flatnonzero(time_ns)
+    if len(positive) > count:
+        least = np.partition(time_ns[positive], -count)[-count]
+        positive = positive[time_ns[positive] >= least]
+    result: list[int] = positive[np.argsort(-time_ns[positive], kind="stable")[:count]].tolist()
     return result

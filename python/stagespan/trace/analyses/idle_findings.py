@@ -157,9 +157,9 @@ def _of_start(trace: Trace, base_idle: BaseIdle, cause: str) -> tuple[Evidence, 
     return tuple(evidence(trace, row) for row in longest + started)
 
 
-def _median_of(found: Gaps, parts: IdleParts, cause: str) -> int | None:
+def _median_of(gaps: Gaps, parts: IdleParts, cause: str) -> int | None:
     """Return the median length in ns of the gaps whose largest part has this cause, or None."""
-    chosen = found.dur_ns[parts.cause == NAMES.index(cause)] if len(parts.parts) else found.dur_ns
+    chosen = gaps.dur_ns[parts.cause == NAMES.index(cause)] if len(parts.parts) else gaps.dur_ns
     return int(median(chosen)) if len(chosen) else None
 
 

@@ -60,7 +60,7 @@ def _split(trace: Trace, gaps: Gaps) -> IdleParts:
     _move_parts(result, causes.DATA_LOADING, causes.LOADER_START, loader_starts(trace), gaps)
     compiled = result.parts[:, NAMES.index(causes.COMPILATION)]
     if compiled.any():
-        again = compiled_again(trace).within(gaps.begin_ns, gaps.end_ns)
+        again = compiled_again(trace).length(gaps.begin_ns, gaps.end_ns)
         once_only = compiled - np.minimum(compiled, again)
         result.parts[:, NAMES.index(causes.FIRST_COMPILATION)] += once_only
         result.parts[:, NAMES.index(causes.COMPILATION)] -= once_only
@@ -70,7 +70,7 @@ def _split(trace: Trace, gaps: Gaps) -> IdleParts:
 def _move_parts(parts: IdleParts, of: str, to: str, cover: Cover, gaps: Gaps) -> None:
     """Move the time of one cause to another one, as far as it is within some times."""
     time = parts.parts[:, NAMES.index(of)]
-    moved = np.minimum(time, cover.within(gaps.begin_ns, gaps.end_ns))
+    moved = np.minimum(time, cover.length(gaps.begin_ns, gaps.end_ns))
     # A column that is not written takes no memory.
     if moved.any():
         parts.parts[:, NAMES.index(to)] += moved

@@ -354,17 +354,17 @@ class _Forest:
     def __init__(self, trace: Trace, rows: Rows) -> None:
         self._trace = trace
         nested = forest_of(trace, rows) if len(rows) else None
-        self._known = nested is not None
+        self._has_forest = nested is not None
         if nested is not None:
             self._index, self._forest = nested
             other = ~named(trace, _ALLOCATORS, self._forest.rows)
             caller = self._forest.first_around(other)
             itself = np.arange(len(self._forest), dtype=ROW)
-            self._shown = self._forest.rows[np.where(caller >= 0, caller.astype(ROW), itself)]
+            self._named_rows = self._forest.rows[np.where(caller >= 0, caller.astype(ROW), itself)]
 
     def around(self, instants: Rows) -> Rows:
         rows: Rows = np.full(len(instants), -1, dtype=ROW)
-        if not self._known:
+        if not self._has_forest:
             return rows
         table = self._trace.instants
         for some in parts(len(instants)):
@@ -373,7 +373,7 @@ class _Forest:
             here = np.flatnonzero(place >= 0)
             inner = self._forest.at(place[here])
             inside = inner >= 0
-            rows[some.start + here[inside]] = self._shown[inner[inside]]
+            rows[some.start + here[inside]] = self._named_rows[inner[inside]]
         return rows
 
 

@@ -142,7 +142,7 @@ def _operators(trace: Trace) -> _Operators | None:
     events, loading = trace.events, loads_data(trace)
     loads = Cover(events.begin_ns[loading], events.end_ns[loading])
     begin, end = events.begin_ns[host.rows], events.end_ns[host.rows]
-    rows = host.rows[2 * loads.within(begin, end) <= end - begin]
+    rows = host.rows[2 * loads.length(begin, end) <= end - begin]
     index = ThreadIndex(trace, rows)
     return _Operators(trace, Nesting.of(trace, index.axis, rows, index.of[0]), base)
 
@@ -266,10 +266,10 @@ def _only_fills(operators: _Operators, copies: Rows, top: Rows) -> Mask:
     """
     trace, rows = operators.trace, operators.rows[copies]
     is_number, _ = _source_of(trace, rows, "Input Dims")
-    known, _ = argument_of(trace, rows, "Input Strides")
+    strides, _ = argument_of(trace, rows, "Input Strides")
     _, repeats = _source_of(trace, rows, "Input Strides")
     # Older versions of torch do not record strides, but the operator that makes such a source.
-    repeats |= (known < 0) & _follow_an_expansion(operators, top[copies])
+    repeats |= (strides < 0) & _follow_an_expansion(operators, top[copies])
     return is_number | repeats
 
 

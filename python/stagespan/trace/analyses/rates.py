@@ -468,12 +468,12 @@ class _Found:
             # One more, for rows of -1.
             is_chosen = np.zeros(len(events) + 1, dtype=np.bool_)
             is_chosen[row_of[chosen]] = True
-            own = is_chosen[forest.rows].astype(np.int64)
-            inside.append(with_those_below(forest.parent, own) - own)
+            is_own = is_chosen[forest.rows].astype(np.int64)
+            inside.append(with_those_below(forest.parent, is_own) - is_own)
         at = forest.at(index.axis.place(index.of[1], events.begin_ns[row_of]))
-        own = (at >= 0) & (forest.rows[at] == row_of)
-        wraps = own & rated & (np.where(computes, inside[1][at], inside[0][at]) > 0)
-        at = np.where(own, forest.parent[at], at)
+        is_own = (at >= 0) & (forest.rows[at] == row_of)
+        wraps = is_own & rated & (np.where(computes, inside[1][at], inside[0][at]) > 0)
+        at = np.where(is_own, forest.parent[at], at)
         usable = ~rated & (at >= 0) & (inside[0][at] == 0)
         # The same launch of a graph.
         return np.where(usable, called - row_of + forest.rows[at], called), called[wraps]

@@ -296,9 +296,9 @@ class StageTree(msgspec.Struct, frozen=True):
         node = np.where(self.stage_of >= 0, self.node[self.stage_of], -1)
         return sums(node, figure, len(self.names))
 
-    def inclusive(self, own: Numbers) -> Numbers:
+    def inclusive(self, figures: Numbers) -> Numbers:
         """Return for each stage its own figure plus those of nested stages."""
-        return with_those_below(self.parent, own)
+        return with_those_below(self.parent, figures)
 
 
 @once
@@ -378,7 +378,7 @@ def stage_of_idle(trace: Trace, idle: Intervals, all_ns: int) -> IdleStage | Non
     if tree is None or base is None:
         return None
     node, begin, end = _stretches(trace, tree, base)
-    idle_ns = sums(node, Cover(*idle).within(begin, end), len(tree.names))
+    idle_ns = sums(node, Cover(*idle).length(begin, end), len(tree.names))
     most = int(np.argmax(idle_ns))
     taken = int((end - begin)[node == most].sum())
     if 2 * int(idle_ns[most]) <= all_ns or share(taken, base.whole_ns) > _NEARLY_ALL:
@@ -436,7 +436,7 @@ def _own_times(trace: Trace, tree: StageTree) -> list[OwnTime]:
         return [OwnTime(name, time, None, None, None) for name, time in times if time]
     origin = int(events.begin_ns.min())
     busy = Cover(events.begin_ns[rows] - origin, events.end_ns[rows] - origin)
-    idle = sums(node, end - begin - busy.within(begin - origin, end - origin), count)
+    idle = sums(node, end - begin - busy.length(begin - origin, end - origin), count)
     began = _began_in(trace, tree, base)
     of = np.where(began, tree.node[tree.stage_of], -1)
     device, launched = sums(of, events.dur_ns[rows], count), np.bincount(of[began], minlength=count)
@@ -463,7 +463,7 @@ def _idle(trace: Trace, tree: Tree, device: Rows, count: int) -> Numbers:
     origin = int(events.begin_ns.min())
     busy = Cover(events.begin_ns[device] - origin, events.end_ns[device] - origin)
     owner, begin, end = tree.stretches()
-    idle = end - begin - busy.within(begin - origin, end - origin)
+    idle = end - begin - busy.length(begin - origin, end - origin)
     return sums(owner, idle, count)
 
 

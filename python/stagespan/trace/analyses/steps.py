@@ -466,8 +466,8 @@ def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
     stacks, overhead, waits = stack_cost(trace), profiler_time(trace), early_waiting(trace)
     for is_first, row, starts, ends in sides:
         # The profiler's own time is not the program's, and a wait does not prepare work.
-        dur = int((ends - starts - overhead.within(starts, ends)).sum())
-        dur -= int(waits.within(starts, ends).sum()) if is_first else 0
+        dur = int((ends - starts - overhead.length(starts, ends)).sum())
+        dur -= int(waits.length(starts, ends).sum()) if is_first else 0
         if of_base.base.steps:
             dur = min(dur, of_base.by_cause.get(PREPARATION if is_first else FINISHING, 0))
         if dur:

@@ -102,7 +102,7 @@ def is_ascend_folder(path: str | os.PathLike[str]) -> bool:
         if _SUFFIX.search(folder.resolve().name) or (folder / OUTPUT).is_dir():
             return True
         output = _output(folder)
-        return any(_found(output, name) for name in _SUFFICIENT)
+        return any(_file_of(output, name) for name in _SUFFICIENT)
     except OSError:
         return False
 
@@ -135,7 +135,7 @@ def read_ascend_folder(path: str | os.PathLike[str], names: Iterable[str] = TABL
     tables: dict[str, CsvTable] = {}
     documents: dict[str, Any] = {}
     for name in names:
-        file = _found(output, name)
+        file = _file_of(output, name)
         if file is not None:
             table = tables[name] = _table(file)
             lacking = [column for column in _NEEDED[name] if not table.has(column)]
@@ -147,7 +147,7 @@ def read_ascend_folder(path: str | os.PathLike[str], names: Iterable[str] = TABL
                     f" {lacking[0]!r}."
                 )
     for name in DOCUMENTS:
-        file = _found(output, name)
+        file = _file_of(output, name)
         if file is not None:
             document = _document(file, problems)
             if document is not None:
@@ -218,7 +218,7 @@ def _output(folder: Path) -> Path:
     return next(inside, folder)
 
 
-def _found(folder: Path, name: str) -> Path | None:
+def _file_of(folder: Path, name: str) -> Path | None:
     """Return the path of a file that may be compressed, or of what msprof writes instead of it.
 
     msprof adds files at each export, so the latest one counts.
@@ -239,7 +239,7 @@ def _found(folder: Path, name: str) -> Path | None:
 def _trace(output: Path, problems: list[str]) -> Trace | None:
     from stagespan.trace.read.reader import read_trace
 
-    file = _found(output, TRACE)
+    file = _file_of(output, TRACE)
     if file is None:
         return None
     try:

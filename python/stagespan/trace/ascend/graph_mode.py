@@ -109,15 +109,15 @@ class HeadOverhead(Result, msgspec.Struct, frozen=True):
 
     def total(self, name: str) -> int | None:
         """Return the sum of a field over the counted calls that show it; None if no call does."""
-        known = self._known(name)
+        known = self._times_of(name)
         return sum(known) if known else None
 
     def median(self, name: str) -> int | None:
         """Return the median of a field over these calls, or None."""
-        known = self._known(name)
+        known = self._times_of(name)
         return int(median(known)) if known else None
 
-    def _known(self, name: str) -> list[int]:
+    def _times_of(self, name: str) -> list[int]:
         times = [getattr(call, name) for call in self.counted]
         return [time for time in times if time is not None]
 
@@ -234,7 +234,7 @@ class HeadOverhead(Result, msgspec.Struct, frozen=True):
             " graph's first",
         }
         for name, words in lacking.items():
-            missing = complete - len(self._known(name))
+            missing = complete - len(self._times_of(name))
             of_ge = name == "ge_to_compiler_end_ns"
             replays = of_ge and self.total("graph_replay_ns") is not None
             if missing and not replays:
@@ -327,5 +327,5 @@ def _idle(trace: Trace, calls: list[CompiledCall], first: int) -> int | None:
     begin = np.array([call.begin_ns - first for call in calls], dtype=np.int64)
     length = np.array([call.head_ns for call in calls], dtype=np.int64)
     heads = Cover(begin, begin + length)
-    inside = busy.within(heads.begin, heads.end)
+    inside = busy.length(heads.begin, heads.end)
     return int((heads.end - heads.begin - inside).sum())

@@ -230,7 +230,7 @@ def _operators_alone(trace: Trace, around: Numbers, has_calls: bool) -> Numbers:
             )
             for of, thread in zip((rows, around), threads.of, strict=True)
         )
-        taken |= Cover(*others).within(*this_thread) > 0
+        taken |= Cover(*others).length(*this_thread) > 0
     return rows[~taken]
 
 
@@ -240,7 +240,7 @@ def _busy_within(trace: Trace, rows: Numbers) -> Numbers:
     device = device_work(trace).rows
     first = int(events.begin_ns.min())
     cover = Cover(events.begin_ns[device] - first, events.end_ns[device] - first)
-    inside: Numbers = cover.within(events.begin_ns[rows] - first, events.end_ns[rows] - first)
+    inside: Numbers = cover.length(events.begin_ns[rows] - first, events.end_ns[rows] - first)
     return inside
 
 

@@ -145,9 +145,9 @@ class Operators(StructResult, frozen=True):
         ]
 
 
-def _evidence(each: OperatorType) -> Evidence:
-    name = f"{each.type} on {each.core}, {counted(each.count, 'time')}"
-    return Evidence(name, None, each.total_ns, "ns")
+def _evidence(of_type: OperatorType) -> Evidence:
+    name = f"{of_type.type} on {of_type.core}, {counted(of_type.count, 'time')}"
+    return Evidence(name, None, of_type.total_ns, "ns")
 
 
 def _on_ai_cpu(
@@ -282,9 +282,9 @@ def _either(
     return choose(known) if known else None
 
 
-def _differences(mine: _Sums, theirs: _Sums) -> list[str]:
-    other, differences = dict(theirs), []
-    longest = sorted(mine.items(), key=lambda item: (-item[1].total_ns, item[0][0]))
+def _differences(first: _Sums, second: _Sums) -> list[str]:
+    other, differences = dict(second), []
+    longest = sorted(first.items(), key=lambda item: (-item[1].total_ns, item[0][0]))
     for (type_, core), work in longest:
         same = other.pop((type_, core), None)
         name = f"{type_} on {core}"

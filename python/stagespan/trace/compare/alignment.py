@@ -304,9 +304,9 @@ def _overlap(trace: Trace, stretch: Windows) -> Overlap | None:
         for each in (COMMUNICATION, COMPUTE)
     ]
     begin, end = stretch.begin_ns, stretch.end_ns
-    whole = int(covers[0].within(begin, end).sum())
+    whole = int(covers[0].length(begin, end).sum())
     exposed = int(
-        (covers[0] | covers[1]).within(begin, end).sum() - covers[1].within(begin, end).sum()
+        (covers[0] | covers[1]).length(begin, end).sum() - covers[1].length(begin, end).sum()
     )
     per = max(stretch.steps, 1)
     return Overlap(whole // per, exposed // per) if whole else None

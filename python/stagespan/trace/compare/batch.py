@@ -69,11 +69,11 @@ def batch_change(before: Cells, after: Cells) -> BatchChange | None:
 
 def _by_operator(cells: Cells) -> dict[str, dict[str, int]]:
     """Return the time of each shape of each operator, for those whose shapes are known."""
-    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    times: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for cell, time in cells.time_ns.items():
         if cell.shape and cell.operator:
-            found[cell.operator][cell.shape] += time
-    return found
+            times[cell.operator][cell.shape] += time
+    return times
 
 
 def _sizes(shape: str) -> _Sizes | None:

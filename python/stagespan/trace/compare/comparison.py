@@ -542,7 +542,7 @@ def findings(comparison: TraceComparison) -> list[Finding]:
         name = part.name[0].upper() + part.name[1:]
         than = "less" if part.change_ns < 0 else "more"
         sentence = (
-            f"{name}: {in_words(abs(part.change_ns), 'ns')} {than}{_each(comparison)}"
+            f"{name}: {in_words(abs(part.change_ns), 'ns')} {than}{_per_step(comparison)}"
             f" ({in_words(part.before_ns, 'ns')} before, {in_words(part.after_ns, 'ns')} after)."
             f"{_because(comparison.why_of(part.name), part.change_ns)}"
         )
@@ -572,9 +572,9 @@ def _rests_on(comparison: TraceComparison) -> tuple[Evidence, ...]:
     return (*counts, Evidence("two standard errors of the difference", None, error, "ns"))
 
 
-def _codes(found: TraceComparison) -> dict[str, str]:
+def _codes(comparison: TraceComparison) -> dict[str, str]:
     """A code for each part, such as "comparison.idle.data_loading"."""
-    cells = (*found.before.cells.time_ns, *found.after.cells.time_ns)
+    cells = (*comparison.before.cells.time_ns, *comparison.after.cells.time_ns)
     return {
         part_name(cell): f"comparison.{cell.group}.{cell.part.replace(' ', '_')}" for cell in cells
     }
@@ -596,8 +596,8 @@ def _most(comparison: TraceComparison, part: CostChange) -> list[Evidence]:
     ]
 
 
-def _each(found: TraceComparison) -> str:
-    return " per step" if found.per == "step" else ""
+def _per_step(comparison: TraceComparison) -> str:
+    return " per step" if comparison.per == "step" else ""
 
 
 def _mostly(comparison: TraceComparison) -> str:
@@ -637,7 +637,7 @@ def _kernels(comparison: TraceComparison, at_most: Severity | None) -> list[Find
         most = kernels[0]
         sentence = (
             f"{counted(len(kernels), f'{what} kernel')}, {in_words(abs(time), 'ns')}"
-            f"{_each(comparison)}. The largest is {shortened(most.name)}."
+            f"{_per_step(comparison)}. The largest is {shortened(most.name)}."
         )
         evidence = tuple(
             Evidence(renamed.name, None, abs(renamed.change_ns), "ns") for renamed in kernels[:3]
@@ -650,7 +650,7 @@ def _kernels(comparison: TraceComparison, at_most: Severity | None) -> list[Find
             sentence = (
                 f"{shortened(renamed.name)} is matched with"
                 f" {shortened(renamed.old_name or '')}, which it replaces:"
-                f" {signed(renamed.change_ns)}{_each(comparison)}."
+                f" {signed(renamed.change_ns)}{_per_step(comparison)}."
             )
             code = "comparison.renamed_kernel"
             numbers = {"change_ns": renamed.change_ns}
@@ -728,9 +728,9 @@ def tables(comparison: TraceComparison) -> list[Table]:
     return tables_
 
 
-def _steps(found: TraceComparison) -> Table | None:
+def _steps(comparison: TraceComparison) -> Table | None:
     """The steps one by one, if both traces have the same number."""
-    before, after = found.before.windows, found.after.windows
+    before, after = comparison.before.windows, comparison.after.windows
     if before.steps != after.steps or not 1 < before.steps <= TOP:
         return None
     pairs = zip(before.dur_ns.tolist(), after.dur_ns.tolist(), strict=True)

@@ -81,10 +81,10 @@ def attribute(trace: Trace, windows: Windows) -> Attribution:
         of_kind = of_kind[np.argsort(events.begin_ns[rows[of_kind]], kind="stable")]
         begin, end = events.begin_ns[rows[of_kind]], events.end_ns[rows[of_kind]]
         reach = np.concatenate((begin[:1], np.maximum.accumulate(end)[:-1]))
-        time[of_kind] = free.within(np.maximum(begin, reach), end)
+        time[of_kind] = free.length(np.maximum(begin, reach), end)
         taken = Cover(begin, end)
         free = Cover(*minus((free.begin, free.end), (taken.begin, taken.end)))
-    inside = Cover(windows.begin_ns, windows.end_ns).within(
+    inside = Cover(windows.begin_ns, windows.end_ns).length(
         events.begin_ns[rows], events.begin_ns[rows] + 1
     )
     return Attribution(
@@ -96,7 +96,7 @@ def _idle(trace: Trace, windows: Windows, free: Cover) -> dict[str, int]:
     """Return the windows' time without device work, by cause."""
     gaps_ = _with_the_first(trace, gaps(trace), windows)
     parts = split_idle(trace, gaps_, step_begins(trace)).parts
-    inside = free.within(gaps_.begin_ns, gaps_.end_ns)
+    inside = free.length(gaps_.begin_ns, gaps_.end_ns)
     whole = inside == gaps_.dur_ns
     totals = parts[whole].sum(axis=0)
     for at in np.flatnonzero(~whole & (inside > 0)).tolist():

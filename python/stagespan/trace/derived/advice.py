@@ -58,7 +58,7 @@ class Facts:
         rows = np.flatnonzero(named(self._trace, _GENERATED))
         has_origin = gaps.first_origin >= 0
         at = events.begin_ns[gaps.first_origin[has_origin]]
-        inside = Cover(events.begin_ns[rows], events.end_ns[rows]).within(at, at + 1) > 0
+        inside = Cover(events.begin_ns[rows], events.end_ns[rows]).length(at, at + 1) > 0
         time = gaps.dur_ns[has_origin]
         return 2 * int(time[inside].sum()) > int(time.sum())
 
@@ -96,7 +96,7 @@ class Facts:
         best: tuple[str, int, int] | None = None
         for code in values_of(events.name[rows]).tolist():
             of_name = rows[events.name[rows] == code]
-            inside = Cover(events.begin_ns[of_name], events.end_ns[of_name]).within(at, at + 1) > 0
+            inside = Cover(events.begin_ns[of_name], events.end_ns[of_name]).length(at, at + 1) > 0
             spent = int(time[inside].sum())
             if best is None or spent > best[2]:
                 best = self._trace.names[code], len(of_name), spent

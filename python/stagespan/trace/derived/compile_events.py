@@ -142,8 +142,8 @@ class Forest(msgspec.Struct, frozen=True, dict=True):
             for name, known in zip(names, inside.tolist(), strict=True)
         ]
 
-    def _above(self, found: Rows) -> Rows:
-        return np.append(found, found.dtype.type(-1))[self.nodes.parent]
+    def _above(self, nodes: Rows) -> Rows:
+        return np.append(nodes, nodes.dtype.type(-1))[self.nodes.parent]
 
 
 @once
@@ -360,7 +360,7 @@ def breaks_of(forest: Forest, functions: dict[str, str]) -> list[Break]:
     gap_end = nodes.begin[after]
     compiling = np.flatnonzero(forest.having(COMPILING))
     compiled = Cover(nodes.begin[compiling], nodes.end[compiling])
-    time = gap_end - gap_begin - compiled.within(gap_begin, gap_end)
+    time = gap_end - gap_begin - compiled.length(gap_begin, gap_end)
     # A region with operators but without a graph belongs to a backend that creates no graphs.
     unclear = np.zeros(len(nodes), dtype=np.bool_)
     unclear[around[_working(forest, around)]] = True

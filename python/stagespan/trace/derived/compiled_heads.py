@@ -217,9 +217,9 @@ class _Thread:
         last = int(self._end[before]) if before >= 0 else None
         if region >= 0:
             start = int(self._begin[region])
-            lookup = self._lookups.within(start, begin)
+            lookup = self._lookups.time_in(start, begin)
             if last is not None and last > start:  # a further call in the same region
-                return last, self._lookups.within(last, begin)
+                return last, self._lookups.time_in(last, begin)
             at = self._lookups.before(start)
             if at >= 0:
                 # No event is between them, so the look-up found this region.
@@ -231,7 +231,7 @@ class _Thread:
         function = self._functions.around(begin, end)
         if function >= 0:
             start = int(self._begin[function])
-            return start, self._lookups.within(start, begin)
+            return start, self._lookups.time_in(start, begin)
         # Before torch 2.3 there are no regions, and the call begins with the look-up.
         at = self._lookups.before(begin)
         if at < 0 or begin - int(self._end[at]) > _ADJACENT_NS:

@@ -331,10 +331,10 @@ def work_by_stream(trace: Trace) -> tuple[dict[tuple[int, int], Rows], Numbers]:
     Returns a dict from (device, stream) to the indices of its events in `device_work(trace).rows`,
     and an array with the position of each row's stream in this dict.
     """
-    found, of_stream = pairs(*streams(trace, device_work(trace).rows))
-    groups = [mine.astype(ROW) for mine in by_group(of_stream, len(found))]
+    keys, of_stream = pairs(*streams(trace, device_work(trace).rows))
+    groups = [group.astype(ROW) for group in by_group(of_stream, len(keys))]
     of_stream = of_stream.astype(ROW)
-    return {(int(d), int(s)): mine for (d, s), mine in zip(found, groups, strict=True)}, of_stream
+    return {(int(d), int(s)): group for (d, s), group in zip(keys, groups, strict=True)}, of_stream
 
 
 def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:

@@ -59,7 +59,7 @@ def _rests_on(finding: Finding, unknown: Cover, origin_ns: int) -> bool:
             continue
         begin = origin_ns + item.time_ns
         length = int(item.figure)
-        within = unknown.within(np.array([begin]), np.array([begin + length]))
+        within = unknown.length(np.array([begin]), np.array([begin + length]))
         if share(int(within[0]), length) >= _LEAST_SHARE:
             return True
     return False

@@ -312,7 +312,7 @@ class _HostActivity:
         result = np.empty((len(begin), len(self._nested) + 1), dtype=np.int64, order="F")
         before: Numbers | int = 0
         for number, cover in enumerate(self._nested):
-            reached = cover.within(begin, end)
+            reached = cover.length(begin, end)
             np.subtract(reached, before, out=result[:, number])
             before = reached
         np.subtract(end - begin, before, out=result[:, -1])
@@ -346,7 +346,7 @@ class _HostActivity:
         )
         time = np.zeros(len(rows), dtype=np.int64)
         known = self._thread[rows] >= 0
-        time[known] = cover.within(*self._placed(rows[known]))
+        time[known] = cover.length(*self._placed(rows[known]))
         return time
 
     def operator_begin(self, thread: Numbers, time_ns: Numbers) -> Numbers:
@@ -573,7 +573,7 @@ class _Splitter:
         called_from = np.clip(events.begin_ns[call], begin, end)
         issued_to = np.clip(events.end_ns[call], begin, end)
         # The profiler may take time within the launching call, and before the work begins.
-        in_call = profiler_time(self.trace).within(called_from, issued_to)
+        in_call = profiler_time(self.trace).length(called_from, issued_to)
         self._add_at(causes.PROFILER, chosen, in_call)
         call_time = issued_to - called_from - in_call
         launch = call_time + self._queued(chosen, issued_to, end)

@@ -100,15 +100,15 @@ def wait_for_collectives(trace: Trace, rows: Rows, own_ns: Numbers) -> Mask:
 
     These contain others, such as nodes of autograd. Within those, the collective may run beside.
     """
-    found: Mask = np.zeros(len(rows), dtype=np.bool_)
+    waits_mostly: Mask = np.zeros(len(rows), dtype=np.bool_)
     at = np.flatnonzero(named(trace, _WRAPS, rows) & (own_ns > 0))
     if len(at) == 0:
-        return found
+        return waits_mostly
     communicating = host_work(trace).communicating
     begin, end = _times(trace, rows[at])
-    waits = communicating.within(begin, end) - (end - begin - own_ns[at])
-    found[at] = 2 * waits >= own_ns[at]
-    return found
+    waits = communicating.length(begin, end) - (end - begin - own_ns[at])
+    waits_mostly[at] = 2 * waits >= own_ns[at]
+    return waits_mostly
 
 
 FIRST_BATCH = re.compile(r"_MultiProcessingDataLoaderIter")

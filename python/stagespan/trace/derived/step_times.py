@@ -325,7 +325,7 @@ def _split(
             cover = of_host[part]
         whole |= Cover.of_union(cover.begin - origin, cover.end - origin)
         for times, (begin, end) in zip(reached, ranges, strict=True):
-            times.append(whole.within(begin, end))
+            times.append(whole.length(begin, end))
     split = []
     for times, (begin, end) in zip(reached, ranges, strict=True):
         of_parts: NDArray[np.int64] = np.diff(np.stack([*times, end - begin]), axis=0)

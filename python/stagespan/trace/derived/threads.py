@@ -75,17 +75,17 @@ class Axis(msgspec.Struct, frozen=True):
         row = np.empty(len(events), dtype=ROW)
         # The system gives no memory for what is not written.
         first, last = np.empty((2, len(events)), dtype=np.int64)
-        known = 0
+        filled = 0
         for rows in parts(len(events)):
             begin = np.ascontiguousarray(events.begin_ns[rows])
             placed = np.empty((3, len(begin)), dtype=np.int64)
             columns = (process[rows], events.tid[rows], begin, begin + events.dur_ns[rows])
             count = _core.trace_place_events(*columns, owners, axis, thread[rows], placed)
-            here = slice(known, known + count)
+            here = slice(filled, filled + count)
             row[here] = placed[0, :count] + rows.start
             first[here], last[here] = placed[1:, :count]
-            known += count
-        return thread, row[:known], first[:known], last[:known]
+            filled += count
+        return thread, row[:filled], first[:filled], last[:filled]
 
     def time_ns(self, place: Numbers) -> Numbers:
         """Convert places on the axis to times in ns."""

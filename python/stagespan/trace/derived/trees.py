@@ -254,9 +254,9 @@ class Paths:
         """Return for each node the sum over its intervals."""
         return sums(self.node, figure, len(self))
 
-    def inclusive(self, own: Numbers) -> Numbers:
+    def inclusive(self, figures: Numbers) -> Numbers:
         """Return for each node its own figure plus those of all descendants."""
-        return with_those_below(self.parent, own)
+        return with_those_below(self.parent, figures)
 
 
 def levels(parent: Rows) -> NDArray[np.int64]:
@@ -286,13 +286,13 @@ def first_around(parent: Rows, chosen: NDArray[np.bool_]) -> Rows:
     return around
 
 
-def with_those_below(parent: Rows, own: Numbers) -> Numbers:
+def with_those_below(parent: Rows, figures: Numbers) -> Numbers:
     """Return for each element of a tree its own figure plus those of all descendants.
 
-    `own` has the shape (elements,) or (elements, figures).
+    `figures` has the shape (elements,) or (elements, figures).
     """
     above = np.ascontiguousarray(parent, np.int64)
-    total: Numbers = np.array(own.T, dtype=np.int64, order="C")
+    total: Numbers = np.array(figures.T, dtype=np.int64, order="C")
     for figure in np.atleast_2d(total):
         _core.trace_add_those_below(above, figure)
     return total.T

@@ -144,9 +144,9 @@ def collectives(
         members=members(trace, rows),
         begin_ns=begin,
         dur_ns=events.dur_ns[rows],
-        computed_ns=computes.within(since, begin),
-        computed_in_ns=computes.within(begin, events.end_ns[rows]),
-        busy_ns=busy.within(since, begin),
+        computed_ns=computes.length(since, begin),
+        computed_in_ns=computes.length(begin, events.end_ns[rows]),
+        busy_ns=busy.length(since, begin),
         transit_ns=_transit(trace, rows, transit_ns or {}),
         step=_steps(trace, rows),
         left_out=left_out,
@@ -205,9 +205,9 @@ class _Call(msgspec.Struct, frozen=True):
     step: str
 
 
-def transits(found: communication.CollectiveStats | None) -> dict[str, list[int | None]]:
+def transits(stats: communication.CollectiveStats | None) -> dict[str, list[int | None]]:
     """How long each collective moved data, by name and in the order of time."""
-    operations = [] if found is None else found.operations
+    operations = [] if stats is None else stats.operations
     times: dict[str, list[int | None]] = {}
     for each in sorted(operations, key=lambda each: each.begin_ns or 0):
         # Collectives that run on the cores have no transit tasks, so 0 means unknown.
@@ -256,9 +256,9 @@ def collectives_of_files(
         members=unknown.copy(),
         begin_ns=begin,
         dur_ns=end - begin,
-        computed_ns=computing.within(since, begin),
-        computed_in_ns=computing.within(begin, end),
-        busy_ns=busy.within(since, begin),
+        computed_ns=computing.length(since, begin),
+        computed_in_ns=computing.length(begin, end),
+        busy_ns=busy.length(since, begin),
         transit_ns=_column(calls, "transit_ns"),
         step=np.array(of_step, dtype=np.int64),
         left_out=left_out,

@@ -231,8 +231,8 @@ def _shift(base: _GroupCalls, calls: _GroupCalls) -> int | None:
     least = max(_SIMILAR_FACTOR * min(shifts)[0], _NOISE_NS)
     similar = [each for each in shifts if each[0] <= least]
 
-    def quality(each: tuple[float, float, int]) -> tuple[bool, float, int]:
-        _, differences, shift = each
+    def quality(candidate: tuple[float, float, int]) -> tuple[bool, float, int]:
+        _, differences, shift = candidate
         began_together = len(end) == len(base_end) and shift == 0 and differences <= _CLOCKS_NS
         return not began_together, min(differences, float(_SAME_TIME_NS)), abs(shift)
 

@@ -166,8 +166,8 @@ class _Rank:
             entry["args"] = msgspec.Raw(_JOINED.sub(self._joined, bytes(args)))
         return True
 
-    def _joined(self, found: re.Match[bytes]) -> bytes:
-        return found[1] + self._id(found[2])
+    def _joined(self, match: re.Match[bytes]) -> bytes:
+        return match[1] + self._id(match[2])
 
     def _new_pid(self, written: bytes) -> tuple[int, msgspec.Raw]:
         """The new number of a pid that is given as in the file, and this number as JSON."""

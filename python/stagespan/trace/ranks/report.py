@@ -364,8 +364,8 @@ def _ranks(job: Ranks) -> Table:
     """The ranks; those that made others wait most come first."""
     ranks = sorted(job.rank_figures, key=lambda each: -(each.caused_wait_ns or 0))
 
-    def waiting_ns(each: RankFigures) -> int | None:
-        return None if each.caused_wait_ns is None else each.parts_ns["waiting"]
+    def waiting_ns(rank: RankFigures) -> int | None:
+        return None if rank.caused_wait_ns is None else rank.parts_ns["waiting"]
 
     return Table.of(
         "Ranks",

@@ -139,7 +139,7 @@ def exposed_calls(
     """Some collectives, and the time in ns of each within an interval in which nothing computed."""
     events = trace.events
     begin, end = (np.clip(each[rows], *window) for each in (events.begin_ns, events.end_ns))
-    return rows, end - begin - computes.within(begin, end)
+    return rows, end - begin - computes.length(begin, end)
 
 
 def algorithm_of(kernel: str) -> str | None:
@@ -308,6 +308,6 @@ def argument_of(trace: Trace, rows: Rows, key: str) -> tuple[Numbers, list[str]]
     return codes, [str(value) for value in values.tolist()]
 
 
-def _looked_up(known: Numbers, rows: Rows) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    at = np.minimum(np.searchsorted(known, rows), len(known) - 1)
-    return at, known[at] == rows
+def _looked_up(ordered: Numbers, rows: Rows) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    at = np.minimum(np.searchsorted(ordered, rows), len(ordered) - 1)
+    return at, ordered[at] == rows

@@ -73,7 +73,7 @@ class Ids:
 
     def __init__(self, named: dict[int, str]) -> None:
         self.named = named
-        self._known = {word: number for number, word in named.items()}
+        self._numbers = {word: number for number, word in named.items()}
 
     def of_text(self, written: str) -> int:
         """Return the number for an id that is written as a text."""
@@ -87,10 +87,10 @@ class Ids:
             return number
         if 1 << 63 <= number < _TWO_TO_64:
             return number - _TWO_TO_64
-        if written not in self._known:
-            self._known[written] = -2 - len(self.named)
-            self.named[self._known[written]] = written
-        return self._known[written]
+        if written not in self._numbers:
+            self._numbers[written] = -2 - len(self.named)
+            self.named[self._numbers[written]] = written
+        return self._numbers[written]
 
     def column(self, table: ArgumentTable, key: str) -> IdColumn:
         """Return the ids in an argument; `MISSING` for events without it."""

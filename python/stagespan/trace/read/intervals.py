@@ -190,14 +190,14 @@ class Cover:
         self.begin, self.end = begin, end
         self._before = np.concatenate(([0], np.cumsum(end - begin)))
 
-    def within(self, begin: Numbers, end: Numbers) -> Numbers:
+    def length(self, begin: Numbers, end: Numbers) -> Numbers:
         """The covered length of each range in ns; 0 for a range that ends before it begins."""
         result: Numbers = self.until(np.maximum(begin, end)) - self.until(begin)
         return result
 
     def time_in(self, begin_ns: int, end_ns: int) -> int:
         """The covered length of one range in ns."""
-        return int(self.within(np.array([begin_ns]), np.array([end_ns]))[0])
+        return int(self.length(np.array([begin_ns]), np.array([end_ns]))[0])
 
     def next_from(self, place: Numbers) -> Numbers:
         """Each place if it is covered, else the begin of the next interval (FARTHEST if none)."""
@@ -251,7 +251,7 @@ class SortedIntervals:
             at -= 1
         return int(self.places[at]) if at >= 0 else -1
 
-    def within(self, begin: int, end: int) -> int:
+    def time_in(self, begin: int, end: int) -> int:
         """Return the total time of the events within an interval."""
         low, high = bisect_left(self._begins, begin), bisect_left(self._begins, end)
         inside = self._end[low:high] <= end

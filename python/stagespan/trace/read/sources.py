@@ -280,18 +280,18 @@ class _Places:
         taken = [int(trace.events.tid.all().max(initial=0)), *(tid for _, tid in self._threads)]
         self._free_thread = max(taken) + 1
         self._free_process = max([*self._processes, *self._labels, 0]) + 1
-        self._known: dict[tuple[str, str | None], int] = {}
+        self._pids: dict[tuple[str, str | None], int] = {}
         self._added: dict[tuple[int, str], int] = {}
         for pid, name in self._processes.items():
-            self._known.setdefault((name, self._labels.get(pid, "")), pid)
+            self._pids.setdefault((name, self._labels.get(pid, "")), pid)
             # Without a label, the first device counts.
-            self._known.setdefault((name, None), pid)
+            self._pids.setdefault((name, None), pid)
 
     def process(self, name: str, label: str | None) -> int:
         """Return the process of a name and a label, which is added if there is none."""
-        pid = self._known.get((name, label))
+        pid = self._pids.get((name, label))
         if pid is None:
-            pid = self._known[name, label] = self._free_process
+            pid = self._pids[name, label] = self._free_process
             self._free_process += 1
             self._processes[pid] = name
             if label:
