@@ -66,20 +66,6 @@ def programs_of_fixtures() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def programs_of_fixtures() -> Iterator[None]:
-    """End the programs that fixtures of modules have started."""
-    with running.ending():
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def programs_of_fixtures() -> Iterator[None]:
-    """End the programs that fixtures of modules have started."""
-    with running.ending():
-        yield
-
-
 @pytest.fixture(autouse=True)
 def programs() -> Iterator[None]:
     """End the programs that a test has started, also if it fails."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import stagespan
 from running import ran
 from stagespan import _core
 
@@ -37,6 +38,12 @@ class Recorded:
     @property
     def failed(self) -> bool:
         return bool(self.flags & _core.FLAG_ERROR)
+
+
+def work(name: str) -> None:
+    """Time one span."""
+    with stagespan.span(name):
+        pass
 
 
 def recorded(stage: str | None = None) -> list[Recorded]:

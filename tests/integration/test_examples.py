@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,20 +9,13 @@ from pathlib import Path
 import pytest
 
 import preloaded
+from running import ran
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(name: str, folder: Path, python: Sequence[str] = (sys.executable,)) -> str:
-    done = subprocess.run(
-        [*python, str(EXAMPLES / name)],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return ran([*python, EXAMPLES / name], cwd=folder, status=0).stdout
 
 
 def test_service_shows_percentiles_and_what_is_open(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
 import pytest
-from recording import assert_closed, count, lost, only
+from recording import assert_closed, count, lost, only, work
 
 import stagespan
 from running import in_threads
@@ -17,12 +17,6 @@ from stagespan import current_request, request, span
 from stagespan._core import requests_known
 
 pytestmark = pytest.mark.usefixtures("fresh")
-
-
-def work(name: str) -> None:
-    """Time one span."""
-    with span(name):
-        pass
 
 
 def values() -> Iterator[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recording import in_child, lost
+from recording import in_child, lost, work
 
 import stagespan
 from running import PROGRAMS, until
@@ -22,12 +22,6 @@ from stagespan._core import requests_known
 TIMED = PROGRAMS / "timed.py"
 
 pytestmark = pytest.mark.usefixtures("fresh")
-
-
-def work(name: str) -> None:
-    """Time one span."""
-    with span(name):
-        pass
 
 
 # --- times ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from recording import assert_closed, lost, only, parents, recorded
+from recording import assert_closed, lost, only, parents, recorded, work
 
 import stagespan
 from running import in_threads, until
@@ -19,12 +19,6 @@ from stagespan.contexts.requests import figures_of, finished_requests, settle_fi
 from stagespan.live import service
 
 pytestmark = pytest.mark.usefixtures("fresh")
-
-
-def work(name: str) -> None:
-    """Time one span."""
-    with span(name):
-        pass
 
 
 def requests_of(stage: str) -> list[int]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,9 +63,7 @@ stagespan.dump_io_signatures("timing_io_signature.json")
 
 def test_a_block_has_no_inputs_to_replay(tmp_path: Path) -> None:
     # GIVEN the signature file of a program that times a block
-    command = [sys.executable, "-c", BLOCK]
-    environment = {**os.environ, "STAGESPAN_OUTPUT_DIR": "out"}
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    ran([sys.executable, "-c", BLOCK], cwd=tmp_path, status=0, STAGESPAN_OUTPUT_DIR="out")
 
     found = StageBenchHarness.from_signature_file(tmp_path, "tokenize", Mlp())
     with pytest.raises(HarnessError) as caught:
