@@ -321,22 +321,19 @@ void spread(const py::buffer& table, const py::buffer& code, const py::buffer& v
   });
 }
 
-std::size_t place_events(const py::buffer& process, const py::buffer& tid, const py::buffer& begin,
-                         const py::buffer& end, const py::buffer& owner, const std::array<std::int64_t, 3>& axis,
-                         const py::buffer& thread, const py::buffer& placed) {
-  const Numbers processes(process, false), tids(tid, false), begins(begin, false), ends(end, false);
-  const Numbers owners(owner, false);
-  Codes threads(thread, true);
-  Numbers filled(placed, true);
+std::size_t place_events(const py::buffer& thread, const py::buffer& begin, const py::buffer& duration,
+                         const std::array<std::int64_t, 3>& axis, const py::buffer& row, const py::buffer& first,
+                         const py::buffer& last) {
+  const Codes threads(thread, false);
+  const Numbers begins(begin, false), durations(duration, false);
+  Codes rows(row, true);
+  Numbers firsts(first, true), lasts(last, true);
   const std::size_t count = begins.size();
-  for (const std::size_t size : {processes.size(), tids.size(), ends.size(), threads.size()})
+  for (const std::size_t size : {threads.size(), durations.size(), rows.size(), firsts.size(), lasts.size()})
     check(size == count, "the arrays differ in length");
-  check(owners.size() % 2 == 0 && filled.size() == 3 * count, "an array has no two columns, or no three rows");
   const py::gil_scoped_release released;
-  std::int64_t* const rows = filled.fill();
-  return trace::place_events({processes.data(), tids.data(), begins.data(), ends.data(), count},
-                             {owners.data(), owners.size() / 2, axis[0], axis[1], axis[2]}, threads.fill(),
-                             {rows, rows + count, rows + 2 * count});
+  return trace::place_events({threads.data(), begins.data(), durations.data(), count}, {axis[0], axis[1], axis[2]},
+                             {rows.fill(), firsts.fill(), lasts.fill()});
 }
 
 }  // namespace

@@ -7,31 +7,25 @@
 namespace stagespan::trace {
 
 struct TimedEvents {
-  const std::int64_t* process;
-  const std::int64_t* tid;
+  const std::int32_t* thread;  // of those on the axis, or -1
   const std::int64_t* begin;
-  const std::int64_t* end;
+  const std::int64_t* duration;
   std::size_t count;
 };
 
-/// A window, and the threads whose events have a place. Each has `stride` ns of the axis, in the order of `owner`:
-/// process and thread alternate, and the pairs ascend.
+/// A window of time, which each thread has `stride` ns of the axis for.
 struct ThreadAxis {
-  const std::int64_t* owner;
-  std::size_t threads;
   std::int64_t begin, end, stride;
 };
 
 /// Events on the axis: what begins before the window, or ends after it, is cut there.
 struct PlacedEvents {
-  std::int64_t* row;
+  std::int32_t* row;
   std::int64_t* begin;
   std::int64_t* end;
 };
 
-/// Writes the number of each event's thread, or -1, and the events of these threads that touch the window. Returns how
-/// many they are. There is room for all events.
-std::size_t place_events(const TimedEvents& events, const ThreadAxis& axis, std::int32_t* thread,
-                         const PlacedEvents& placed) noexcept;
+/// Writes the events that touch the window. Returns how many they are. There is room for all events.
+std::size_t place_events(const TimedEvents& events, const ThreadAxis& axis, const PlacedEvents& placed) noexcept;
 
 }  // namespace stagespan::trace

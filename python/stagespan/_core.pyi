@@ -1447,20 +1447,19 @@ def trace_spread(
     """
 
 def trace_place_events(
-    process: NDArray[np.int64],
-    tid: NDArray[np.int64],
-    begin: NDArray[np.int64],
-    end: NDArray[np.int64],
-    owner: NDArray[np.int64],
-    axis: tuple[int, int, int],
     thread: NDArray[np.int32],
-    placed: NDArray[np.int64],
+    begin: NDArray[np.int64],
+    duration: NDArray[np.int64],
+    axis: tuple[int, int, int],
+    row: NDArray[np.int32],
+    first: NDArray[np.int64],
+    last: NDArray[np.int64],
 ) -> int:
-    """Place the events of some threads, which touch a window, on one axis. Returns their number.
+    """Place events that touch a window on the axis of their threads. Returns their number.
 
-    ``owner`` has a row for each thread, process and thread, ascending, and ``axis`` is the begin
-    and the end of the window, and the length of a thread's part of the axis. ``thread`` gets the
-    number of each event's thread, or -1, and the rows of ``placed`` the event, begin and end.
+    ``thread`` is the number of each event's thread on the axis, or -1, and ``axis`` is the begin
+    and the end of the window, and the length of a thread's part of the axis. ``row``, ``first``
+    and ``last``, which have an element for each event, get the events, begins and ends.
     """
 
 def divide_requests(

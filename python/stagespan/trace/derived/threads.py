@@ -68,24 +68,17 @@ class Axis(msgspec.Struct, frozen=True):
         `owners` are the threads of the axis, as `threads` returns them. The last two arrays are the
         places where these events begin and end.
         """
-        events, process = trace.events, processes(trace)
-        owners = np.ascontiguousarray(owners, np.int64)
-        thread = np.empty(len(events), dtype=np.int32)
-        axis = (self.begin_ns, self.end_ns, self.stride)
-        row = np.empty(len(events), dtype=ROW)
+        events = trace.events
+        chosen, number = _threads_of_all(trace)
+        number_of = numbers_of(owners, chosen[:, 0], chosen[:, 1]).astype(np.int32)
+        thread = number_of[number]
         # The system gives no memory for what is not written.
+        row = np.empty(len(events), dtype=ROW)
         first, last = np.empty((2, len(events)), dtype=np.int64)
-        filled = 0
-        for rows in parts(len(events)):
-            begin = np.ascontiguousarray(events.begin_ns[rows])
-            placed = np.empty((3, len(begin)), dtype=np.int64)
-            columns = (process[rows], events.tid[rows], begin, begin + events.dur_ns[rows])
-            count = _core.trace_place_events(*columns, owners, axis, thread[rows], placed)
-            here = slice(filled, filled + count)
-            row[here] = placed[0, :count] + rows.start
-            first[here], last[here] = placed[1:, :count]
-            filled += count
-        return thread, row[:filled], first[:filled], last[:filled]
+        axis = (self.begin_ns, self.end_ns, self.stride)
+        begin, dur = (np.ascontiguousarray(each) for each in (events.begin_ns, events.dur_ns))
+        count = _core.trace_place_events(thread, begin, dur, axis, row, first, last)
+        return thread, row[:count], first[:count], last[:count]
 
     def time_ns(self, place: Numbers) -> Numbers:
         """Convert places on the axis to times in ns."""
@@ -293,6 +286,13 @@ def processes(trace: Trace) -> IdColumn:
         return pid
     ids = pid.all()
     return IdColumn(np.where(ids == named[ASCEND_HOST], named["Python"], ids))
+
+
+@once
+def _threads_of_all(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return the threads (process, thread) of all events, and the number of each event's."""
+    owners, number = id_pairs(processes(trace), trace.events.tid, slice(None))
+    return owners, number.astype(ROW, copy=False)
 
 
 def threads(trace: Trace, rows: Rows) -> tuple[NDArray[np.int64], Numbers]:

@@ -227,28 +227,23 @@ def test_columns_by_code() -> None:
 def test_events_of_some_threads_on_one_axis() -> None:
     source = random.Random(10)
     for _ in range(300):
-        # GIVEN events of six threads, of which some have a part of the axis from 10 to 20
+        # GIVEN events of two threads with a part of the axis from 10 to 20, and of others
         count = source.randint(0, 12)
-        process, tid, begin = (
-            integers(*(source.randint(0, most) for _ in range(count))) for most in (1, 2, 30)
+        begin, duration = (
+            integers(*(source.randint(0, most) for _ in range(count))) for most in (30, 9)
         )
-        end = begin + integers(*(source.randint(0, 9) for _ in range(count)))
-        threads = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-        owners = sorted(source.sample(threads, source.randint(0, 6)))
-        thread, placed = np.empty(count, dtype=np.int32), np.empty((3, count), dtype=np.int64)
-        found = _core.trace_place_events(
-            *(process, tid, begin, end, np.array(owners, dtype=np.int64).reshape(-1, 2)),
-            *((10, 20, 12), thread, placed),
-        )
+        thread = narrow(*(source.randint(-1, 1) for _ in range(count)))
+        row, (first, last) = narrow(*range(count)), np.empty((2, count), dtype=np.int64)
+        found = _core.trace_place_events(thread, begin, duration, (10, 20, 12), row, first, last)
         # THEN those that touch the window are cut at its edges
         expected = []
-        for at, owner in enumerate(zip(process.tolist(), tid.tolist(), strict=True)):
-            number = owners.index(owner) if owner in owners else -1
-            assert thread[at] == number
-            if number >= 0 and end[at] >= 10 and begin[at] <= 20:
-                first, last = max(begin[at], 10) - 10, min(end[at], 20) - 10
-                expected.append([at, number * 12 + first, number * 12 + last])
-        assert placed[:, :found].T.tolist() == expected
+        for at, (number, start) in enumerate(zip(thread.tolist(), begin.tolist(), strict=True)):
+            end = start + int(duration[at])
+            if number >= 0 and end >= 10 and start <= 20:
+                part = number * 12 - 10
+                expected.append((at, part + max(start, 10), part + min(end, 20)))
+        columns = (row[:found], first[:found], last[:found])
+        assert list(zip(*(each.tolist() for each in columns), strict=True)) == expected
 
 
 def test_the_first_chosen_element_around_each_one() -> None:
@@ -365,11 +360,11 @@ ONE, TWO, PAIR, MASK = integers(0), integers(0, 0), narrow(0, 0), np.array([Fals
         (lambda: _core.trace_spread(MASK, narrow(1), TWO, 0, ONE.copy()), ValueError),
         (lambda: _core.trace_spread(MASK, narrow(1, 1), ONE, 0, TWO.copy()), ValueError),
         (
-            lambda: _core.trace_place_events(*[TWO] * 5, (0, 1, 3), narrow(0), integers(0)),
+            lambda: _core.trace_place_events(narrow(0), ONE, ONE, (0, 1, 3), narrow(0), ONE, TWO),
             ValueError,
         ),
         (
-            lambda: _core.trace_place_events(*[ONE] * 5, (0, 1, 3), narrow(0), integers(0, 0, 0)),
+            lambda: _core.trace_place_events(narrow(0), ONE, TWO, (0, 1, 3), narrow(0), ONE, ONE),
             ValueError,
         ),
         (lambda: _core.trace_covered_until(TWO, ONE, TWO, ONE, ONE), ValueError),
