@@ -35,17 +35,27 @@ class StackCost(msgspec.Struct, frozen=True):
 
     edges_ns: Numbers
     """The begins and ends of the recorded calls on the main thread, in ascending order."""
-    cost_ns: Numbers
-    """What recording all edges before each one takes, and all edges last."""
+    edge_ns: float
+    """What recording most edges takes."""
+    slow_edges: Rows
+    """-1, and, ascending, the edges that took longer, because their lines were looked up."""
+    slow_ns: NDArray[np.float64]
+    """What recording all edges up to each of these takes."""
     calls_per_ms: float
 
     def recorded_ns(self, begin_ns: Numbers, end_ns: Numbers) -> Numbers:
         """Return the estimated time of recording in each interval, at most its length."""
-        first = np.searchsorted(self.edges_ns, begin_ns, side="left")
-        behind = np.searchsorted(self.edges_ns, end_ns, side="left")
-        time = np.minimum(self.cost_ns[behind] - self.cost_ns[first], end_ns - begin_ns)
-        result: Numbers = np.maximum(time, 0).astype(np.int64)
+        time = np.minimum(self._until(end_ns) - self._until(begin_ns), end_ns - begin_ns)
+        result: Numbers = np.maximum(time, 0)
         return result
+
+    def _until(self, time_ns: Numbers) -> Numbers:
+        """Return what recording all edges before some times takes."""
+        edges = np.searchsorted(self.edges_ns, time_ns, side="left")
+        slow = np.searchsorted(self.slow_edges, edges, side="left") - 1
+        since_slow = (edges - 1 - self.slow_edges[slow]) * self.edge_ns
+        until: Numbers = (self.slow_ns[slow] + since_slow).astype(np.int64)
+        return until
 
     def caveat(self, took_ns: int, of_ns: int) -> tuple[str, dict[str, float]]:
         """Return a sentence about a time, of which recording took an estimated part.
@@ -92,12 +102,16 @@ def stack_cost(trace: Trace) -> StackCost | None:
     times = np.diff(edges)
     # What recording one of them takes is about the median time between two of them.
     edge_ns = min(median(times), _MOST_EDGE_NS)
-    costs = _look_ups(is_begin, begins_built_in, times)
-    del times
-    np.maximum(costs, edge_ns, out=costs)
-    sums = np.zeros(len(edges) + 1, dtype=np.int64)
-    sums[1:] = np.cumsum(costs, out=costs)
-    return StackCost(edges, sums, len(rows) / (length / 1e6))
+    looked_up, cost_ns = _look_ups(is_begin, begins_built_in, times)
+    del times, is_begin, begins_built_in
+    is_slow = cost_ns > edge_ns
+    looked_up, cost_ns = looked_up[is_slow], cost_ns[is_slow]
+    costs = np.full(len(edges), edge_ns)
+    costs[looked_up] = cost_ns
+    slow = np.sort(looked_up)
+    until_ns = np.cumsum(costs, out=costs)[slow]
+    per_ms = len(rows) / (length / 1e6)
+    return StackCost(edges, edge_ns, np.append(-1, slow), np.append(0.0, until_ns), per_ms)
 
 
 def _begins_built_in(trace: Trace, rows: Rows, order: NDArray[np.intp]) -> Mask:
@@ -109,16 +123,16 @@ def _begins_built_in(trace: Trace, rows: Rows, order: NDArray[np.intp]) -> Mask:
     return begins
 
 
-def _look_ups(is_begin: Mask, begins_built_in: Mask, times: Numbers) -> NDArray[np.float64]:
-    """Return, for each edge, the time in ns that looking up its line took, as far as is known.
+def _look_ups(
+    is_begin: Mask, begins_built_in: Mask, times: Numbers
+) -> tuple[Rows, NDArray[np.float64]]:
+    """Return the edges of which it is known what looking up the line took, and that time in ns.
 
     It is known for calls of built-in functions that follow one another in one call of a function,
     if the time between them grows: little of it is the program's, because built-in functions do
     the work there. `times` are those between two edges.
     """
-    costs = np.zeros(len(is_begin))
-    if len(is_begin) < 2 * _FEWEST_CALLS:
-        return costs
+    edges, costs = [np.empty(0, dtype=np.intp)], [np.empty(0)]
     # From the end of a call to the start of the next one in the same function.
     follows = np.flatnonzero(begins_built_in[1:] & ~is_begin[:-1])
     function = np.empty(len(follows), dtype=np.int64)
@@ -134,6 +148,6 @@ def _look_ups(is_begin: Mask, begins_built_in: Mask, times: Numbers) -> NDArray[
             continue
         least = np.array([interpolated_quantile(times[part], _QUANTILE) for part in parts])
         if (np.diff(least) > 0).all():
-            for part, cost in zip(parts, least, strict=True):
-                costs[part + 1] = cost
-    return costs
+            edges += [part + 1 for part in parts]
+            costs.append(np.repeat(least, [len(part) for part in parts]))
+    return np.concatenate(edges), np.concatenate(costs)
