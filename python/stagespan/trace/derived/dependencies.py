@@ -325,16 +325,22 @@ class _Builder:
         asked = [begins[call] if call >= 0 else self.begin_ns for call in self.launched_by]
         streams_found, stream = pairs(*streams(self.trace, self.items))
         of_streams = [by_end[mine] for mine in by_group(stream[by_end], len(streams_found))]
-        for call, row in enumerate(self.calls.tolist()):
-            sources: list[_Source] = [(self.call_begin[call], 0, CALL)]
+        columns = zip(
+            *(self.call_begin, self.call_end, events.end_ns[self.calls].tolist()),
+            *(self.calls.tolist(), waits[self.calls].tolist(), waits_for_all.tolist()),
+            strict=True,
+        )
+        for call, (start, target, end, row, is_wait, is_for_all) in enumerate(columns):
+            if not is_wait:  # most calls
+                lag = self.time[target] - self.time[start]
+                self.edges.append((start, target, lag, _CODES[CALL], row))
+                continue
+            sources: list[_Source] = [(start, 0, CALL)]
             groups = [by_end]
-            if not waits[row]:
-                groups = []
-            elif call in item_of:
+            if call in item_of:
                 groups = [np.array([item_of[call]])]
-            elif waits_for_all[call]:
+            elif is_for_all:
                 groups = of_streams
-            end = int(events.end_ns[row])
             for group in groups:
                 at = int(np.searchsorted(ends[group], end + _CLOCKS_NS, "right")) - 1
                 # Because clocks differ, work can seem to end here that was asked for later.
@@ -343,7 +349,7 @@ class _Builder:
                 if at >= 0:
                     item = int(group[at])
                     sources.append((self.item_end[item], min(end - int(ends[item]), 0), WAIT))
-            self._add(self.call_end[call], row, sources)
+            self._add(target, row, sources)
 
     def _add_items(self) -> list[int]:
         """Add the edges into the device's events. Returns the end of each stream's last event."""
