@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <latch>
 
 #include "support.h"
@@ -280,58 +281,42 @@ TEST_F(Stats, WhenAllBlocksRunOutTheOverflowTakesTheRest) {
   EXPECT_EXIT(_exit(fill()), ::testing::ExitedWithCode(0), "");
 }
 
-TEST_F(Stats, AnOwnBlockNeedsNoLock) {
-  const std::uint32_t stage = recorder().intern("no lock");
-  const std::uint32_t inner = recorder().intern("no lock.inner");
+// In a thread, makes a span ready, then runs it 10,000 times while another thread holds the recorder's lock.
+void run_while_locked(const std::function<void()>& make_ready, const std::function<void()>& span) {
   std::latch ready(1);
   std::latch go(1);
   std::atomic<bool> done{false};
-  std::jthread worker([&] {
-    {
-      const ScopedTimer outer(stage);
-      const ScopedTimer timer(inner);
-    }
+  const std::jthread worker([&] {
+    make_ready();
     ready.count_down();
     go.wait();
-    for (int i = 0; i < 10'000; ++i) {
-      const ScopedTimer outer(stage);
-      const ScopedTimer timer(inner);
-    }
+    for (int i = 0; i < 10'000; ++i) span();
     done = true;
     done.notify_one();
   });
   ready.wait();
-  {
-    const std::lock_guard lock(recorder().cold_mutex());
-    go.count_down();
-    done.wait(false);
-  }
-  worker.join();
+  const std::lock_guard lock(Recorder::get().cold_mutex());
+  go.count_down();
+  done.wait(false);
+}
+
+TEST_F(Stats, AnOwnBlockNeedsNoLock) {
+  const std::uint32_t stage = recorder().intern("no lock");
+  const std::uint32_t inner = recorder().intern("no lock.inner");
+  const auto span = [&] {
+    const ScopedTimer outer(stage);
+    const ScopedTimer timer(inner);
+  };
+  run_while_locked(span, span);
   EXPECT_EQ(count_of(stage), 10'001U);
 }
 
 TEST_F(Stats, ASharedBlockNeedsNoLock) {
   const std::uint32_t stage = recorder().intern("no lock.shared");
   // GIVEN a thread that shares its block, because no separate one was free
-  std::latch ready(1);
-  std::latch go(1);
-  std::atomic<bool> done{false};
-  test::in_thread([&] { const ScopedTimer timer(stage); });  // its block becomes the shared one
-  std::jthread worker([&] {
-    thread().stats[stage].store(arena().slot(kSharedSlot).stats[stage].load());
-    ready.count_down();
-    go.wait();
-    for (int i = 0; i < 10'000; ++i) const ScopedTimer timer(stage);
-    done = true;
-    done.notify_one();
-  });
-  ready.wait();
-  {
-    const std::lock_guard lock(recorder().cold_mutex());
-    go.count_down();
-    done.wait(false);
-  }
-  worker.join();
+  const auto span = [&] { const ScopedTimer timer(stage); };
+  test::in_thread(span);  // its block becomes the shared one
+  run_while_locked([&] { thread().stats[stage].store(arena().slot(kSharedSlot).stats[stage].load()); }, span);
   EXPECT_EQ(count_of(stage), 10'001U);
 }
 
