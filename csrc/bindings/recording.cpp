@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cinttypes>
 #include <cmath>
-#include <cstdio>
 #include <deque>
 #include <limits>
 #include <map>
@@ -20,6 +18,7 @@
 #include "column.h"
 #include "object.h"
 #include "reading.h"
+#include "request_tables.h"
 #include "rows.h"
 #include "segments.h"
 #include "stagespan/commands.h"
@@ -269,19 +268,12 @@ py::list open_of(const Recording& recording) {
   return result;
 }
 
-// 32 hexadecimal digits; None without a trace.
-py::object trace_text(const TraceId& trace) {
-  if (trace.high == 0 && trace.low == 0) return py::none();
-  char text[33];
-  std::snprintf(text, sizeof(text), "%016" PRIx64 "%016" PRIx64, trace.high, trace.low);
-  return py::str(text);
-}
+py::object trace_text(const TraceId& trace) { return owned(text_of_trace(trace)); }
 
 py::object id_text(std::uint64_t id) {
   if (id == 0) return py::none();
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016" PRIx64, id);
-  return py::str(text);
+  char text[16];
+  return text_of({text, put_hexadecimal(text, id)});
 }
 
 py::list segment_keys(const Recording& recording, bool only_open) {

@@ -320,7 +320,8 @@ class JsonSink {
   }
   void digits(std::initializer_list<std::uint64_t> ids) {
     out_ += '"';
-    for (const std::uint64_t one : ids) kept::append_digits(out_, one);
+    char digits[16];
+    for (const std::uint64_t one : ids) out_.append(digits, put_hexadecimal(digits, one));
     out_ += '"';
   }
   std::string& out_;

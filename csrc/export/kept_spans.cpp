@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "stagespan/text.h"
+
 namespace stagespan::kept {
 
 namespace {
@@ -30,19 +32,14 @@ void append_float(std::string& out, double number) {
   if (out.find_first_of(".e", begin) == std::string::npos) out += ".0";
 }
 
-void append_digits(std::string& out, std::uint64_t id) {
-  for (int shift = 60; shift >= 0; shift -= 4) out += "0123456789abcdef"[id >> shift & 15];
-}
-
 void append_text(std::string& out, std::string_view text) {
-  constexpr char kDigits[] = "0123456789abcdef";
   out += '"';
   for (const char letter : text) {
     const auto code = static_cast<unsigned char>(letter);
     if (code < 0x20) {
       out += "\\u00";
-      out += kDigits[code >> 4];
-      out += kDigits[code & 15];
+      char digits[2];
+      out.append(digits, put_hexadecimal(digits, code, 2));
       continue;
     }
     if (letter == '"' || letter == '\\') out += '\\';

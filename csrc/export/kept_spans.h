@@ -21,9 +21,6 @@ void append_integer(std::string& out, std::int64_t number);
 void append_integer(std::string& out, std::uint64_t number);
 void append_float(std::string& out, double number);
 
-/// Appends an id as 16 hexadecimal digits.
-void append_digits(std::string& out, std::uint64_t id);
-
 /// Appends a text in quotes, which has to be UTF-8.
 void append_text(std::string& out, std::string_view text);
 

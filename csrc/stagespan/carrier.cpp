@@ -15,7 +15,6 @@ constexpr std::size_t kMostIdBytes = 96;
 constexpr std::size_t kMostQueueBytes = 40;
 constexpr std::size_t kMostBranchBytes = 16;
 constexpr std::string_view kOwnMember = "stagespan=";
-constexpr char kDigits[] = "0123456789abcdef";
 constexpr std::int64_t kLatestNs = std::int64_t{1} << 62;
 
 /// By character: the value of a hexadecimal digit in lower case, or -1.
@@ -23,7 +22,7 @@ constexpr std::array<signed char, 256> kValues = [] {
   std::array<signed char, 256> values{};
   values.fill(-1);
   for (int value = 0; value < 16; ++value)
-    values[static_cast<unsigned char>(kDigits[value])] = static_cast<signed char>(value);
+    values[static_cast<unsigned char>(kHexadecimal[value])] = static_cast<signed char>(value);
   return values;
 }();
 
@@ -128,11 +127,6 @@ char* put_sixteen(char* to, std::uint64_t value) noexcept {
   const Bytes text = nibbles + '0' + (are_letters & ('a' - '0' - 10));
   std::memcpy(to, &text, sizeof(text));
   return to + sizeof(text);
-}
-
-char* put_hexadecimal(char* to, std::uint64_t value, int digits) noexcept {
-  for (int i = digits - 1; i >= 0; --i) *to++ = kDigits[value >> (4 * i) & 0xF];
-  return to;
 }
 
 std::string_view stripped(std::string_view text) noexcept {

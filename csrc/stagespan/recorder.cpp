@@ -60,12 +60,10 @@ RecordingWish recording_wish() {
 // Cuts a long name, and ends it with a hash of the whole name.
 std::string shortened(std::string_view name) {
   if (name.size() <= kMaxNameBytes) return std::string(name);
-  static constexpr char digits[] = "0123456789abcdef";
   std::string result(cut(name, kMaxNameBytes - 17));
   result += '~';
-  const std::uint64_t hash = fnv1a(name);
-  for (int shift = 60; shift >= 0; shift -= 4) result += digits[(hash >> shift) & 15];
-  return result;
+  char digits[16];
+  return result.append(digits, put_hexadecimal(digits, fnv1a(name)));
 }
 
 }  // namespace

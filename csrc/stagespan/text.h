@@ -38,6 +38,14 @@ std::string_view text_in(const std::array<std::uint64_t, size>& field) noexcept 
   return text_in(reinterpret_cast<const char*>(field.data()), sizeof(field));
 }
 
+inline constexpr char kHexadecimal[] = "0123456789abcdef";
+
+/// Writes the lowest digits of a number in hexadecimal, and returns their end.
+inline char* put_hexadecimal(char* to, std::uint64_t value, int digits = 16) noexcept {
+  for (int i = digits - 1; i >= 0; --i) *to++ = kHexadecimal[value >> (4 * i) & 0xF];
+  return to;
+}
+
 /// The 64-bit FNV-1a hash of a text.
 inline std::uint64_t fnv1a(std::string_view text) noexcept {
   std::uint64_t hash = 0xcbf29ce484222325;
