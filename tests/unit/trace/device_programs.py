@@ -20,9 +20,7 @@ def use_of(trace: Trace) -> Use:
 
 
 def judged(trace: Trace) -> Verdict:
-    found = verdict.analyze(trace)
-    assert isinstance(found, Verdict)
-    return found
+    return checked(verdict.analyze(trace), Verdict)
 
 
 def device_only(tmp_path: Path, *work: tuple[str, str, int, int, int]) -> Trace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from commands import fits
+from commands import checked, fits
 from planted import Program
 
 from stagespan.trace import Trace
@@ -14,9 +14,7 @@ from stagespan.trace.json_schema import json_schema
 
 
 def kernels_of(trace: Trace) -> Kernels:
-    found = kernels.analyze(trace)
-    assert isinstance(found, Kernels)
-    return found
+    return checked(kernels.analyze(trace), Kernels)
 
 
 def json_of(trace: Trace) -> dict[str, Any]:

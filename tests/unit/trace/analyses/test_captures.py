@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import fits, run
+from commands import checked, fits, run
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import Program
@@ -184,9 +184,7 @@ def operators_of_graphs(trace: Trace) -> Counter[tuple[str, str]]:
 
 
 def rates_of(trace: Trace) -> Rates:
-    found = rates.analyze(trace)
-    assert isinstance(found, Rates), found
-    return found
+    return checked(rates.analyze(trace), Rates)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -214,8 +212,7 @@ def test_replays_get_the_operators_and_shapes_of_their_capture(tmp_path: Path, n
     assert (product.calls, product.flops) == (12, 12 * flops)
     assert product.tflop_s == pytest.approx(flops / 40e-6 / 1e12)
     # THEN modules have the time of their kernels, per call that of one launch
-    result = layers.analyze(trace)
-    assert isinstance(result, Layers)
+    result = checked(layers.analyze(trace), Layers)
     block = result.longest[0]
     assert (block.path, block.instances, block.calls) == (("Block",), 3, 12)
     assert block.device_ns == 12 * 101_000
@@ -337,8 +334,7 @@ def test_equal_graphs_are_matched_in_order(tmp_path: Path) -> None:
     found = work_of(trace)
     assert found.has_operator.all()
     assert found.with_shapes.all()
-    result = layers.analyze(trace)
-    assert isinstance(result, Layers)
+    result = checked(layers.analyze(trace), Layers)
     assert (result.longest[0].instances, result.longest[0].calls) == (3, 6)
     assert result.longest[0].call_ns.max == 101_000
 

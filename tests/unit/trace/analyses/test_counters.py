@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import checked
 
 from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
@@ -36,8 +37,7 @@ def test_a_clock_has_one_row_with_its_mean_over_time(tmp_path: Path) -> None:
         value("HBM", 0, **{"Read(MB/s)": 10.5, "Write(MB/s)": 2}),
         value("HBM", 500, **{"Read(MB/s)": 20.5, "Write(MB/s)": 2}),
     )  # fmt: skip
-    found = counters.analyze(trace)
-    assert isinstance(found, Counters)
+    found = checked(counters.analyze(trace), Counters)
     clock, read, write = found.counters
     assert (clock.name, clock.values, clock.lowest, clock.highest) == (
         "AI Core Freq: MHz", 4, 900, 1_800,
@@ -56,8 +56,7 @@ def test_the_same_counter_of_two_devices_has_two_rows(tmp_path: Path) -> None:
         for pid in (2, 3)
     ]
     values = [value("Freq", 0, pid=pid, MHz=100 * pid) for pid in (2, 3)]
-    found = counters.analyze(trace_of(tmp_path, *names, *values))
-    assert isinstance(found, Counters)
+    found = checked(counters.analyze(trace_of(tmp_path, *names, *values)), Counters)
     assert [(each.process, each.mean) for each in found.counters] == [
         ("NPU 2", 200),
         ("NPU 3", 300),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from commands import checked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import LATENCY, Program
@@ -27,9 +28,7 @@ US = 1_000
 
 
 def found(trace: Trace) -> CriticalPath:
-    result = critical_path.analyze(trace)
-    assert isinstance(result, CriticalPath)
-    return result
+    return checked(critical_path.analyze(trace), CriticalPath)
 
 
 def times(result: CriticalPath) -> dict[tuple[str, str], float]:

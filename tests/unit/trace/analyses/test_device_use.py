@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import unstated
+from commands import checked, unstated
 from device_programs import US, device_only, devices_only, judged, use_of
 from planted import CALL, Program
 
@@ -46,8 +46,7 @@ def test_communication_that_nothing_hides(tmp_path: Path) -> None:
         "communication_ns": 400 * US,
     }
     assert [each.figure for each in finding.evidence] == [300 * US, 400 * US]
-    found = verdict.analyze(trace)
-    assert isinstance(found, Verdict)
+    found = checked(verdict.analyze(trace), Verdict)
     assert (found.verdict, found.time_ns) == ("communication-bound", 300 * US)
 
 
@@ -91,8 +90,7 @@ def test_a_recorded_event_is_not_work_of_its_stream(tmp_path: Path) -> None:
     program.launch("gemm", 50)
     trace = program.trace(tmp_path)
     written = use_of(trace).to_dict()
-    launched = launches.analyze(trace)
-    assert isinstance(launched, Launches)
+    launched = checked(launches.analyze(trace), Launches)
     assert launched.launched == 2
     assert written["gpu_events"] == {"kernel": 2}
     assert written["busy_us"] == written["kernel_dur_sum_us"] == 100

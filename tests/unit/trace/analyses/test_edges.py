@@ -412,8 +412,7 @@ def test_the_headline_begins_with_the_largest_part(
 ) -> None:
     # GIVEN 10 ms of a busy device after 200 ms that are never the verdict
     found = analyze(make(200_000).trace(tmp_path))
-    verdict = found.verdict
-    assert isinstance(verdict, Verdict)
+    verdict = checked(found.verdict, Verdict)
     assert verdict.verdict == "device-busy"
     # THEN the page begins with these, and what to do
     first, _, rest = verdict.sentence.partition(" Device-busy: ")
@@ -431,8 +430,7 @@ def test_the_headline_begins_with_the_largest_part(
     )
     assert [part.time_ns for part in verdict.bar().parts if part.name == word] == [lost]
     # AND a shorter one comes after the verdict
-    later = analyze(make(3_000).trace(tmp_path)).verdict
-    assert isinstance(later, Verdict)
+    later = checked(analyze(make(3_000).trace(tmp_path)).verdict, Verdict)
     assert later.title()[0] == "device-busy"
     assert later.sentence.startswith("Device-busy: for ")
     assert did in later.sentence

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import checked
 from planted import Program
 
 from stagespan.pages.result import Unavailable
@@ -162,8 +163,7 @@ def test_ranges_that_cross_are_siblings(tmp_path: Path) -> None:
     trace = program.trace(tmp_path)
     (note,) = analyze(trace).notes()
     assert note.startswith("1 range of the program crossed another one")
-    found = stages.analyze(trace)
-    assert isinstance(found, Stages)
+    found = checked(stages.analyze(trace), Stages)
     device = {tuple(each.path): each.device_ns for each in found.stages}
     assert device == {("A",): 5_000 * US, ("A", "B"): 0, ("A", "C"): 2_000 * US}
 
@@ -210,8 +210,7 @@ def test_the_total_of_a_cpu_is_not_used(kind: int, tmp_path: Path) -> None:
     }  # fmt: skip
     path = tmp_path / "memory.json"
     path.write_text(json.dumps({"traceEvents": [*program.events, event]}))
-    found = memory.analyze(read_trace(path))
-    assert isinstance(found, Memory)
+    found = checked(memory.analyze(read_trace(path)), Memory)
     (device,) = found.to_dict()["devices"]
     assert device["peak_bytes"] == (4_000_000 if kind else 1_000_000)
     assert device["total_known"] == bool(kind)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import checked
 from planted import Program
 from real_traces import read_real
 
@@ -23,8 +24,7 @@ PYTHON = "python_function"
 
 
 def flame_of(trace: Trace) -> Flame:
-    found = flame.analyze(trace)
-    assert isinstance(found, Flame)
+    found = checked(flame.analyze(trace), Flame)
     times_add_up(found.to_dict()["tree"])
     return found
 
@@ -159,8 +159,7 @@ def test_a_deep_recursion_is_cut_off_at_the_limit_of_json(tmp_path: Path) -> Non
     begin = program.now
     for depth in range(2_000):
         program.event(f"f.py({depth}): f", PYTHON, begin + depth, begin + 5_000 - depth)
-    found = flame.analyze(program.trace(tmp_path))
-    assert isinstance(found, Flame)
+    found = checked(flame.analyze(program.trace(tmp_path)), Flame)
     written = json.dumps(found.to_dict())
     # THEN deeper frames belong to the last frame in the JSON
     assert written.count('"children"') == 251

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from commands import checked
 from planted import Program
 
 from stagespan.pages.html.data import page_data
@@ -19,8 +20,7 @@ US = 1_000
 
 
 def verdict_of(trace: Trace) -> Verdict:
-    found = verdict.analyze(trace)
-    assert isinstance(found, Verdict)
+    found = checked(verdict.analyze(trace), Verdict)
     assert not found.on_device
     assert sum(found.parts_ns.values()) == found.whole_ns
     assert sum(found.times_ns.values()) == found.whole_ns

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from commands import checked
 from hostile import (
     HOSTILE,
     Events,
@@ -159,8 +160,7 @@ def test_no_trace_takes_for_ever(make: Callable[[int], Events], tmp_path: Path) 
 
 
 def test_deep_annotations_close(tmp_path: Path) -> None:
-    found = stages.analyze(read(tmp_path, nested_annotations(1_500)))
-    assert isinstance(found, Stages)
+    found = checked(stages.analyze(read(tmp_path, nested_annotations(1_500))), Stages)
     assert max(len(stage.path) for stage in found.stages) == 100
     assert found.deeper == 1_400
     assert sum(stage.calls for stage in found.stages) == 100

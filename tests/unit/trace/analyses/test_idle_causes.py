@@ -30,8 +30,7 @@ def idle_of(trace: Trace) -> Idle:
 
 
 def verdict_of(trace: Trace) -> Verdict:
-    found = verdict.analyze(trace)
-    assert isinstance(found, Verdict)
+    found = checked(verdict.analyze(trace), Verdict)
     assert sum(found.times_ns.values()) == sum(found.parts_ns.values()) == found.whole_ns
     return found
 

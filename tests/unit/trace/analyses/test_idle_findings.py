@@ -383,8 +383,7 @@ def test_the_time_of_the_profiler_is_a_part_of_its_own(where: str, tmp_path: Pat
         program.wait()
     trace = program.trace(tmp_path)
     results = analyze(trace, ["verdict", "idle", "steps"])
-    judged = results.results["verdict"]
-    assert isinstance(judged, Verdict)
+    judged = checked(results.results["verdict"], Verdict)
     # THEN this time is a part of its own, and the device is not idle because of the host
     assert judged.parts_ns["profiler"] == 400 * US
     assert judged.times_ns["profiler"] == 400 * US

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import checked
 from kernel_programs import json_of, kernels_of, operator
 from planted import HOST, Program
 
@@ -124,8 +125,7 @@ def test_shapes_count_calls_of_the_operator(tmp_path: Path) -> None:
 
 
 def test_the_same_figure_has_one_share(traces: Path) -> None:
-    found = kernels.analyze(read_trace(traces / "cuda_v100_nccl_train.json.gz"))
-    assert isinstance(found, Kernels)
+    found = checked(kernels.analyze(read_trace(traces / "cuda_v100_nccl_train.json.gz")), Kernels)
     tables = {table.title: table for table in found.tables()}
     kinds = {row[0]: row for row in tables["Kinds of work"].rows}
     time, percent = kinds["communication"][1:3]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import checked
 from device_programs import US, use_of
 from planted import CALL, LATENCY, Program
 
@@ -86,8 +87,7 @@ def test_an_unknown_call_of_one_kernel_is_not_a_graph(tmp_path: Path) -> None:
     for _ in range(3):
         program.launch("gemm", 30, call="vendorSubmit")
     program.events.append(program.events[-1] | {"ts": program.free[7] + 4})
-    found = launches.analyze(program.trace(tmp_path))
-    assert isinstance(found, Launches)
+    found = checked(launches.analyze(program.trace(tmp_path)), Launches)
     assert [(each.calls, each.count) for each in found.graphs] == [(1, 2)]
 
 
@@ -95,8 +95,7 @@ def test_an_operator_of_several_kernels_is_not_a_graph_on_ascend(traces: Path) -
     # GIVEN a real rank, whose operators are compiled as they run: 5 calls, 10 kernels
     folder = traces / "ascend_level1" / "rank0_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
     trace = read_trace(folder / "trace_view.json.gz")
-    found = launches.analyze(trace)
-    assert isinstance(found, Launches)
+    found = checked(launches.analyze(trace), Launches)
     assert found.graphs == []
 
 
@@ -106,8 +105,7 @@ def test_a_starved_device_is_found_empty(tmp_path: Path) -> None:
     for _ in range(10):
         program.launch("gemm", 2)
         program.work(100)
-    found = launches.analyze(program.trace(tmp_path))
-    assert isinstance(found, Launches)
+    found = checked(launches.analyze(program.trace(tmp_path)), Launches)
     assert (found.found_empty, found.depth) == (10, QueueDepth(0.0, 0))
     assert found.delay_ns == Percentiles(*(LATENCY * US,) * 3)
     assert found.call_ns == Percentiles(*(CALL * US,) * 3)

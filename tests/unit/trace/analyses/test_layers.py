@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import checked
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from planted import Program
@@ -25,8 +26,7 @@ US = 1_000
 
 
 def layers_of(trace: Trace) -> Layers:
-    found = layers.analyze(trace)
-    assert isinstance(found, Layers)
+    found = checked(layers.analyze(trace), Layers)
     modules = found.modules
     if modules is not None and modules.device_ns is not None:
         roots = [module for module in modules.modules if len(module.path) == 1]
@@ -124,8 +124,7 @@ def repeated_kernels(tmp_path: Path, names: str) -> Layers | Unavailable:
 
 
 def test_a_block_of_kernels_that_repeats(tmp_path: Path) -> None:
-    found = repeated_kernels(tmp_path, "xyz" + "abcad" * 8 + "pq")
-    assert isinstance(found, Layers)
+    found = checked(repeated_kernels(tmp_path, "xyz" + "abcad" * 8 + "pq"), Layers)
     assert found.blocks is not None
     (block,) = found.blocks.blocks
     assert (block.length, block.times, block.first) == (5, 8, "kernel_a")
@@ -169,8 +168,7 @@ def test_calls_of_a_model_are_divided_into_its_layers(turn: int, tmp_path: Path)
     # GIVEN five calls of a model of 12 layers and a head, and no steps; the trace begins with a
     # layer, or in the middle of one
     calls = ("abcdefgh" * 12 + "xy") * 5
-    found = repeated_kernels(tmp_path, calls[turn:])
-    assert isinstance(found, Layers)
+    found = checked(repeated_kernels(tmp_path, calls[turn:]), Layers)
     (block,) = found.repeated
     assert (block.length, found.median_layer is not None) == (8, True)
     # THEN incomplete layers count as well
@@ -179,8 +177,7 @@ def test_calls_of_a_model_are_divided_into_its_layers(turn: int, tmp_path: Path)
 
 def test_what_interrupts_the_layers_does_not_make_two_of_them(tmp_path: Path) -> None:
     # GIVEN ten layers, and something else behind the fourth
-    found = repeated_kernels(tmp_path, "abcd" * 4 + "x" + "abcd" * 6)
-    assert isinstance(found, Layers)
+    found = checked(repeated_kernels(tmp_path, "abcd" * 4 + "x" + "abcd" * 6), Layers)
     assert found.blocks is not None
     assert [(block.length, block.times) for block in found.blocks.blocks] == [(4, 10)]
 
@@ -200,8 +197,7 @@ def test_what_interrupts_the_layers_does_not_make_two_of_them(tmp_path: Path) ->
 def test_layers_are_counted_by_their_common_kernels(
     names: str, times: int, expected: int, tmp_path: Path
 ) -> None:
-    found = repeated_kernels(tmp_path, names)
-    assert isinstance(found, Layers)
+    found = checked(repeated_kernels(tmp_path, names), Layers)
     assert found.blocks is not None
     (block,) = found.blocks.blocks
     assert (block.times, block.layers) == (times, expected)
@@ -245,8 +241,7 @@ def test_layers_within_a_step(tmp_path: Path) -> None:
                 for name in ("norm", "attention", "mlp"):
                     program.launch(name, 20)
             program.launch("head", 5)
-    found = layers.analyze(program.trace(tmp_path))
-    assert isinstance(found, Layers)
+    found = checked(layers.analyze(program.trace(tmp_path)), Layers)
     assert found.blocks is not None
     assert found.blocks.step == "ProfilerStep#1"
     assert [(b.length, b.times) for b in found.blocks.blocks] == [(3, 5)]

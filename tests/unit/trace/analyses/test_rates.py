@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import fits
+from commands import checked, fits
 from kernel_programs import operator
 from planted import Program
 
@@ -24,9 +24,7 @@ ONE = {"Input type": [BF16]}
 
 
 def rates_of(trace: Trace) -> Rates:
-    found = rates.analyze(trace)
-    assert isinstance(found, Rates), found
-    return found
+    return checked(rates.analyze(trace), Rates)
 
 
 def written(program: Program, folder: Path, device: dict[str, Any] = H100) -> Trace:

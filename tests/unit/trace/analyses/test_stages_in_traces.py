@@ -205,8 +205,7 @@ def by_kernels(trace: Trace) -> dict[str | None, float]:
 
 
 def by_comparison(trace: Trace) -> dict[str, float]:
-    found = compare(trace, trace)
-    assert isinstance(found, TraceComparison)
+    found = checked(compare(trace, trace), TraceComparison)
     return {each.name: each.before_ns / US for each in found.stages}
 
 

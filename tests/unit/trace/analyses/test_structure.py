@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from commands import checked
 from planted import CALL, LATENCY, Program
 
 from stagespan.pages.result import Unavailable
@@ -19,8 +20,7 @@ US = 1_000
 
 
 def calls_of(trace: Trace) -> list[RepeatedCall]:
-    found = structure.analyze(trace)
-    assert isinstance(found, Structure)
+    found = checked(structure.analyze(trace), Structure)
     return found.calls
 
 
@@ -103,8 +103,7 @@ def test_layers_are_counted_by_their_attention(attention: str, tmp_path: Path) -
         layer(100, "norm", "gemm", "gate")
     for number in range(2):
         layer(100, f"last_{number}", f"behind_{number}", f"out_{number}")
-    found = layers.analyze(program.trace(tmp_path))
-    assert isinstance(found, Layers)
+    found = checked(layers.analyze(program.trace(tmp_path)), Layers)
     (block,) = found.repeated
     assert block.times <= 7
     assert block.layers == 10
@@ -132,8 +131,7 @@ def test_steps_of_a_server_by_phase(tmp_path: Path) -> None:
         with program.within(f"step[{name} bs=4]", "user_annotation"):
             program.operator(us=us, before=0)
             program.wait()
-    found = steps.analyze(program.trace(tmp_path))
-    assert isinstance(found, Steps)
+    found = checked(steps.analyze(program.trace(tmp_path)), Steps)
     extra = CALL + LATENCY + 2
     assert [(each.phase, each.steps, each.median_ns) for each in found.phases] == [
         (PREFILL, 2, (900 + extra) * US),

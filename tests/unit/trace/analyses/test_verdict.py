@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from commands import checked
 from device_programs import US, device_only, devices_only, judged
 from planted import CALL, LATENCY, Program
 
@@ -30,8 +31,7 @@ def test_the_verdict_is_the_activity_with_the_most_time(
     # GIVEN a device that does one thing for 80 % of its time
     other = ("gemm", "kernel") if cat == "gpu_memcpy" else ("Memcpy DtoD", "gpu_memcpy")
     trace = device_only(tmp_path, (name, cat, 7, 0, 800), (*other, 7, 800, 1_000))
-    found = verdict.analyze(trace)
-    assert isinstance(found, Verdict)
+    found = checked(verdict.analyze(trace), Verdict)
     assert found.verdict == expected
     assert found.to_dict()["percent"] == 80
     assert (found.time_ns, found.whole_ns) == (800 * US, 1_000 * US)
@@ -113,8 +113,7 @@ def test_devices_that_are_idle_together(tmp_path: Path) -> None:
             program.events[-1]["args"]["device"] = device
         program.work(3_000)
     trace = program.trace(tmp_path)
-    idle = analyze(trace, ["idle"]).results["idle"]
-    assert isinstance(idle, Idle)
+    idle = checked(analyze(trace, ["idle"]).results["idle"], Idle)
     both = 3_000 - 20 - LATENCY
     assert idle.by_cause == {
         causes.HOST_UNSEEN: both * US,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from commands import checked
 from synthetic_ascend import QUEUE, SyntheticAscend
 
 from stagespan.trace.analyses import idle
@@ -14,8 +15,7 @@ LINE = "train.py(12): step"
 
 
 def idle_in(it: SyntheticAscend, folder: Path) -> Idle:
-    found = idle.analyze(it.trace(folder))
-    assert isinstance(found, Idle)
+    found = checked(idle.analyze(it.trace(folder)), Idle)
     assert sum(found.by_cause.values()) == found.idle_ns
     return found
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import checked
 from kernel_programs import operator
 from planted import Program
 
@@ -64,8 +65,7 @@ def written(events: list[dict[str, Any]], folder: Path, name: str = "trace.json"
 
 
 def operators_of(trace: Trace) -> dict[str, str | None]:
-    found = kernels.analyze(trace)
-    assert isinstance(found, Kernels)
+    found = checked(kernels.analyze(trace), Kernels)
     return {each.kernel: each.operator for each in found.figures().top}
 
 
@@ -96,8 +96,7 @@ def test_operators_are_found_without_calls(tmp_path: Path) -> None:
         "second_part": "aten::mm",
         "copy_kernel": "aten::copy_",
     }
-    found = rates.analyze(trace)
-    assert isinstance(found, Rates)
+    found = checked(rates.analyze(trace), Rates)
     assert found.by_shape[0].tflop_s == pytest.approx(2 * 1024**3 / 700e-6 / 1e12)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from commands import checked
 from planted import Program
 
 from stagespan.pages.result import Unavailable
@@ -29,8 +30,7 @@ def ranges_of(program: Program, folder: Path) -> StepRanges:
     trace = program.trace(folder)
     found = step_ranges(trace)
     assert found is not None
-    split = steps.analyze(trace)
-    assert isinstance(split, Steps)
+    split = checked(steps.analyze(trace), Steps)
     for step in split.steps:
         assert sum(step.parts.values()) == step.dur_ns
     return found
@@ -289,8 +289,7 @@ def test_kernels_that_repeat_with_a_copy_in_each(tmp_path: Path) -> None:
     found = ranges_of(program, tmp_path)
     # THEN they are the device's, and nothing is reported about the host
     assert (found.source, len(found)) == ("kernels", 4)
-    split = steps.analyze(program.trace(tmp_path))
-    assert isinstance(split, Steps)
+    split = checked(steps.analyze(program.trace(tmp_path)), Steps)
     assert [step.host_ns for step in split.steps] == [None] * 4
     assert {step.parts["computation"] for step in split.steps} == {200 * US}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import checked
 from planted import LATENCY, Program
 
 from stagespan.trace import read_trace
@@ -49,8 +50,7 @@ def consumer(known: bool = True) -> Program:
 
 
 def first_gap(program: Program, folder: Path) -> IdleGap:
-    found = idle.analyze(program.trace(folder))
-    assert isinstance(found, Idle)
+    found = checked(idle.analyze(program.trace(folder)), Idle)
     return min(found.largest, key=lambda gap: gap.time_ns)
 
 
@@ -76,8 +76,7 @@ def test_a_wait_before_earlier_work_is_not_attributed_to_later_work(tmp_path: Pa
     program.launch("earlier", 100, stream=20, after=7)
     program.launch("produce again", 400, stream=7)
     program.launch("consume", 100, stream=20, after=7)
-    found = idle.analyze(program.trace(tmp_path))
-    assert isinstance(found, Idle)
+    found = checked(idle.analyze(program.trace(tmp_path)), Idle)
     waited = {gap.next: gap.waited_for for gap in found.largest if gap.cause == causes.DEPENDENCY}
     assert waited["consume"] is None
 

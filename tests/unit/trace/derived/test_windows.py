@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import checked
 from planted import CALL, LATENCY, Program
 from real_traces import read_real
 
@@ -22,17 +23,14 @@ US = 1_000
 
 
 def judged(trace: Trace) -> Verdict:
-    found = verdict.analyze(trace)
-    assert isinstance(found, Verdict)
+    found = checked(verdict.analyze(trace), Verdict)
     assert sum(found.times_ns.values()) == sum(found.parts_ns.values()) == found.whole_ns
     assert found.bar().whole_ns == found.whole_ns
     return found
 
 
 def split(trace: Trace) -> Steps:
-    found = steps.analyze(trace)
-    assert isinstance(found, Steps)
-    return found
+    return checked(steps.analyze(trace), Steps)
 
 
 def test_the_verdict_is_for_the_step_with_time_before_and_after_it(tmp_path: Path) -> None:

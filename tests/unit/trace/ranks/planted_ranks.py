@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from commands import unstated
+from commands import checked, unstated
 
 from stagespan.pages.result import Finding
 from stagespan.trace.analysis import Analysis
@@ -108,6 +108,4 @@ def ranks_in(folder: Path, jobs: int | None = 1) -> Ranks:
 
 
 def result_of(analysis: Analysis) -> Ranks:
-    found = analysis.results["ranks"]
-    assert isinstance(found, Ranks)
-    return found
+    return checked(analysis.results["ranks"], Ranks)

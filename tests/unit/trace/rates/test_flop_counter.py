@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import checked
 
 from stagespan.trace import read_trace
 from stagespan.trace.analyses import rates
@@ -151,8 +152,7 @@ def test_operations_equal_those_of_torch(make: Callable[[], Any], tmp_path: Path
         step()
     path = tmp_path / "trace.json"
     profiler.export_chrome_trace(str(path))
-    found = rates.analyze(read_trace(path))
-    assert isinstance(found, Rates)
+    found = checked(rates.analyze(read_trace(path)), Rates)
     counted: Counter[str] = Counter()
     for row in found.by_operator:
         if row.flops:
@@ -175,8 +175,7 @@ def test_where_the_counts_differ_from_torch(tmp_path: Path) -> None:
         model(images).sum().backward()
     path = tmp_path / "trace.json"
     profiler.export_chrome_trace(str(path))
-    found = rates.analyze(read_trace(path))
-    assert isinstance(found, Rates)
+    found = checked(rates.analyze(read_trace(path)), Rates)
     rows = {str(row.name): row.flops for row in found.by_operator}
     forward = counts["aten.convolution"]
     # THEN both gradients have as many as the forward pass here
