@@ -20,7 +20,11 @@ def use_of(trace: Trace) -> Use:
 
 
 def judged(trace: Trace) -> Verdict:
-    return checked(verdict.analyze(trace), Verdict)
+    """Return the verdict, whose times and parts are the whole."""
+    found = checked(verdict.analyze(trace), Verdict)
+    assert sum(found.times_ns.values()) == sum(found.parts_ns.values()) == found.whole_ns
+    assert found.bar().whole_ns == found.whole_ns
+    return found
 
 
 def device_only(tmp_path: Path, *work: tuple[str, str, int, int, int]) -> Trace:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from commands import checked
+from device_programs import judged
 from planted import CALL, LATENCY, MAIN, Program
 
 from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, device_use
-from stagespan.trace.analyses import idle, verdict
+from stagespan.trace.analyses import idle
 from stagespan.trace.analyses.idle import Idle
-from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.gaps import gaps, waiting_calls
@@ -29,12 +29,6 @@ def idle_of(trace: Trace) -> Idle:
     return found
 
 
-def verdict_of(trace: Trace) -> Verdict:
-    found = checked(verdict.analyze(trace), Verdict)
-    assert sum(found.times_ns.values()) == sum(found.parts_ns.values()) == found.whole_ns
-    return found
-
-
 def busy_start(program: Program, us: int = 1_000) -> None:
     """So much work that everything after it is launched in time."""
     program.launch("first", us)
@@ -48,7 +42,7 @@ def test_a_program_that_runs_ahead_has_findings_about_its_kernels_alone(tmp_path
         program.operator(us=100)
     trace = program.trace(tmp_path)
     assert idle_of(trace).by_cause == {}
-    assert verdict_of(trace).verdict == "device-busy"
+    assert judged(trace).verdict == "device-busy"
     assert [each.code for each in analyze(trace).findings()] == ["kernels.dominant"]
 
 
@@ -92,7 +86,7 @@ def test_hundreds_of_tiny_operators_are_launch_bound(tmp_path: Path) -> None:
     assert found.by_cause == {causes.LAUNCH: 299 * 13 * US}
     assert {gap.issued for gap in found.largest} == {"after"}
     assert {gap.culprit for gap in found.largest} == {"aten::add"}
-    assert verdict_of(trace).verdict == "launch-bound"
+    assert judged(trace).verdict == "launch-bound"
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("idle.launch", "high")
     assert (finding.numbers["gaps"], finding.numbers["median_kernel_ns"]) == (299, 2 * US)
@@ -188,8 +182,8 @@ def test_a_sleep_between_steps(tmp_path: Path) -> None:
         causes.LAUNCH: 9 * launch * US,
     }
     assert all(gap.crosses_step for gap in found.largest)
-    assert verdict_of(trace).verdict == "host-bound"
-    assert verdict_of(trace).cause == causes.BETWEEN_STEPS
+    assert judged(trace).verdict == "host-bound"
+    assert judged(trace).cause == causes.BETWEEN_STEPS
 
 
 def test_two_annotations_of_one_name_are_not_steps(tmp_path: Path) -> None:
@@ -266,7 +260,7 @@ def test_the_data_loader(cat: str, loader: str, tmp_path: Path) -> None:
     finding = found.findings()[0]
     assert finding.code == "idle.data_loader"
     assert {each.event for each in finding.evidence} == {loader}
-    assert verdict_of(trace).verdict == "host-bound"
+    assert judged(trace).verdict == "host-bound"
 
 
 @pytest.mark.parametrize(
@@ -443,7 +437,7 @@ def test_work_whose_launch_is_not_in_the_trace(tmp_path: Path) -> None:
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("idle.unexplained", "high")
     assert found.patterns[0].launch_unknown == 4
-    assert verdict_of(trace).verdict == "cannot tell"
+    assert judged(trace).verdict == "cannot tell"
     assert isinstance(analyze(trace).results["launches"], Unavailable)
 
 
@@ -535,7 +529,7 @@ def test_the_next_known_launch_shows_that_the_host_was_late(tmp_path: Path) -> N
     assert causes.NOT_TRACED not in found.by_cause
     starved = sum(found.by_cause.get(cause, 0) for cause in causes.causes_of("host"))
     assert starved > 0.95 * found.idle_ns
-    assert verdict_of(trace).verdict == "host-bound"
+    assert judged(trace).verdict == "host-bound"
 
 
 def test_work_from_before_the_trace_does_not_ask_the_next_launch(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import checked
+from device_programs import judged
 from planted import CALL, LATENCY, Program
 from real_traces import read_real
 
@@ -20,13 +21,6 @@ from stagespan.trace.analysis import analyze
 from stagespan.trace.derived.windows import steps_of
 
 US = 1_000
-
-
-def judged(trace: Trace) -> Verdict:
-    found = checked(verdict.analyze(trace), Verdict)
-    assert sum(found.times_ns.values()) == sum(found.parts_ns.values()) == found.whole_ns
-    assert found.bar().whole_ns == found.whole_ns
-    return found
 
 
 def split(trace: Trace) -> Steps:
