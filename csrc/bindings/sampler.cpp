@@ -1,4 +1,5 @@
 // sampler.cpp: a thread that takes the Python frames of all threads at regular intervals.
+#include <Python.h>
 #include <fcntl.h>
 #include <frameobject.h>
 #include <pthread.h>

@@ -1,5 +1,6 @@
 // torch_profile.cpp: ends torch's profiler, and writes its trace, without the interpreter's lock.
 #include <dlfcn.h>
+#include <pybind11/pybind11.h>
 
 #include <memory>
 #include <new>

@@ -25,7 +25,9 @@ constexpr std::uint32_t done = std::numeric_limits<std::uint32_t>::max();
 }  // namespace
 
 void nest(const Intervals& intervals, std::int32_t* parent, std::int32_t* longer, std::int64_t* own) noexcept {
-  const auto [begin, end, thread, count] = intervals;
+  // Not a structured binding: Clang before 16 does not capture those in the functions below.
+  const std::int64_t *const begin = intervals.begin, *const end = intervals.end, *const thread = intervals.thread;
+  const std::size_t count = intervals.count;
   std::int32_t top = -1;
   std::int64_t reached = 0;
   // Gives the time until `until` to the intervals that are open, and leaves those that have ended by then.
