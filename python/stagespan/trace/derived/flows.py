@@ -19,7 +19,7 @@ def joined_flows(trace: Trace, category: str) -> tuple[Rows, Rows]:
     first one.
     """
     flows = trace.flows
-    mine = np.isin(flows.category, trace.category_codes([category]))
+    mine = trace.in_categories([category], flows.category)
     starts, ends = np.flatnonzero(mine & flows.starts), np.flatnonzero(mine & ~flows.starts)
     if len(starts) == 0 or len(ends) == 0:
         return starts[:0], ends[:0]

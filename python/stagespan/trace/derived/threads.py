@@ -158,15 +158,13 @@ def outermost(trace: Trace, rows: Rows) -> Rows:
 
 def named(trace: Trace, pattern: Pattern[str], rows: Rows | None = None) -> Mask:
     """Return which rows, by default all events, have a name that contains the pattern."""
-    name = trace.events.name
+    name = trace.events.name if rows is None else trace.events.name[rows]
     if rows is None:
         with_pattern = names_with(trace, pattern)
     else:
-        with_pattern = _with_pattern(trace, pattern, lambda: values_of(name[rows]))
+        with_pattern = _with_pattern(trace, pattern, lambda: values_of(name))
     # Most patterns occur in no name of a trace.
-    if not with_pattern.any():
-        return np.zeros(len(name) if rows is None else len(rows), dtype=np.bool_)
-    return looked_up(with_pattern, name if rows is None else name[rows])
+    return looked_up(with_pattern, name) if with_pattern.any() else np.zeros(len(name), np.bool_)
 
 
 def among(which: Mask, trace: Trace, pattern: Pattern[str]) -> Mask:

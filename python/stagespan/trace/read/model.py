@@ -481,6 +481,10 @@ class Trace:
 
     def rows_of(self, names: Iterable[str]) -> Mask:
         """Return a mask of the rows of `events` whose category is one of `names`."""
+        return self.in_categories(names, self.events.category)
+
+    def in_categories(self, names: Iterable[str], category: Codes) -> Mask:
+        """Return which of a column of categories, such as that of `flows`, are one of `names`."""
         chosen = np.zeros(len(self.categories) + 1, dtype=np.bool_)
         chosen[self.category_codes(names)] = True
-        return looked_up(chosen, self.events.category)
+        return looked_up(chosen, category)
