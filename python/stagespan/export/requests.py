@@ -18,7 +18,6 @@ from stagespan.recording.spans import (
     are_in,
     joined,
     kinds_of,
-    made,
     of_requests,
 )
 
@@ -327,10 +326,6 @@ class Taker:
         return by_number
 
 
-def _made(copy: Recording, rows: NDArray[np.void]) -> list[Span]:
-    return made(copy, rows, copy.amounts(set(rows["id"].tolist())) if len(rows) else {})
-
-
 def _batches(copy: Recording, ids: Collection[int]) -> Iterator[list[Span]]:
     """Yield each batch with one of the ids, and the spans inside that belong to no request."""
     numpy = imports.load("numpy")
@@ -343,7 +338,10 @@ def _batches(copy: Recording, ids: Collection[int]) -> Iterator[list[Span]]:
         levels = [spans[i : i + 1]]
         while len(levels[-1]) and len(levels) <= _DEEPEST:
             levels.append(loose[numpy.isin(loose["parent"], levels[-1]["id"])])
-        yield _made(copy, joined(levels))
+        rows = joined(levels)
+        failures = copy.failures() if (rows["flags"] & _core.FLAG_ERROR).any() else {}
+        texts = copy.stage_names(), copy.amounts(set(rows["id"].tolist())), failures
+        yield ReadSpans(rows, *texts, copy.amounts_since_ns).spans()
 
 
 def _only(details: dict[int, _Detail], numbers: set[int]) -> dict[int, _Detail]:

@@ -13,7 +13,7 @@ from stagespan.errors import StagespanError
 from stagespan.pages.amounts import quoted
 from stagespan.pages.escaping import one_line
 from stagespan.recording.asking import Asker
-from stagespan.recording.segments import began_here
+from stagespan.recording.segments import open_meanwhile
 from stagespan.recording.slowness import Collection, RunSignature, Slowness, UsualRuns
 from stagespan.signature import describe, watch
 
@@ -99,7 +99,9 @@ class Watcher:
         slowness = msgspec.structs.replace(
             slowness,
             usual=_usual(recording, {span.stage for span in spans}),
-            neighbours=_neighbours(recording, part),
+            neighbours=open_meanwhile(
+                recording.segment_rows(), part.segment["number"], part.begin_ns, part.end_ns
+            ),
         )
         answer: Answer = {}
         slow = _slow_spans(spans, slowness.usual)
@@ -200,15 +202,3 @@ def _signature(slow: Sequence[Span], described: Answer) -> RunSignature | None:
     words = ", ".join(f"{one_line(name)} {describe(node)}" for name, node in inputs.items())
     took_ns = span.end_ns - span.begin_ns
     return RunSignature(span.id, span.stage, took_ns, words or "no arguments", signature)
-
-
-def _neighbours(recording: Recording, part: Part) -> int:
-    """Return how many other requests that began in the process were open meanwhile."""
-    number = part.segment["number"]
-    return sum(
-        request["number"] != number
-        and began_here(request)
-        and (request["received_ns"] or request["begin_ns"] or part.end_ns) < part.end_ns
-        and (request["end_ns"] or part.end_ns) > part.begin_ns
-        for request in recording.segments()
-    )

@@ -12,7 +12,7 @@ from stagespan.live.span_kinds import KINDS
 from stagespan.process import imports
 from stagespan.recording.segments import as_dicts, first_known_ns
 from stagespan.recording.source import RequestSource, latest_ns, with_open
-from stagespan.recording.spans import BATCH, OPEN_NS, Span, are_in, kinds_of, made
+from stagespan.recording.spans import BATCH, OPEN_NS, ReadSpans, Span, are_in, kinds_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -214,8 +214,16 @@ class Process:
         return spans + [span._replace(size=size, place=place) for span, size, place in of_batches]
 
     def _made(self, rows: NDArray[np.intp]) -> list[Span]:
-        times = {"offset_ns": self.offset_ns, "until_ns": self.last_ns}
-        return made(self.recording, self.spans[rows], self.amounts, **times) if len(rows) else []
+        if not len(rows):
+            return []
+        read = self._read._replace(rows=self.spans[rows])
+        return read.spans(offset_ns=self.offset_ns, until_ns=self.last_ns)
+
+    @cached_property
+    def _read(self) -> ReadSpans:
+        of = self.recording
+        texts = of.stage_names(), self.amounts, of.failures(), of.amounts_since_ns
+        return ReadSpans(self.spans, *texts)
 
     @cached_property
     def amounts(self) -> Amounts:

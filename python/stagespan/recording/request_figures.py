@@ -6,13 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-
 from stagespan.live import statistics
 from stagespan.live.quantiles import quantile
 from stagespan.live.span_kinds import TITLES
 from stagespan.pages.figures import Count, RecordedFigures
-from stagespan.recording.segments import began_here, first_known_ns, have_begun_here
+from stagespan.recording.segments import began_here, open_meanwhile
 from stagespan.recording.slow_causes import SlowFigures, slow_figures
 from stagespan.recording.spans import Span
 from stagespan.recording.timelines import Hop, Stretch, Timeline
@@ -237,16 +235,7 @@ def _open_meanwhile(timeline: Timeline) -> int | None:
         begins_ns, ends_ns = surroundings.times_ns
         is_open = (begins_ns < end_ns) & (ends_ns > timeline.begin_ns)
         return int(is_open.sum()) - (began_here(root.segment) and timeline.total_ns > 0)
-    rows = recording.segment_rows()
-    rows = rows[have_begun_here(rows) & (rows["number"] != number)]
-    begins_ns, ends_ns = (
-        np.where(times_ns == 0, end_ns, times_ns)
-        for times_ns in (
-            first_known_ns(rows, "received_ns", "begin_ns"),
-            first_known_ns(rows, "end_ns"),
-        )
-    )
-    return int(((begins_ns < end_ns) & (ends_ns > timeline.begin_ns)).sum())
+    return open_meanwhile(recording.segment_rows(), number, timeline.begin_ns, end_ns)
 
 
 class StageFigures(RecordedFigures, frozen=True):

@@ -196,6 +196,20 @@ def have_begun_here(rows: NDArray[np.void]) -> NDArray[np.bool_]:
     return have_begun
 
 
+def open_meanwhile(rows: NDArray[np.void], number: int, begin_ns: int, end_ns: int) -> int:
+    """Return how many other requests that have begun here were open between two Unix times."""
+    numpy = imports.load("numpy")
+    rows = rows[have_begun_here(rows) & (rows["number"] != number)]
+    begins_ns, ends_ns = (
+        numpy.where(times_ns == 0, end_ns, times_ns)  # what is unknown is the latest
+        for times_ns in (
+            first_known_ns(rows, "received_ns", "begin_ns"),
+            first_known_ns(rows, "end_ns"),
+        )
+    )
+    return int(((begins_ns < end_ns) & (ends_ns > begin_ns)).sum())
+
+
 Trace = tuple[int, int]
 """The halves of the id of a trace, both 0 if there is none."""
 

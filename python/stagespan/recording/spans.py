@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan import _core
 from stagespan.live.span_kinds import KINDS, Kind
@@ -73,20 +73,6 @@ class Span(NamedTuple):
         return share_ns + (self.place < rest_ns)
 
 
-class SpanTexts(Protocol):
-    """What the rows of spans refer to; the recording that they are from has it."""
-
-    def stage_names(self) -> list[str]:
-        """Return the names of the stages, to which the ``stage`` column is an index."""
-
-    def failures(self) -> Failures:
-        """Return the exceptions of spans by span id."""
-
-    @property
-    def amounts_since_ns(self) -> int:
-        """The amounts of all spans that began after this Unix time are known."""
-
-
 class ReadSpans(NamedTuple):
     """Rows of spans with what they refer to, without the recording that they are from."""
 
@@ -100,17 +86,47 @@ class ReadSpans(NamedTuple):
     amounts_since_ns: int
     """The work of rows that began after this Unix time is known."""
 
-    def stage_names(self) -> list[str]:
-        """Return the names of all stages."""
-        return self.names
+    def spans(self, *, offset_ns: int = 0, until_ns: int = 0) -> list[Span]:
+        """Return the spans as objects.
 
-    def failures(self) -> Failures:
-        """Return the exceptions of the rows, by span id."""
-        return self.errors
-
-    def spans(self) -> list[Span]:
-        """Return the spans as objects."""
-        return made(self, self.rows, self.work)
+        Their times are Unix times less ``offset_ns``. Open ones end at ``until_ns``, or where they
+        begin if that is later.
+        """
+        numpy, rows = imports.load("numpy"), self.rows
+        columns = {name: rows[name].tolist() for name in ("id", "parent", "thread", "suspended_ns")}
+        is_open = rows["end_ns"] == OPEN_NS
+        begin_ns = rows["begin_ns"] - offset_ns
+        end_ns = numpy.where(is_open, numpy.maximum(begin_ns, until_ns), rows["end_ns"] - offset_ns)
+        device_ns = rows["device_elapsed_ns"].astype(object)
+        device_ns[numpy.isnan(rows["device_elapsed_ns"])] = None
+        is_known = (rows["begin_ns"] > self.amounts_since_ns).tolist()
+        failed = ((rows["flags"] & _core.FLAG_ERROR) != 0).tolist()
+        none = None, None
+        exceptions = [self.errors.get(id_, none) for id_ in columns["id"]]
+        return list(
+            map(
+                Span,
+                columns["id"],
+                columns["parent"],
+                [self.names[code] for code in rows["stage"].tolist()],
+                [KINDS[code] for code in kinds_of(rows).tolist()],
+                begin_ns.tolist(),
+                end_ns.tolist(),
+                columns["thread"],
+                failed,
+                columns["suspended_ns"],
+                rows["depth"].tolist(),
+                device_ns.tolist(),
+                [
+                    self.work.get(id_, _NOTHING) if known else None
+                    for id_, known in zip(columns["id"], is_known, strict=True)
+                ],
+                [kind for kind, _ in exceptions],
+                [message for _, message in exceptions],
+                [None if math.isnan(cpu_ns) else int(cpu_ns) for cpu_ns in rows["cpu_ns"].tolist()],
+                is_open.tolist(),
+            )
+        )
 
 
 def kinds_of(spans: NDArray[np.void]) -> NDArray[Any]:
@@ -137,58 +153,6 @@ def of_requests(
     contiguous = imports.load("numpy").ascontiguousarray
     chosen = None if numbers is None else contiguous(numbers)
     return _core.spans_of_requests([contiguous(one) for one in spans], chosen)
-
-
-def made(
-    recording: SpanTexts,
-    rows: NDArray[np.void],
-    amounts: Amounts,
-    *,
-    offset_ns: int = 0,
-    until_ns: int = 0,
-) -> list[Span]:
-    """Return the spans of rows.
-
-    Their times are Unix times less ``offset_ns``. Open ones end at ``until_ns``, or where they
-    begin if that is later.
-    """
-    numpy = imports.load("numpy")
-    names = recording.stage_names()
-    columns = {name: rows[name].tolist() for name in ("id", "parent", "thread", "suspended_ns")}
-    is_open = rows["end_ns"] == OPEN_NS
-    begin_ns = rows["begin_ns"] - offset_ns
-    end_ns = numpy.where(is_open, numpy.maximum(begin_ns, until_ns), rows["end_ns"] - offset_ns)
-    device_ns = rows["device_elapsed_ns"].astype(object)
-    device_ns[numpy.isnan(rows["device_elapsed_ns"])] = None
-    is_known = (rows["begin_ns"] > recording.amounts_since_ns).tolist()
-    failed = ((rows["flags"] & _core.FLAG_ERROR) != 0).tolist()
-    failures = recording.failures() if any(failed) else {}
-    none = None, None
-    exceptions = [failures.get(id_, none) for id_ in columns["id"]]
-    return list(
-        map(
-            Span,
-            columns["id"],
-            columns["parent"],
-            [names[code] for code in rows["stage"].tolist()],
-            [KINDS[code] for code in kinds_of(rows).tolist()],
-            begin_ns.tolist(),
-            end_ns.tolist(),
-            columns["thread"],
-            failed,
-            columns["suspended_ns"],
-            rows["depth"].tolist(),
-            device_ns.tolist(),
-            [
-                amounts.get(id_, _NOTHING) if known else None
-                for id_, known in zip(columns["id"], is_known, strict=True)
-            ],
-            [kind for kind, _ in exceptions],
-            [message for _, message in exceptions],
-            [None if math.isnan(cpu_ns) else int(cpu_ns) for cpu_ns in rows["cpu_ns"].tolist()],
-            is_open.tolist(),
-        )
-    )
 
 
 def joined(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:
