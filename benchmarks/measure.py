@@ -34,46 +34,46 @@ async def _as_task(body: Callable[[], int], around: Any = _NOTHING) -> int:
 
 def _run(case: cases.Case, body: Callable[[int], Any], rounds: int) -> int:
     """Run the loop in the context that the case needs. Returns ns."""
-    found: int
+    took_ns: int
     match case.where:
         case "nested":
             with stagespan.span("outer"), stagespan.span("middle"):
-                found = body(rounds)
+                took_ns = body(rounds)
         case "request":
             with stagespan.request("benchmark"):
-                found = body(rounds)
+                took_ns = body(rounds)
         case "worker":
-            found = _worker.submit(body, rounds).result()
+            took_ns = _worker.submit(body, rounds).result()
         case "task":
-            found = asyncio.run(_as_task(lambda: body(rounds)))
+            took_ns = asyncio.run(_as_task(lambda: body(rounds)))
         case "nested task" | "request task":
             around = stagespan.span("outer") if case.where == "nested task" else stagespan.request()
-            found = asyncio.run(_as_task(lambda: body(rounds), around))
+            took_ns = asyncio.run(_as_task(lambda: body(rounds), around))
         case "coroutine":
-            found = asyncio.run(body(rounds))
+            took_ns = asyncio.run(body(rounds))
         case "uvloop":
             import uvloop
 
-            found = uvloop.run(body(rounds))
+            took_ns = uvloop.run(body(rounds))
         case "off":
             stagespan.disable()
-            found = body(rounds)
+            took_ns = body(rounds)
             stagespan.enable()
         case "told":  # as with STAGESPAN_OTEL_CONTEXT
             from stagespan.contexts import opentelemetry
 
             opentelemetry.add_exporter(case)
-            found = body(rounds)
+            took_ns = body(rounds)
             opentelemetry.remove_exporter(case)
         case "served" | "logged":
             _log.setLevel(logging.INFO if case.where == "logged" else logging.WARNING)
             began = time.perf_counter_ns()
             body(rounds)
             stagespan.flush()  # the work of the service thread is part of the cost, and ends here
-            found = time.perf_counter_ns() - began
+            took_ns = time.perf_counter_ns() - began
         case _:
-            found = body(rounds)
-    return found
+            took_ns = body(rounds)
+    return took_ns
 
 
 def _rounds_for(case: cases.Case, body: Callable[[int], Any], chunk_ns: float) -> int:

@@ -83,7 +83,7 @@ class Pair(NamedTuple):
     """A command and its reference."""
 
     what: str
-    own: list[str]
+    command: list[str]
     reference: str
     other: list[str]
     asked: float | None = None
@@ -96,25 +96,25 @@ class Pair(NamedTuple):
 def pairs_measured(pairs: list[Pair], run: Run) -> Iterator[Row]:
     """Measure pairs in turns, and yield a row for the CPU time of each, and one for its memory."""
     for pair in pairs:
-        own: list[Used] = []
+        new: list[Used] = []
         other: list[Used] = []
         less_s: list[float] = []
         for _ in range(run.rounds):
             for _ in range(1 if run.quick else 2):
-                own.append(used(pair.own))
+                new.append(used(pair.command))
                 other.append(used(pair.other))
                 less_s.append(0.0 if pair.less is None else used(pair.less).cpu_s)
             if not _is_disturbed([one.cpu_s for one in other]):
                 break
         load = os.getloadavg()[0]
         is_disturbed = _is_disturbed([one.cpu_s for one in other])
-        own_s, other_s = (min(one.cpu_s for one in of) - min(less_s) for of in (own, other))
+        own_s, other_s = (min(one.cpu_s for one in of) - min(less_s) for of in (new, other))
         yield Row(
             *(pair.what, f"{own_s:.2f} s", pair.reference, f"{other_s:.2f} s"),
             *(own_s / max(other_s, 1e-9), pair.asked, load, is_disturbed),
         )
         if pair.asked_mb is not None:
-            own_mb, other_mb = (min(one.mb for one in of) for of in (own, other))
+            own_mb, other_mb = (min(one.mb for one in of) for of in (new, other))
             yield Row(
                 *(f"{pair.what}: memory", f"{own_mb:.0f} MB", pair.reference, f"{other_mb:.0f} MB"),
                 *(own_mb / other_mb, pair.asked_mb, load),
@@ -225,7 +225,7 @@ def _cases(command: list[str], run: Run) -> dict[str, float]:
 
 def spans(run: Run) -> Iterator[Row]:
     """Yield what spans cost: the least of a case and of its reference in all processes."""
-    own: list[dict[str, float]] = []
+    new: list[dict[str, float]] = []
     earlier: list[dict[str, float]] = []
     try:
         programs = native.build()
@@ -233,27 +233,27 @@ def spans(run: Run) -> Iterator[Row]:
         print(f"Without C++ spans: {error}", file=sys.stderr)
         programs = None
     for _ in range(2 * run.rounds):
-        own.append(_cases([sys.executable, "-m", "benchmarks.measure"], run))
+        new.append(_cases([sys.executable, "-m", "benchmarks.measure"], run))
         if programs is not None:
             found = native.measure(programs, 3_000 if run.quick else 12_000, 3 if run.quick else 61)
-            own[-1] |= {name: min(of) for name, of in found["ns"].items()}
+            new[-1] |= {name: min(of) for name, of in found["ns"].items()}
         if run.against is not None:
             earlier.append(_cases(run.earlier("benchmarks.measure"), run))
-        used_of = {one.of for one in _SPANS if one.of in own[0]}
-        if not any(_is_disturbed([process[name] for process in own]) for name in used_of):
+        used_of = {one.of for one in _SPANS if one.of in new[0]}
+        if not any(_is_disturbed([process[name] for process in new]) for name in used_of):
             break
     load = os.getloadavg()[0]
     for line in _SPANS:
-        if line.case not in own[0] or line.of not in own[0]:
+        if line.case not in new[0] or line.of not in new[0]:
             continue  # the other tool is not installed
-        is_disturbed = _is_disturbed([one[line.of] for one in own])
-        ns, of_ns = (_least(own, name, line.less) for name in (line.case, line.of))
+        is_disturbed = _is_disturbed([one[line.of] for one in new])
+        ns, of_ns = (_least(new, name, line.less) for name in (line.case, line.of))
         yield Row(
             *(line.what, _ns(ns), line.reference, _ns(of_ns)),
             *(ns / max(of_ns, 0.1), cases.MOST.get(line.case), load, is_disturbed),
         )
     for line in _AGAINST if earlier else ():
-        ns, of_ns = (_least(processes, line.case, line.less) for processes in (own, earlier))
+        ns, of_ns = (_least(processes, line.case, line.less) for processes in (new, earlier))
         yield Row(
             *(line.what, _ns(ns), "the earlier version", _ns(of_ns)),
             *(ns / max(of_ns, 0.1), line.asked, load),
@@ -301,10 +301,10 @@ def commands(run: Run) -> Iterator[Row]:
         live = str(reading_recordings.recording_of("requests", requests, folder))
         trace = str(Path(folder, "trace.json"))
         decode = [sys.executable, "-c", reading_recordings.DECODE, str(kept)]
-        own = [*_COMMAND, "requests"]
+        verb = [*_COMMAND, "requests"]
         pairs = [
             Pair(
-                *(f"`requests DIR`, {requests:,} kept", [*own, str(kept)]),
+                *(f"`requests DIR`, {requests:,} kept", [*verb, str(kept)]),
                 *("gunzip and msgspec", decode, 5.0, 3.0),
             )
         ]
@@ -318,11 +318,13 @@ def commands(run: Run) -> Iterator[Row]:
                 "requests", requests, f"{folder}/earlier", run.earlier(_SCRAPES)
             )
             the, other = "the earlier version", run.earlier("stagespan", "requests", str(of))
-            pairs.append(Pair(f"`requests`, {requests:,} live", [*own, live], the, other, 0.3, 0.3))
+            pairs.append(
+                Pair(f"`requests`, {requests:,} live", [*verb, live], the, other, 0.3, 0.3)
+            )
             perfetto = ["--perfetto", trace]
             pairs.append(
                 Pair(
-                    *("the same, `--perfetto`", [*own, live, *perfetto]),
+                    *("the same, `--perfetto`", [*verb, live, *perfetto]),
                     *(the, [*other, *perfetto], 0.3, 0.3),
                 )
             )
@@ -351,12 +353,12 @@ def _harness(run: Run, folder: Path) -> Pair:
 def scrapes(run: Run) -> Iterator[Row]:
     """Yield what a scrape of 1,000 stages takes, and one of 200 processes."""
     part = 100 if run.quick else 1
-    own, earlier = _scraped("stages", reading_recordings.STAGES // part, run)
+    new, earlier = _scraped("stages", reading_recordings.STAGES // part, run)
     load = os.getloadavg()[0]
     if earlier:
         count = reading_recordings.STAGES // part
-        yield _scrape_row(f"a scrape of {count:,} stages", own, earlier, 0.35)
-    line = min(one[1] for one in own)
+        yield _scrape_row(f"a scrape of {count:,} stages", new, earlier, 0.35)
+    line = min(one[1] for one in new)
     yield Row(
         *("a line of a scrape", f"{line:.2f}", "a line of `prometheus_client`", "1"),
         *(line, 0.8, load),
@@ -369,19 +371,19 @@ def scrapes(run: Run) -> Iterator[Row]:
 
 def _scraped(what: str, count: int, run: Run) -> tuple[list[list[float]], list[list[float]]]:
     """Return what `reading_recordings.scraped` returns in turns for both versions."""
-    own: list[list[float]] = []
+    new: list[list[float]] = []
     earlier: list[list[float]] = []
     for _ in range(run.rounds):
-        own.append(reading_recordings.scraped([sys.executable, "-m", _SCRAPES], what, count))
+        new.append(reading_recordings.scraped([sys.executable, "-m", _SCRAPES], what, count))
         if run.against is not None:
             earlier.append(reading_recordings.scraped(run.earlier(_SCRAPES), what, count))
-        if len(own) > 1 and not _is_disturbed([one[0] for one in earlier or own]):
+        if len(new) > 1 and not _is_disturbed([one[0] for one in earlier or new]):
             break
-    return own, earlier
+    return new, earlier
 
 
-def _scrape_row(what: str, own: list[list[float]], earlier: list[list[float]], asked: float) -> Row:
-    least, of = (min(one[0] for one in of) for of in (own, earlier))
+def _scrape_row(what: str, new: list[list[float]], earlier: list[list[float]], asked: float) -> Row:
+    least, of = (min(one[0] for one in of) for of in (new, earlier))
     return Row(
         *(what, f"{least * 1e3:.0f} ms", "the earlier version", f"{of * 1e3:.0f} ms"),
         *(least / of, asked, os.getloadavg()[0]),

@@ -207,17 +207,17 @@ def row_of(line: Line, runs: Runs) -> Row | None:
             value / (run[line.reference] - (run[line.less] if line.both_less else 0.0))
             for value, run in zip(differences_ns, runs, strict=True)
         )
-    budget, within = "", True
+    budget, fits = "", True
     most = cases.MOST.get(line.case)
     if ratio is not None and most is not None:
         budget = f"{most:g} x" + (f" ({line.aim:g})" if line.aim else "")
-        within = ratio <= most
+        fits = ratio <= most
     elif line.most_ns:
-        budget, within = f"{line.most_ns:,g} ns", ns <= line.most_ns
+        budget, fits = f"{line.most_ns:,g} ns", ns <= line.most_ns
     elif line.nothing:
         noise = max(noise_ns(runs), 0.5)
-        budget, within = f"0 +-{noise:.1f} ns", abs(ns) <= noise
-    verdict = ("within" if within else "OVER") if budget else ""
+        budget, fits = f"0 +-{noise:.1f} ns", abs(ns) <= noise
+    verdict = ("within" if fits else "OVER") if budget else ""
     reference = _SHORT[line.reference or line.less] if line.reference or line.less else ""
     return Row(
         line.what,

@@ -363,8 +363,8 @@ def _ratio(measured: dict[str, Measured], case: str, base: str, figure: int) -> 
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
-def _medians(found: dict[str, Measured], figure: int) -> list[str]:
-    return [f"{statistics.median(turn[figure] for turn in of.turns):.2f}" for of in found.values()]
+def _medians(cases: dict[str, Measured], figure: int) -> list[str]:
+    return [f"{statistics.median(turn[figure] for turn in of.turns):.2f}" for of in cases.values()]
 
 
 def show(cases: dict[str, Case], measured: dict[str, Measured]) -> None:

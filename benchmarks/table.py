@@ -21,9 +21,9 @@ def _figure(value: float) -> str:
     )
 
 
-def _special(found: dict[str, Any]) -> list[tuple[str, ...]]:
+def _special(measured: dict[str, Any]) -> list[tuple[str, ...]]:
     """Rows whose figures are not nanoseconds per statement."""
-    processes, startup = found["processes"], found["startup"]
+    processes, startup = measured["processes"], measured["startup"]
     grown = max(process["growth_bytes"] / process["growth_spans"] for process in processes)
     heavy = ", ".join(startup["imported_too"])
     imported = startup["import_ms"]
@@ -50,8 +50,8 @@ def _special(found: dict[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def _reading(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    process = found["processes"][0]
+def _reading(measured: dict[str, Any]) -> list[tuple[str, ...]]:
+    process = measured["processes"][0]
     return [
         (f"stats() of {process['stages']} stages", f"{process['stats_ms']:.2f} ms", *[""] * 5),
         (f"spans(), {process['spans_read']:,} of them", f"{process['spans_ms']:.2f} ms", *[""] * 5),
