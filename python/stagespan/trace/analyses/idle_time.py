@@ -24,7 +24,7 @@ from stagespan.trace.derived.gaps import (
     split_idle,
 )
 from stagespan.trace.derived.host_work import loader_starts, mostly_filled_by
-from stagespan.trace.derived.step_ranges import step_begins
+from stagespan.trace.derived.step_ranges import ran_before, step_begins
 from stagespan.trace.derived.task_queue import origins
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.read.intervals import Cover
@@ -143,18 +143,19 @@ def base_idle(trace: Trace) -> BaseIdle | None:
         overhead = profiler_time(trace).time_in(launched, work)
         idle[causes.LAUNCH] = idle.get(causes.LAUNCH, 0) + work - launched
         _move(idle, causes.LAUNCH, causes.PROFILER, overhead)
-        # No launch of a warm program takes this long.
+        # The launches of a program that has run for a while seldom take this long.
         called = min(int(events.end_ns[call]), work) - launched
         called -= profiler_time(trace).time_in(launched, launched + called)
         if called > QUIET_NS:
-            _move(idle, causes.LAUNCH, causes.START_UP, called)
+            long = causes.RUNTIME_CALL if ran_before(trace) else causes.START_UP
+            _move(idle, causes.LAUNCH, long, called)
     if before:
         # Without its launch, it is unknown what the device's first work waited for.
         cause = causes.NOT_TRACED if call < 0 else PREPARATION
         idle[cause] = idle.get(cause, 0) + before
         preparing = mostly_filled_by(trace, base.begin_ns, before)
         explained = _of_edge(trace, call, base.begin_ns, launched)
-        if call >= 0:
+        if call >= 0 and not ran_before(trace):
             started, time = _start_before(trace, call, base.begin_ns, launched)
             explained[causes.START_UP] = explained.get(causes.START_UP, 0) + time
         for of, time in explained.items():
@@ -189,7 +190,8 @@ def mostly_compiles(trace: Trace) -> bool:
 
 
 # What the host does before the device's first work and after its last has the causes of gaps. The
-# rest is preparation. Calls that are long before the first work are part of the start.
+# rest is preparation. Calls that are long before the first work are part of the start, unless the
+# program ran before.
 _AT_EDGES = {
     causes.GRAPH_CAPTURE: causes.GRAPH_CAPTURE,
     causes.KERNEL_LOADING: causes.KERNEL_LOADING,
@@ -213,6 +215,7 @@ def _of_edge(trace: Trace, call: int, begin_ns: int, end_ns: int) -> dict[str, i
     for cause, time in host_classes(trace, call, begin_ns, end_ns).items():
         named = _AT_EDGES.get(cause)
         if named is not None and (first or named != causes.START_UP):
+            named = cause if named == causes.START_UP and ran_before(trace) else named
             times[named] = times.get(named, 0) + time
     if waited := early_waiting(trace).time_in(begin_ns, end_ns) if first else 0:
         times[causes.EARLIER_WORK] = waited

@@ -19,7 +19,12 @@ from stagespan.pages.amounts import counted
 from stagespan.pages.result import shortened
 from stagespan.trace.derived.chains import passes_nothing_on
 from stagespan.trace.derived.device import COMPUTE, device_work, launch_of, launches, streams
-from stagespan.trace.derived.idle_causes import MARKS, STEP_MARKS
+from stagespan.trace.derived.idle_causes import (
+    CAPTURE_BEGINS,
+    GRAPH_LAUNCHES,
+    MARKS,
+    STEP_MARKS,
+)
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.derived.threads import among, named, outermost, threads
 from stagespan.trace.derived.trees import tree_of
@@ -227,6 +232,21 @@ def step_begins(trace: Trace) -> Numbers:
     """Return the begins of steps on the host in ns, ascending; empty if unknown."""
     found = step_ranges(trace)
     return found.begin_ns if found is not None and found.on_host else np.empty(0, dtype=np.int64)
+
+
+@once
+def ran_before(trace: Trace) -> bool:
+    """Whether the program ran before the trace: it did steps, or captured a graph that it launches.
+
+    The profiler counts all steps, also those that it does not record.
+    """
+    calls = launches(trace)
+    if among(calls, trace, GRAPH_LAUNCHES).any() and not among(calls, trace, CAPTURE_BEGINS).any():
+        return True
+    marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, PROFILER_STEP)
+    names = (trace.names[code] for code in values_of(trace.events.name[marks]).tolist())
+    numbers = [int(last) for name in names if (last := name.rpartition("#")[2]).isdigit()]
+    return min(numbers, default=0) > 0
 
 
 def _of_profiler(trace: Trace) -> StepRanges | None:

@@ -125,6 +125,19 @@ def test_a_cold_first_launch_is_neither_the_verdict_nor_a_gain(tmp_path: Path) -
     assert all("device graph would help" not in each.text for each in found.findings())
 
 
+@pytest.mark.parametrize("evidence", ["steps", "graph"])
+def test_a_program_that_ran_before_does_not_start_up(evidence: str, tmp_path: Path) -> None:
+    # GIVEN the same launch in a later step, or before the launch of a graph of before the trace
+    program = cold(500_000)
+    if evidence == "steps":
+        program.event("ProfilerStep#3", "user_annotation", 0, program.now)
+    else:
+        program.graph([50, 50], 100)
+    parts = analyze(program.trace(tmp_path)).results["verdict"].to_dict()["parts_us"]
+    assert "start_up" not in parts
+    assert parts["runtime_call"] == pytest.approx(500_000, abs=30)
+
+
 def test_a_short_first_launch_is_only_a_launch(tmp_path: Path) -> None:
     found = analyze(cold(20, busy=100).trace(tmp_path))
     assert "start_up" not in found.results["verdict"].to_dict()["parts_us"]
