@@ -54,15 +54,13 @@ from stagespan.trace.read.view import operators_of
 _LEAST_TIMES = 4
 _LEAST_LENGTH = 3
 _MOST = 6
-# The most layers in addition to the repetitions.
-_MOST_MORE = 2
+# The most layers relative to the repetitions.
+_MOST_MORE = 2.0
 # The most layers in a block, and the fraction of it that belongs to only one of them.
 _MOST_PARTS = 4
 _FEW = 0.1
 # The least part of the calls of a model that is in layers.
 _MOSTLY = 0.75
-# The most layers by calls of attention, relative to the repetitions.
-_MOST_MORE_BY_ATTENTION = 2.0
 # The largest difference of the time of an attention call from that in the block.
 _ALIKE = 0.5
 # Percent of the time: layers that take less are not named in the line of the result.
@@ -422,10 +420,10 @@ def _block(trace: Trace, rows: Rows, runs: list[Repeat], origin_ns: int) -> Laye
 def _layers(rows: Rows, block: Rows, times: int, trace: Trace) -> int:
     """The number of layers in a repeated block, counted by calls of attention if it has any.
 
-    The work at the beginning or end of the model can be adjacent to the first or last layer, which
-    then does not repeat exactly, but still contains most of a block's events. Layers that
-    alternate, such as two kinds of attention, form one block, in which almost every event occurs
-    several times.
+    The work at the beginning or end of the model can be adjacent to the first or last layer, and
+    times that are inexact can exchange events of two layers. These then do not repeat exactly, but
+    most of a block's events still occur once in each. Layers that alternate, such as two kinds of
+    attention, form one block, in which almost every event occurs several times.
 
     Layers that are not part of a repetition at all are found by their attention, which takes about
     as long as that in the block.
@@ -434,8 +432,10 @@ def _layers(rows: Rows, block: Rows, times: int, trace: Trace) -> int:
     found, counts = counts_of(trace.events.name[rows])
     total = counts[np.searchsorted(found, inside)]
     layers = times
-    for more in range(times + 1, times + _MOST_MORE + 1):
-        if per_block[total == more * per_block].sum() > len(block) / 2:
+    for more in range(times + 1, int(_MOST_MORE * times) + 1):
+        fits = total == more * per_block
+        # Of a name that occurs in all of a block, the number is not evidence.
+        if per_block[fits].sum() > len(block) / 2 and fits.sum() > len(inside) / 2:
             layers = more
     for parts in range(_MOST_PARTS, 1, -1):
         single = per_block[per_block % parts != 0].sum()
@@ -463,7 +463,7 @@ def _by_attention(rows: Rows, block: Rows, times: int, parts: int, trace: Trace)
     in_block = int((events.name[block] == events.name[heaviest]).sum())
     found = int((same & alike).sum()) * parts // in_block
     # Far more than the repetitions are calls of another model.
-    return found if found <= _MOST_MORE_BY_ATTENTION * times * parts else 0
+    return found if found <= _MOST_MORE * times * parts else 0
 
 
 def _outermost(trace: Trace) -> Rows:

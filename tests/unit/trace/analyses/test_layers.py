@@ -190,8 +190,12 @@ def test_what_interrupts_the_layers_does_not_make_two_of_them(tmp_path: Path) ->
         ("x" + "abcdef" * 9 + "abcdey", 9, 10),
         # Layers with two sorts of attention take turns.
         (("abcdefghijks" + "abcdefghijkt") * 6, 6, 12),
+        # Inexact times exchanged kernels of three pairs of layers.
+        ("abcdef" * 6 + "abcdaebfcdef" * 3 + "abcdef" * 5, 11, 17),
         # What follows the layers has one of their kernels, too.
         ("abcdef" * 8 + "af", 8, 8),
+        # What precedes them has as many of their most frequent kernel as some layers.
+        ("c" + "a" * 12 + "d" + ("a" * 4 + "b") * 6, 6, 6),
     ],
 )
 def test_layers_are_counted_by_their_common_kernels(
