@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_percent, in_words, three_digits
+from stagespan.pages.amounts import counted, in_percent, in_words, listed, three_digits
 from stagespan.pages.figures import Count, Figures, Internal, MeanNs, Ns, one_of
 from stagespan.pages.result import Chart, Finding, Gain, StructResult, Table, Unavailable, share
 from stagespan.trace.analyses.kernel_rows import KIND_OF_CODE, KernelRows, kernel_rows
@@ -30,6 +30,7 @@ from stagespan.trace.derived.kernel_kinds import (
     ATTENTION,
     COMMUNICATION,
     CONVOLUTION,
+    KINDS,
     MATMUL,
     MOE,
     TRITON,
@@ -73,9 +74,13 @@ _WRITTEN = 50
 _DRAWN = 100
 # Percent of all work: with less in products that have no rate, the sum is almost complete.
 _MUCH_UNRATED = 5.0
+_MOSTLY_UNRATED = 50.0
 _MAY_BE_PRODUCTS = [
     KIND_OF_CODE.index(kind) for kind in (MATMUL, CONVOLUTION, ATTENTION, MOE, TRITON)
 ]
+_CALLED = KINDS | {TRITON: "Triton kernels"}
+# The least part of the time without a rate: kinds that take less of it are not named.
+_NAMED = 0.1
 _ARGUMENTS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 NO_SHAPES, GRAPH, NO_OPERATOR = "no_shapes", "device_graph", "no_operator"
 NO_FORMULA, UNKNOWN, COMMUNICATES, WRAPS = "no_formula", "unknown", "communication", "wrapper"
@@ -149,8 +154,9 @@ class Rates(StructResult, frozen=True):
     on_device: bool
     vendor: Internal[str | None] = None
     appends: Internal[Appends | None] = None
-    unrated_products_ns: Internal[int] = 0
-    """The time of products, convolutions, attention and Triton kernels without a rate."""
+    unrated_ns: Internal[dict[str, int]] = msgspec.field(default_factory=dict)
+    """The time of products, convolutions, attention and Triton kernels without a rate by kind, the
+    longest first."""
 
     @property
     def work(self) -> str:
@@ -166,15 +172,17 @@ class Rates(StructResult, frozen=True):
         if (rated.peak_percent or 0.0) > OTHER_DEVICE:
             peak = ", more than its peak: the device is another one"
         whole, flops = self.base.whole_ns, rated.flops or 0.0
-        unrated = share(self.unrated_products_ns, self.work_ns)
+        unrated_ns = sum(self.unrated_ns.values())
+        unrated = share(unrated_ns, self.work_ns)
         least = "at least " if unrated >= _MUCH_UNRATED else ""
         text = (
             f"{least}{in_words(flops, 'FLOP')} in {in_words(whole, 'ns')} of {self.base.label}:"
             f" {least}{in_words(flops / max(whole, 1) * 1e9, 'FLOP/s')}{peak}"
         )
         if least:
-            work = f"{in_percent(unrated)} of {self.work}"
-            text += f". {work} is products or Triton kernels without a rate"
+            kinds = [_CALLED[k] for k, ns in self.unrated_ns.items() if ns >= _NAMED * unrated_ns]
+            part = f"{in_percent(unrated)} of {self.work} is {listed(kinds)} without a rate"
+            text = f"unknown: {part}" if unrated > _MOSTLY_UNRATED else f"{text}. {part}"
         return text
 
     def findings(self) -> list[Finding]:
@@ -518,7 +526,7 @@ class _Found:
             on_device=self._on_device,
             vendor=vendor_of(self._trace),
             appends=self._appends(),
-            unrated_products_ns=self._unrated_products_ns(),
+            unrated_ns=self._unrated_ns(),
         )
 
     def _appends(self) -> Appends | None:
@@ -537,10 +545,11 @@ class _Found:
             gain=gain_without_rows(self._trace, self._rows[rows], times, how),
         )
 
-    def _unrated_products_ns(self) -> int:
+    def _unrated_ns(self) -> dict[str, int]:
         may_be = np.isin(self._kernels.kind, _MAY_BE_PRODUCTS)
         unrated = may_be & ~self._is_rated & ~np.isin(self._call, self._wraps)
-        return int(self._time[unrated].sum())
+        found = grouped(self._kernels.kind[unrated].astype(np.int64), self._time[unrated])
+        return {KIND_OF_CODE[each.code]: each.time_ns for each in found}
 
     def _work(self, part: Column | None = None) -> list[tuple[str | None, Work]]:
         """Return the work of each part by kind, with the part's name, the longest first."""
