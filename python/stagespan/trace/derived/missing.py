@@ -97,6 +97,10 @@ def not_of_torch(trace: Trace) -> str | None:
     categories = unknown_categories(trace)
     if not categories:
         return None
+    if categories == [""]:
+        return (
+            "The events have no category (`cat`): another program than torch.profiler wrote them."
+        )
     shown = quoted(shortened(name, 40) for name in categories)
     return f"The events have the categories {shown}, which torch.profiler does not write."
 

@@ -59,6 +59,8 @@ _OF_TORCH = re.compile(
     r"|overhead|trace|\w*instant_event|fwd_?bwd|ac2g|async_\w+|collective_comm|\w+_queue|\w*memory\w*)$"
 )
 _PLANE = re.compile(r"^/(host|device):")
+# Processes of tensorflow.python.client.timeline.
+_OF_SESSION = re.compile(r"^/job:\S+ (Compute|Tensors)$")
 _DRIVER_CALL = re.compile(r"^(cu|cuda|hip|hsa_|nccl|ze)[A-Z]\w+")
 
 
@@ -91,6 +93,8 @@ def what_events_are(trace: Trace) -> str | None:
         tool, viewer = "Ray", "Perfetto"
     elif categories == {""} and any(map(_PLANE.match, trace.process_names.values())):
         tool, viewer = "JAX or TensorFlow", "XProf"
+    elif any(map(_OF_SESSION.match, trace.process_names.values())):
+        tool, viewer = "TensorFlow", "Perfetto"
     elif categories == {""} and any(map(_DRIVER_CALL.match, trace.names)):
         what = "a timeline of driver calls without the work of a device, as eBPF tools write it"
         return _sentence((what, _RECORD))
@@ -100,9 +104,13 @@ def what_events_are(trace: Trace) -> str | None:
 
 
 def unknown_categories(trace: Trace) -> list[str]:
-    """Return the categories of a trace; an empty list if torch.profiler writes one of them."""
+    """Return the categories of a trace; an empty list if torch.profiler writes one of them.
+
+    The only one is "" if no event has a category.
+    """
     names = [name for name in trace.categories if name]
-    return [] if any(map(_OF_TORCH.match, names)) else sorted(names)
+    none = [""] if len(trace.events) else []
+    return [] if any(map(_OF_TORCH.match, names)) else sorted(names) or none
 
 
 def _sentence(what: tuple[str, str] | None) -> str | None:

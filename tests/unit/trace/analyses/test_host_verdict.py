@@ -212,3 +212,15 @@ def test_an_empty_trace_has_no_verdict(tmp_path: Path) -> None:
     found = verdict.analyze(read_trace(path))
     assert isinstance(found, Unavailable)
     assert found.reason.startswith("Cannot tell: the trace contains no device events")
+
+
+def test_events_without_categories_are_of_another_program(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(
+        json.dumps([{"ph": "X", "name": "infer", "pid": 1, "tid": 1, "ts": 1, "dur": 2}])
+    )
+    found = analyze(read_trace(path))
+    reason = found.results["verdict"]
+    assert isinstance(reason, Unavailable)
+    assert "no category (`cat`): another program than torch.profiler" in reason.reason
+    assert found.missing() == []

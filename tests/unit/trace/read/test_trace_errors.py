@@ -335,6 +335,10 @@ def _process(name: str) -> dict[str, object]:
             {"traceEvents": [_process("/host:CPU"), _event("PjitFunction(f)", pid=7), {}]},
             "JAX or TensorFlow",
         ),
+        (
+            [_process("/job:localhost/replica:0/task:0/cpu:0 Compute"), _event("NoOp", cat="Op")],
+            "TensorFlow",
+        ),
         ([_event("cuMemAlloc_v2"), _event("cuLaunchKernel", ts=20.0)], "eBPF"),
         ({"rocprofiler-sdk-tool": [{"buffer_records": {}}]}, "rocprofv3"),
     ],
