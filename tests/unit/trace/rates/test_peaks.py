@@ -73,6 +73,8 @@ def test_devices_are_found_by_odd_names(
         ("NVIDIA GeForce RTX 4090 Laptop GPU", 16 * GIB, 76),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None, None),
         ("NVIDIA GeForce RTX 5090 Laptop GPU", None, None),
+        ("NVIDIA GeForce RTX 3050 Ti Laptop GPU", None, None),
+        ("Quadro RTX 6000 with Max-Q Design", 24 * GIB, 72),
         ("Quadro RTX 6000 with Max-Q Design", None, None),
         # A part of a device has a part of its rates.
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5 * GIB, 14),
