@@ -30,7 +30,12 @@ from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.gains import gain_of_work, gain_shared_by
 from stagespan.trace.derived.gaps import QUIET_NS
 from stagespan.trace.derived.host_work import FIRST_BATCH, LOADER_STARTS, host_work
-from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
+from stagespan.trace.derived.idle_causes import (
+    COMMUNICATES,
+    MARKS,
+    PREPARES_COMPILED,
+    loads_data,
+)
 from stagespan.trace.derived.missing import DAMAGED_TIMES
 from stagespan.trace.derived.step_ranges import step_begins, step_ranges
 from stagespan.trace.derived.threads import Axis, named
@@ -108,7 +113,8 @@ def analyze(trace: Trace) -> Host | Unavailable:
     communicates = named(trace, COMMUNICATES)
     marks = trace.rows_of(["user_annotation", "cpu_op"])
     frames = trace.rows_of(["python_function"])
-    operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & ~communicates
+    prepares = trace.rows_of(["cpu_op"]) & named(trace, PREPARES_COMPILED)
+    operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & ~communicates & ~prepares
     if not operators.any():
         return Unavailable(
             "The trace has no operators, so the use of the host's time is unknown.", "no_operators"
@@ -137,7 +143,7 @@ def analyze(trace: Trace) -> Host | Unavailable:
     begins, ends = _between(covers.values(), base.whole_ns)
     long = ends - begins > QUIET_NS
     begins, ends = begins[long], ends[long]
-    fillers = (trace.rows_of(_FILLERS) | launches(trace)) & ~named(trace, _NO_FILLER)
+    fillers = (trace.rows_of(_FILLERS) | launches(trace)) & ~named(trace, _NO_FILLER) | prepares
     seen = 2 * cover_of(fillers).length(begins, ends) >= ends - begins
     starts = ~seen & _starts_loader(trace, axis, begins, ends)
     covers[LOADER_START] |= Cover(begins[starts], ends[starts])

@@ -8,7 +8,13 @@ import msgspec
 import numpy as np
 
 from stagespan.trace.derived.device import launches
-from stagespan.trace.derived.idle_causes import COMMUNICATES, COMPILES, MARKS, loads_data
+from stagespan.trace.derived.idle_causes import (
+    COMMUNICATES,
+    COMPILES,
+    MARKS,
+    PREPARES_COMPILED,
+    loads_data,
+)
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
 from stagespan.trace.derived.threads import ThreadIndex, named, time_index
 from stagespan.trace.read.groups import median, values_of
@@ -41,6 +47,7 @@ def host_work(trace: Trace) -> HostWork:
     communicates = marks & named(trace, COMMUNICATES)
     compiles = marks & named(trace, COMPILES)
     operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & ~communicates & ~compiles
+    operators &= ~named(trace, PREPARES_COMPILED)
     rows = np.flatnonzero(operators)
     others = [np.flatnonzero(each) for each in (communicates, compiles)]
     communicating = Cover(*_times(trace, others[0]))

@@ -189,6 +189,10 @@ MARKS = re.compile(r"#")
 STEP_MARKS = re.compile(r"^ProfilerStep[#*]")
 """The profiler's annotations of whole steps."""
 COMPILES = re.compile(r" \(dynamo_timed\)$")
+PREPARES_COMPILED = re.compile(
+    r"^(?:TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue)$"
+)
+"""Events of category cpu_op before the operators of compiled code."""
 _COMPILES_FRAME = re.compile(
     r"triton/compiler/compiler\.py\(\d+\): compile$"
     r"|torch/utils/cpp_extension\.py\(\d+\): (?:load|load_inline|_jit_compile)$"

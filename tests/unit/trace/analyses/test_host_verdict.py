@@ -119,6 +119,22 @@ def test_a_first_compilation_is_the_verdict(tmp_path: Path) -> None:
     assert finding.gain.time_ns == finding.numbers["time_ns"] == 900_000 * US
 
 
+def test_looking_up_compiled_code_is_no_operator(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(3):
+        with program.within("TorchDynamo Cache Lookup"):
+            program.work(700)
+        with program.within("Torch-Compiled Region: 0/0"), program.within("CompiledFunction"):
+            operator(program, 300)
+    trace = program.trace(tmp_path)
+    found = verdict_of(trace)
+    assert found.parts_ns == {"other": 2_100 * US, "operators": 900 * US}
+    assert "mostly in TorchDynamo Cache Lookup (2.10 ms)" in found.sentence
+    # THEN the kinds of operators have the time in which operators ran
+    kinds = analyze(trace).results["kernels"].to_dict()["by_kind"]
+    assert sum(kind["time_us"] for kind in kinds) == 900
+
+
 def test_loading_data_and_the_time_between_operators(tmp_path: Path) -> None:
     loading, between = Program(), Program()
     for _ in range(5):
