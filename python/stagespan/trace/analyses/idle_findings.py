@@ -65,7 +65,9 @@ _NOT_SEEN = {
 }
 """The end of the sentence about a cause of which the trace shows nothing."""
 # Causes that also occur before the device's first work and after its last.
+_CALLS = (causes.RUNTIME_CALL, causes.MEMORY_ALLOCATION)
 _AT_EDGES = (
+    *_CALLS,
     *causes.causes_of("once"),
     causes.COMPILATION,
     causes.DATA_LOADING,
@@ -145,7 +147,7 @@ def _of_start(trace: Trace, base_idle: BaseIdle, cause: str) -> tuple[Evidence, 
     if cause == causes.EARLIER_WORK:
         waits = early_waits(trace)
         return (evidence(trace, int(waits[np.argmax(trace.events.dur_ns[waits])])),)
-    if cause != causes.START_UP:
+    if cause != causes.START_UP and cause not in _CALLS:
         return ()
     events, base = trace.events, base_idle.base
     device = device_work(trace).rows
@@ -153,7 +155,8 @@ def _of_start(trace: Trace, base_idle: BaseIdle, cause: str) -> tuple[Evidence, 
     rows = np.flatnonzero(launches(trace) & (events.begin_ns < first))
     rows = rows[events.end_ns[rows] > base.begin_ns]
     longest = [] if len(rows) == 0 else [int(rows[np.argmax(events.dur_ns[rows])])]
-    started = [base_idle.started_in] if base_idle.started_in >= 0 else []
+    starts = cause == causes.START_UP and base_idle.started_in >= 0
+    started = [base_idle.started_in] if starts else []
     return tuple(evidence(trace, row) for row in longest + started)
 
 
@@ -439,9 +442,16 @@ class IdleFindings(msgspec.Struct, frozen=True):
             return f" (the median gap is {in_words(self.queued_gap_ns, 'ns')})"
         if cause == causes.LAUNCH and self.kernel_ns is not None:
             return f", while the median kernel takes {in_words(self.kernel_ns, 'ns')}"
-        if self.evidence[cause] and cause not in (causes.GRAPH, causes.UNSEEN_WAIT):
+        gaps = self.evidence[cause]
+        if len(gaps) >= self.gaps_by_cause.get(cause, 0):
+            # Most of the time can be before all gaps, or after them.
+            inside = sum(each.figure or 0 for each in gaps)
+            gaps = gaps if 2 * inside >= self.by_cause[cause] else ()
+        if gaps and cause in _CALLS and not self.gaps_by_cause.get(cause):
+            return f", mostly in {shortened(gaps[0].event)}"
+        if gaps and cause not in (causes.GRAPH, causes.UNSEEN_WAIT):
             where = "after" if cause == causes.DEPENDENCY else "at"
-            return f" (the longest gap is {where} {shortened(self.evidence[cause][0].event)})"
+            return f" (the longest gap is {where} {shortened(gaps[0].event)})"
         return ""
 
     def _of_once(self, times: dict[str, int], severity: Severity) -> Finding:

@@ -133,9 +133,13 @@ def test_a_program_that_ran_before_does_not_start_up(evidence: str, tmp_path: Pa
         program.event("ProfilerStep#3", "user_annotation", 0, program.now)
     else:
         program.graph([50, 50], 100)
-    parts = analyze(program.trace(tmp_path)).results["verdict"].to_dict()["parts_us"]
+    found = analyze(program.trace(tmp_path))
+    parts = found.results["verdict"].to_dict()["parts_us"]
     assert "start_up" not in parts
     assert parts["runtime_call"] == pytest.approx(500_000, abs=30)
+    # THEN no gap is named for a time before all gaps
+    (said,) = [each.text for each in found.findings() if "calls of the runtime" in each.text]
+    assert "longest gap" not in said
 
 
 def test_a_short_first_launch_is_only_a_launch(tmp_path: Path) -> None:
