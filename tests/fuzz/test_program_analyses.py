@@ -107,6 +107,7 @@ def test_sums_of_figures_of_random_traces_are_correct(block: int, tmp_path: Path
                 for device in found.devices:
                     assert device.peak_bytes == max(size for _, size in device.curve)
             elif isinstance(found, Flame):
-                roots_ns = [t for t, p in zip(found.total_ns, found.parent, strict=True) if p < 0]
-                assert sum(roots_ns) == found.self_ns.sum()
-                assert found.folded().count("\n") <= len(found.names)
+                tree = found.tree
+                roots_ns = [t for t, p in zip(tree.total_ns, tree.parent, strict=True) if p < 0]
+                assert sum(roots_ns) == tree.self_ns.sum()
+                assert found.folded().count("\n") <= len(tree.names)

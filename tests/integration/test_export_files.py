@@ -19,12 +19,12 @@ from exporting import (
     documented,
     exporter,
     get,
-    large_request,
     of,
     scraped,
 )
 from recorded_process import command_here, start, started
 
+from recorded import large_request
 from running import PROGRAMS, end, free_port, ran, ready, until
 from stagespan import recording
 from stagespan.cli import examine
