@@ -287,10 +287,10 @@ def processes(trace: Trace) -> IdColumn:
 
 
 @once
-def _threads_of_all(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def _threads_of_all(trace: Trace) -> tuple[NDArray[np.int64], Numbers]:
     """Return the threads (process, thread) of all events, and the number of each event's."""
     owners, number = id_pairs(processes(trace), trace.events.tid, slice(None))
-    return owners, number.astype(ROW, copy=False)
+    return owners, number.astype(np.min_scalar_type(len(owners)), copy=False)
 
 
 def threads(trace: Trace, rows: Rows) -> tuple[NDArray[np.int64], Numbers]:
