@@ -203,7 +203,6 @@ class Use(DeviceUse, StructResult, frozen=True):
     def _numbers(self, device: int, kind: int) -> dict[str, float]:
         """Return the figures in the advice."""
         time = self.by_device[device]
-        time = self.by_device[device]
         if kind == COPY:
             told = self.copies.get(device) != WITHIN_DEVICE and not _can_hide(time, kind)
             return {"computing_ns": time.compute_ns, "copying_ns": time.copy_ns} if told else {}

@@ -29,7 +29,7 @@ from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.calls import call_of
 from stagespan.trace.rates.collectives import argument_of
 from stagespan.trace.read.groups import distinct, grouped, numbered, values_of
-from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
+from stagespan.trace.read.intervals import ROW, Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.plausibility import FAR_DEVICES
 from stagespan.trace.read.view import once
@@ -269,7 +269,8 @@ def _only_fills(operators: _Operators, copies: Rows, top: Rows) -> Mask:
     strides, _ = argument_of(trace, rows, "Input Strides")
     _, repeats = _source_of(trace, rows, "Input Strides")
     # Older versions of torch do not record strides, but the operator that makes such a source.
-    repeats |= (strides < 0) & _follow_an_expansion(operators, top[copies])
+    unknown = strides < 0
+    repeats[unknown] |= _follow_an_expansion(operators, top[copies[unknown]])
     return is_number | repeats
 
 
@@ -278,14 +279,18 @@ def _follow_an_expansion(operators: _Operators, of: Rows) -> Mask:
 
     Such an operator has no time of its own.
     """
-    parent, begin = operators.forest.parent, operators.forest.begin
-    order = np.lexsort((begin, parent))
-    place = np.empty(len(order), dtype=np.intp)
-    place[order] = np.arange(len(order))
-    before = order[place[of] - 1]
-    beside = (place[of] > 0) & (parent[before] == parent[of]) & (parent[of] >= 0)
-    found: Mask = beside & operators.are(_EXPANDS)[before]
-    return found
+    parent = operators.forest.parent
+    # One more, for operators without a parent.
+    is_around = np.zeros(len(parent) + 1, dtype=np.bool_)
+    is_around[parent[of]] = True
+    is_around[-1] = False
+    order = np.flatnonzero(is_around[parent])
+    order = order[np.argsort(parent[order], kind="stable")]  # they ascend by begin
+    beside = parent[order[1:]] == parent[order[:-1]]
+    before = np.full(len(parent), -1, dtype=ROW)
+    before[order[1:][beside]] = order[:-1][beside]
+    result: Mask = (before[of] >= 0) & operators.are(_EXPANDS)[before[of]]
+    return result
 
 
 def _source_of(trace: Trace, rows: Rows, key: str) -> tuple[Mask, Mask]:
