@@ -314,10 +314,19 @@ def commands(run: Run) -> Iterator[Row]:
             for name in ("analyze", "export")
         ]
         if run.against is not None:
-            of = reading_recordings.recording_of(
-                "requests", requests, f"{folder}/earlier", run.earlier(_SCRAPES)
-            )
+            made = run.earlier(_SCRAPES)
+            earlier = f"{folder}/earlier"
+            of = reading_recordings.recording_of("requests", requests, earlier, made)
             the, other = "the earlier version", run.earlier("stagespan", "requests", str(of))
+            spans = reading_recordings.SPANS // part
+            live_spans = str(reading_recordings.recording_of("spans", spans, folder))
+            of = reading_recordings.recording_of("spans", spans, earlier, made)
+            pairs.append(
+                Pair(
+                    *(f"`analyze`, {spans:,} recorded spans", [*_COMMAND, "analyze", live_spans]),
+                    *(the, run.earlier("stagespan", "analyze", str(of)), 0.7),
+                )
+            )
             pairs.append(
                 Pair(f"`requests`, {requests:,} live", [*verb, live], the, other, 0.3, 0.3)
             )
