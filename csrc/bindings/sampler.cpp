@@ -68,15 +68,15 @@ pid_t native_id_of(PyThreadState* thread) noexcept {
   const Ref module(name ? PyImport_GetModule(name.get()) : nullptr);
   const Ref threads = attribute(module.get(), "_active");
   const Ref ident(PyLong_FromUnsignedLong(thread->thread_id));
-  PyObject* const thread = threads && PyDict_Check(threads.get()) != 0 && ident
+  PyObject* const object = threads && PyDict_Check(threads.get()) != 0 && ident
                                ? PyDict_GetItemWithError(threads.get(), ident.get())
                                : nullptr;
-  const Ref native = attribute(thread, "_native_id");
+  const Ref native = attribute(object, "_native_id");
   const long number = native && PyLong_Check(native.get()) != 0 ? PyLong_AsLong(native.get()) : 0;
   const Ref main = attribute(module.get(), "_main_thread");
   PyErr_Clear();
   // In a forked child, `threading` keeps the number that the thread had in the parent.
-  const bool is_of_parent = thread != nullptr && thread == main.get() && thread_cpu_ns(static_cast<pid_t>(number)) < 0;
+  const bool is_of_parent = object != nullptr && object == main.get() && thread_cpu_ns(static_cast<pid_t>(number)) < 0;
   return is_of_parent ? getpid() : static_cast<pid_t>(number);
 #endif
 }

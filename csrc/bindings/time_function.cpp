@@ -246,10 +246,10 @@ PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyObject* const watch = callback ? PyWeakref_NewRef(function, callback.get()) : nullptr;
     if (watch == nullptr) return nullptr;
     auto made = std::make_unique<Interception>();
-    const vectorcallfunc entry = as_function(function).vectorcall;
+    const vectorcallfunc vectorcall = as_function(function).vectorcall;
     made->version = version_of(as_function(function));
-    if (g_plain == nullptr) g_plain = entry;
-    made->plain = entry == intercepted ? g_plain : entry;
+    if (g_plain == nullptr) g_plain = vectorcall;
+    made->plain = vectorcall == intercepted ? g_plain : vectorcall;
     made->watch = watch;
     entry = table().emplace(function, std::move(made)).first;
   }

@@ -205,6 +205,32 @@ def test_the_extension_for_another_machine_has_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / "csrc").is_dir(), reason="csrc/ is missing: run it in a clone")
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_what_depends_on_the_version_of_python_compiles(version: str, tmp_path: Path) -> None:
+    include = "import sysconfig; print(sysconfig.get_path('include'))"
+    # A shim of pyenv can be there without the interpreter.
+    done = subprocess.run(
+        ["env", f"python{version}", "-c", include], text=True, capture_output=True
+    )
+    headers = Path(done.stdout.strip() or "/nonexistent")
+    if not (headers / "Python.h").is_file():
+        pytest.skip(f"Python.h of {version} is not installed")
+    sources = [
+        path
+        for path in sorted((ROOT / "csrc").rglob("*.c*"))
+        if "PY_VERSION_HEX" in path.read_text()
+    ]
+    assert sources
+    stub, docstrings = ROOT / "python/stagespan/_core.pyi", tmp_path / "docstrings.h"
+    ran([sys.executable, str(ROOT / "cmake/docstrings.py"), str(stub), str(docstrings)], status=0)
+    folders = f"-I{ROOT / 'csrc'}", f"-I{tmp_path}", "-isystem", str(headers)
+    for source in sources:
+        language = ("cc", "-std=c11") if source.suffix == ".c" else ("c++", "-std=c++20")
+        ran([*language, "-fsyntax-only", "-Werror=shadow", *folders, str(source)], status=0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / "csrc").is_dir(), reason="csrc/ is missing: run it in a clone")
 def test_a_free_threaded_python_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
     startup = "import sysconfig\nsysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1\n"
     (tmp_path / "sitecustomize.py").write_text(startup)
