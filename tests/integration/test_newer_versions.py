@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from recording import python
 
+from stagespan.cli.ncu import read_breakdown
 from stagespan.errors import StagespanError
 from stagespan.harness.live import live_runs
 from stagespan.report.baseline import read_baseline
 from stagespan.report.changes import compare_files
 from stagespan.report.reader import read_timing_report
 from stagespan.signature.model import SignatureFile
-from stagespan.trace.nsight import read_breakdown
 
 
 @pytest.mark.parametrize("version", [2, 99, "1", 1.5, True])

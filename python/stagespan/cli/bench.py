@@ -163,15 +163,9 @@ def command(
         from stagespan.cli.ncu import kernels_page
 
         breakdown = None if source is None else Path(source)
-        page = kernels_page(
-            breakdown if replayed is None else replayed.breakdown_path,
-            **of_ncu,
-            factory=options["factory"],
-            step=options["step"],
-            warmup=1 if options["warmup"] is None else options["warmup"],
-            folder=None if options["output_dir"] is None else Path(options["output_dir"]),
-        )
-        if page is not None:
+        if replayed is not None:
+            breakdown = replayed.breakdown_path
+        if (page := kernels_page(breakdown, ctx.params)) is not None:
             output.show(page)
     elif replayed is not None:
         from stagespan.harness.result_page import Replay
@@ -181,9 +175,9 @@ def command(
 
 def _is_measured(file: str | None, of_ncu: dict[str, Any]) -> bool:
     """Whether nothing is replayed: the kernels are known, or their figures are in a file."""
-    is_file = of_ncu["csv_file"] is not None or of_ncu["report_file"] is not None
-    is_folder = file is not None and os.path.isdir(file)
-    return is_file or file is None or not (is_folder or kind_of(file) is Kind.SIGNATURES)
+    if file is None or of_ncu["csv_file"] or of_ncu["report_file"]:
+        return True
+    return not os.path.isdir(file) and kind_of(file) is not Kind.SIGNATURES
 
 
 def _must_have(ctx: click.Context, names: tuple[str, ...], needed: str, *, has: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from stagespan.cli.output import write_to
 from stagespan.errors import TraceError
@@ -16,50 +17,54 @@ from stagespan.harness.bundle import replay_file_of
 from stagespan.pages.amounts import counted
 from stagespan.pages.page import ResultPage, Words
 from stagespan.process.files import module_name, safe_name
+from stagespan.report.reader import read_json
 from stagespan.trace import nsight
-from stagespan.trace.nsight import NcuReport, Reading, TopKernels, read_breakdown, read_ncu, report
+from stagespan.trace.nsight import TopKernels, read_ncu, report
 
 _WORDS = Words(page="Nsight Compute", as_text="stagespan bench --ncu --markdown")
 
 
-def kernels_page(
-    breakdown: Path | None,
-    *,
-    csv_file: Path | None,
-    report_file: Path | None,
-    count: int,
-    **options: Any,
-) -> ResultPage | None:
+def kernels_page(breakdown: Path | None, options: dict[str, Any]) -> ResultPage | None:
     """Return the page of measured kernels; None if only the commands were printed.
 
-    ``options`` are `factory`, `step`, `warmup`, `folder`, `script` and `dry_run` of the command.
-    Raises TraceError if nothing can be measured or read.
+    ``options`` are those of `stagespan bench`. Raises StagespanError if there is nothing to read.
     """
     top = None if breakdown is None else read_breakdown(breakdown)
-    if (file := report_file or csv_file) is not None:
-        reading: Reading | None = read_ncu(file)
-    elif breakdown is not None and top is not None:
-        reading = _measure(breakdown, top, count, options)
-    else:
+    file = options["report_file"] or options["csv_file"]
+    if file is None and breakdown is not None and top is not None:
+        file = _measure(breakdown, top, options)
+    elif file is None:
         raise TraceError("Pass a {stage}_breakdown.json, or a file of ncu with --csv or --report.")
-    if reading is None:
-        return None
-    return _page(str(file or breakdown), report(reading, top, 0 if csv_file else count))
+    requested = 0 if options["csv_file"] else options["count"]
+    return None if file is None else file_page(file, top, requested)
 
 
-def file_page(path: Path) -> ResultPage:
-    """Return the page of a file that ncu has written. Raises TraceError if it cannot be read."""
-    return _page(str(path), report(read_ncu(path)))
+def file_page(path: Path, top: TopKernels | None = None, count: int = 0) -> ResultPage:
+    """Return the page of a file that ncu has written. Raises TraceError if it cannot be read.
+
+    The first `count` kernels of `top` were requested.
+    """
+    judged = report(read_ncu(path), top, count)
+    return ResultPage(_WORDS, judged, str(path), counted(len(judged.kernels), "kernel"))
 
 
-def _page(name: str, judged: NcuReport) -> ResultPage:
-    return ResultPage(_WORDS, judged, name, counted(len(judged.kernels), "kernel"))
+def read_breakdown(path: Path) -> TopKernels:
+    """Read a breakdown. Raises StagespanError if it is not one, or was made without a device."""
+    try:
+        top = msgspec.convert(read_json(path), TopKernels)
+    except msgspec.ValidationError as error:
+        raise TraceError(f"{path} is not a stage's breakdown.json: {error}.") from None
+    kernels = [kernel for kernel in top.top_kernels if kernel.cuda_ms]
+    if not kernels:
+        raise TraceError(
+            f"{path} lists no device kernels, and ncu measures only those: replay the stage on an"
+            " NVIDIA GPU first."
+        )
+    return msgspec.structs.replace(top, top_kernels=kernels)
 
 
-def _measure(
-    breakdown: Path, top: TopKernels, count: int, options: dict[str, Any]
-) -> Reading | None:
-    """Measure and return the figures; None if the commands were only printed."""
+def _measure(breakdown: Path, top: TopKernels, options: dict[str, Any]) -> Path | None:
+    """Measure and return the table of figures; None if the commands were only printed."""
     stem = breakdown.name.removesuffix(".json").removesuffix("_breakdown")
     # A file of a rank or worker has its name behind that of the stage.
     stage = safe_name(top.name)
@@ -69,12 +74,13 @@ def _measure(
         raise TraceError(f"{script} does not exist, but ncu runs it: pass a script with --script.")
     if (factory := options["factory"]) is None:
         raise TraceError("Pass --factory MODULE:CALLABLE, which returns the loaded stage.")
-    target = (options["folder"] or breakdown.parent) / f"{stem}_ncu.ncu-rep"
+    target = Path(options["output_dir"] or breakdown.parent) / f"{stem}_ncu.ncu-rep"
     table = target.with_suffix(".csv")
     program = [str(script), "--factory", factory]
     if options["step"] is not None:
         program += ["--step", options["step"]]
-    measure = nsight.measuring(top, count, options["warmup"], target, program)
+    warmup = 1 if options["warmup"] is None else options["warmup"]
+    measure = nsight.measuring(top, options["count"], warmup, target, program)
     if options["dry_run"] or shutil.which("ncu") is None:
         if not options["dry_run"]:
             click.echo("ncu is not installed here: run this where Nsight Compute is.", err=True)
@@ -92,5 +98,5 @@ def _measure(
             "not read the device's counters (ERR_NVGPUCTRPERM), run it as root, or let an "
             "administrator load the driver with NVreg_RestrictProfilingToAdminUsers=0."
         )
-    write_to(str(table), text := nsight.exported(target))
-    return nsight.parse(text, str(table))
+    write_to(str(table), nsight.exported(target))
+    return table

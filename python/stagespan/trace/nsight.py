@@ -1,23 +1,17 @@
 """Nsight Compute (ncu): its command line for a stage's top kernels, its CSV, and what limits them.
 
-The verdict uses the metrics and thresholds of Nsight Compute's guidance. Throughput decides, as in
-the rule `SOLBottleneck`: if computing and memory both stay below 60 % of their peak, latencies
-limit the kernel; otherwise the one that is at least 10 points higher; otherwise both. A grid of
-less than one wave, an occupancy below 80 % and stalls of at least 30 % of the cycles between two
-instructions of a warp (`CPIStall`) show why a kernel waits.
+The verdict has the metrics and thresholds of Nsight Compute's rules, which docs/ncu.md lists.
 """
 
 from __future__ import annotations
 
-import csv
-import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,7 +31,7 @@ from stagespan.pages.result import (
     share,
     shortened,
 )
-from stagespan.process.files import SCHEMA_VERSION, is_from_newer_version
+from stagespan.trace.read.csv_tables import bytes_of
 
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)|\{anonymous\}|<unnamed>")
 _INNERMOST = re.compile(r"<[^<>()]*>|\([^<>()]*\)")
@@ -47,9 +41,11 @@ _SECTIONS = ("SpeedOfLight", "SchedulerStats", "WarpStateStats", "Occupancy", "L
 _MOST_LAUNCHES = 50  # each is replayed several times
 _SECONDS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}
 _TIME = re.compile(r"([num]?)(?:s|sec|second)")
-_NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?\d{1,30}(?:\.\d*)?(?:[eE][+-]?\d\d?)?")
+_SIGNS = re.compile("[\\s'\u2019\ufffd%]")
 # It depends on the locale of ncu. A comma that separates thousands is followed by three digits.
 _DECIMAL_COMMA = re.compile(r'\d,(?:\d{1,2}|\d{4,})"|"0,\d')
+_CELL = re.compile(r'"((?:[^"]|"")*)"')  # ncu quotes all; one that was cut off is none
 _DURATION = "gpu__time_duration.sum"
 _COMPUTE = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
 _MEMORY = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
@@ -58,12 +54,9 @@ _ACHIEVED = "sm__warps_active.avg.pct_of_peak_sustained_active"
 _WAVES = "launch__waves_per_multiprocessor"
 _CYCLES = "smsp__average_warp_latency_per_inst_issued.ratio"
 # A warp that was not selected was ready.
-_STALLED = re.compile(
-    r"smsp__average_warps_issue_stalled_(?!not_selected)(\w+)_per_issue_active\.ratio"
-)
-# Percentages of the stage's kernel time.
-_SHARES = Thresholds(25.0, 10.0, 0.0)
-_ADVICE = {
+_STALLED = re.compile(r"smsp__average_warps_issue_stalled_(?!not_)(\w+)_per_issue_active\.ratio")
+_SHARES = Thresholds(25.0, 10.0, 0.0)  # in percent of the stage's kernel time
+ADVICE = {
     "memory-bound": "Less traffic helps: fuse it with its neighbours, or use a smaller type",
     "compute-bound": "Less arithmetic, or a type that the tensor cores support, helps",
     "latency-bound": "More parallel work in flight helps: larger inputs, more blocks or warps",
@@ -94,7 +87,6 @@ class Top(msgspec.Struct, frozen=True):
     ms: float | None = None
     count: int | None = None
     cuda_ms: float | None = None
-    device_ms: float | None = None
 
 
 class TopKernels(msgspec.Struct, frozen=True):
@@ -105,35 +97,6 @@ class TopKernels(msgspec.Struct, frozen=True):
     """Of the stage."""
     total_kernel_time_ms: float | None = None
     profile_steps: int | None = None
-    schema_version: Any = None
-
-
-def read_breakdown(path: str | Path) -> TopKernels:
-    """Read a breakdown. Raises TraceError if it is not one, or was made without a device."""
-    try:
-        top = msgspec.json.decode(Path(path).read_bytes(), type=TopKernels)
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path} is not a stage's breakdown.json: {error}.") from None
-    if is_from_newer_version(top.schema_version):
-        raise TraceError(
-            f"{path} has the schema_version {top.schema_version!r}, but this stagespan reads only "
-            f"up to {SCHEMA_VERSION}: update stagespan, or pass another file."
-        )
-    kernels = [kernel for kernel in top.top_kernels if kernel.cuda_ms or kernel.device_ms]
-    if not kernels:
-        raise TraceError(
-            f"{path} lists no device kernels, and ncu measures only those: replay the stage on an"
-            " NVIDIA GPU first."
-        )
-    return msgspec.structs.replace(top, top_kernels=kernels)
-
-
-def kernel_filter(kernels: Sequence[Top]) -> str:
-    """Return ncu's filter for these kernels: the full names of their functions."""
-    names = dict.fromkeys(re.escape(base_name(kernel.name)) for kernel in kernels)
-    return f"regex:(^|::)({'|'.join(names)})$"  # some versions of ncu keep the namespace
 
 
 def measuring(
@@ -144,24 +107,25 @@ def measuring(
     `program` is a stage's script with its options, which runs without a profiler. The launches of
     one iteration after the warm-up are measured, at most 50.
     """
-    chosen = top.top_kernels[:count]
-    names = {base_name(kernel.name) for kernel in chosen}
+    names = dict.fromkeys(base_name(kernel.name) for kernel in top.top_kernels[:count])
+    # Some versions of ncu keep the namespace.
+    pattern = f"regex:(^|::)({'|'.join(map(re.escape, names))})$"
     # ncu counts launches by function name, and other kernels of the list may have the same name.
     launches = sum(k.count or 1 for k in top.top_kernels if base_name(k.name) in names)
     per_step = max(round(launches / (top.profile_steps or 1)), 1)
     return [
         *("ncu", "--target-processes", "all", "--kernel-name-base", "function"),
-        *("--kernel-name", kernel_filter(chosen), "--launch-skip", str(warmup * per_step)),
+        *("--kernel-name", pattern, "--launch-skip", str(warmup * per_step)),
         *("--launch-count", str(min(per_step, _MOST_LAUNCHES))),
         *(word for section in _SECTIONS for word in ("--section", section)),
-        *("--force-overwrite", "--export", os.fspath(report), sys.executable, *program),
+        *("--force-overwrite", "--export", str(report), sys.executable, *program),
         *("--warmup", str(warmup), "--timing-steps", "1", "--steps", "0"),
     ]
 
 
 def exporting(report: str | Path) -> list[str]:
     """Return the command that prints a report as CSV."""
-    return ["ncu", "--import", os.fspath(report), "--csv", "--page", "raw"]
+    return ["ncu", "--import", str(report), "--csv", "--page", "raw"]
 
 
 def exported(report: str | Path) -> str:
@@ -203,29 +167,25 @@ def read_ncu(path: str | Path) -> Reading:
     """
     if str(path).endswith(".ncu-rep"):
         return parse(exported(path), str(path))
-    try:
-        text = Path(path).read_text("utf-8-sig", "replace")
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror or error}.") from None
-    return parse(text, str(path))
+    content, problem = bytes_of(Path(path))
+    if problem is not None:
+        raise TraceError(problem)
+    return parse(content.decode("utf-8-sig", "replace"), str(path))
 
 
 def parse(text: str, path: str) -> Reading:
     """Read the text of a CSV file of ncu. Raises TraceError if it contains no kernel."""
-    sign = ";" if re.search(r'^"?ID"?;', text, re.MULTILINE) else ","
-    decimal = "," if _DECIMAL_COMMA.search(text) else "."
-    lines = text.replace("\x00", "").split("\n")
-    if not lines[-1].endswith('"'):
-        lines.pop()  # nothing, or a line that was cut off: its last number would be wrong
+    decimal, thousands = ",." if _DECIMAL_COMMA.search(text) else ".,"
     head, units = list[str](), dict[str, str]()
     kernels: dict[object, Measured] = {}
     least = left_out = 0
-    for cells in (_cells(line, sign) for line in lines if not line.startswith("==")):
+    for line in re.findall(r"^(?!==).*\S", text, re.MULTILINE):
+        cells = [cell.replace('""', '"').strip() for cell in _CELL.findall(line)]
         if {"ID", "Kernel Name"} <= set(cells):
             head = cells
             # Rows of metrics may end before the columns of rules, with a comma.
             least = head.index("Metric Value") + 1 if "Metric Value" in head else len(head)
-        elif head and least <= len(cells) <= len(head) + 1:
+        elif head and least <= len(cells) <= len(head):
             row = dict(zip(head, cells, strict=False))
             if not (name := row.get("Kernel Name", "")):
                 units = row
@@ -236,14 +196,15 @@ def parse(text: str, path: str) -> Reading:
             # The ids of each process start from 0.
             launch = kernels.setdefault((row.get("Process ID"), row["ID"]), Measured(name, {}))
             for metric in filter(values.get, values):
-                value = _number(values[metric], decimal)
-                # Descriptions of the launch can be text. Measured metrics have a dot in their name.
-                left_out += value is None and "." in metric
-                if value is not None:
+                value = _SIGNS.sub("", values[metric]).replace(thousands, "").replace(decimal, ".")
+                if _NUMBER.fullmatch(value):
                     time = _TIME.fullmatch(units.get(metric, ""))
-                    launch.metrics[metric] = value * _SECONDS[time[1]] if time else value
+                    launch.metrics[metric] = float(value) * (_SECONDS[time[1]] if time else 1)
+                # Descriptions of the launch can be text. Measured metrics have a dot in their name.
+                elif "." in metric:
+                    left_out += 1
         else:
-            left_out += bool(head and cells)
+            left_out += bool(head)
     if not kernels:
         error = re.search(r"^==ERROR== *([ -~]{1,200})", text, re.MULTILINE)
         raise TraceError(
@@ -251,21 +212,6 @@ def parse(text: str, path: str) -> Reading:
             "`ncu --import REPORT --csv --page raw`."
         )
     return Reading(path, list(kernels.values()), left_out)
-
-
-def _cells(line: str, sign: str) -> list[str]:
-    try:
-        return [cell.strip() for cell in next(csv.reader([line], delimiter=sign), [])]
-    except csv.Error:  # for example, a cell of more than 128 KB
-        return [line]
-
-
-def _number(text: str, decimal: str) -> float | None:
-    """Parse a number printed by ncu. Returns None if it is not a number, or too large for one."""
-    plain = re.sub("[\\s'\u2019\ufffd%]", "", text).replace("," if decimal == "." else ".", "")
-    plain = plain.replace(decimal, ".")
-    value = float(plain) if _NUMBER.fullmatch(plain) else 1e30
-    return value if abs(value) < 1e30 else None
 
 
 class NcuKernel(Figures, frozen=True):
@@ -300,7 +246,7 @@ class NcuKernel(Figures, frozen=True):
             (Evidence(self.name, None, self.duration_ns, "ns"),),
             f"ncu.{self.bound.replace('-', '_')}",
             {} if percent is None else {"percent": percent},
-            action=f"{_ADVICE[self.bound]}.",
+            action=f"{ADVICE[self.bound]}.",
         )
 
 
@@ -333,7 +279,7 @@ class NcuReport(StructResult, Titled, frozen=True):
 
     def findings(self) -> list[Finding]:
         """One sentence for each kernel with a verdict, the most severe first."""
-        judged = (kernel for kernel in self.kernels if kernel.bound in _ADVICE)
+        judged = (kernel for kernel in self.kernels if kernel.bound in ADVICE)
         return by_severity(kernel.finding(self.stage) for kernel in judged)
 
     def tables(self) -> list[Table]:
@@ -385,9 +331,9 @@ def _waits(values: dict[str, float]) -> list[str]:
 
 def report(reading: Reading, top: TopKernels | None = None, count: int = 0) -> NcuReport:
     """Judge ncu's measurements; the first `count` kernels of `top` were requested."""
-    rows = [] if top is None else top.top_kernels
-    traced = {normal_form(row.name): row.ms for row in rows}
-    whole_ms = 0.0 if top is None else top.total_kernel_time_ms or 0.0
+    top = top or TopKernels([])
+    traced = {normal_form(row.name): row.ms for row in top.top_kernels}
+    whole_ms = top.total_kernel_time_ms or 0.0
     kernels = []
     for name in dict.fromkeys(launch.name for launch in reading.kernels):
         launches = [launch.metrics for launch in reading.kernels if launch.name == name]
@@ -409,6 +355,5 @@ def report(reading: Reading, top: TopKernels | None = None, count: int = 0) -> N
         kernels.append(kernel)
     kernels.sort(key=lambda kernel: (-(kernel.traced_ms or 0.0), -(kernel.duration_ns or 0.0)))
     measured = {base_name(kernel.name) for kernel in kernels}
-    missing = [row.name for row in rows[:count] if base_name(row.name) not in measured]
-    stage = None if top is None else top.name
-    return NcuReport(reading.path, reading.left_out, stage, missing, kernels)
+    missing = [row.name for row in top.top_kernels[:count] if base_name(row.name) not in measured]
+    return NcuReport(reading.path, reading.left_out, top.name or None, missing, kernels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stagespan.trace.nsight import read_ncu
+from stagespan.trace.nsight import ADVICE, read_ncu
 
 NCU_KEY_METRICS = [
     "gpu__time_duration.avg",
@@ -12,14 +12,6 @@ NCU_KEY_METRICS = [
     "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "sm__warps_active.avg.pct_of_peak_sustained_active",
 ]
-_TIME, _COMPUTE, _MEMORY, _ = NCU_KEY_METRICS
-_ADVICE = {
-    "memory_bound": "The kernels use most of the memory bandwidth: fuse kernels that run one after "
-    "the other.",
-    "compute_bound": "The kernels use most of the arithmetic units: compute less, or with a "
-    "smaller data type.",
-    "latency_bound": "The kernels use neither: check their occupancy, size and memory accesses.",
-}
 
 
 def analyze_ncu_report(report_path: str) -> dict[str, Any]:
@@ -31,16 +23,16 @@ def analyze_ncu_report(report_path: str) -> dict[str, Any]:
     launches = [kernel.metrics for kernel in read_ncu(report_path).kernels]
     metrics = {}
     for name in NCU_KEY_METRICS:
-        values = [(at[name], at.get(_TIME) or 1e-9) for at in launches if name in at]
+        values = [(at[name], at.get(NCU_KEY_METRICS[0]) or 1e-9) for at in launches if name in at]
         if values:
             weight = sum(time for _, time in values)
             metrics[name] = sum(value * time for value, time in values) / weight
-    compute, memory = metrics.get(_COMPUTE, 0.0), metrics.get(_MEMORY, 0.0)
+    compute, memory = (metrics.get(name, 0.0) for name in NCU_KEY_METRICS[1:3])
     bound = "memory_bound" if memory > 80 else "compute_bound" if compute > 60 else "latency_bound"
     return {
         "metrics": metrics,
         "dram_throughput_pct": memory,
         "sm_throughput_pct": compute,
         "bottleneck": bound,
-        "recommendation": _ADVICE[bound],
+        "recommendation": f"{ADVICE[bound.replace('_', '-')]}.",
     }

@@ -15,12 +15,13 @@ from ncu_files import KERNELS, wide_file
 
 from click_runner import cli_runner
 from stagespan.cli import command
+from stagespan.cli.ncu import read_breakdown
 from stagespan.harness import HarnessConfig
 from stagespan.harness.bundle import replay_module
 from stagespan.harness.output import write_script
 from stagespan.harness.script import script_and_module
 from stagespan.signature import StageSignature
-from stagespan.trace.nsight import Top, kernel_filter, measuring, read_breakdown
+from stagespan.trace.nsight import Top, TopKernels, measuring
 
 ROWS = [
     {"name": "void at::native::copy<float, 4>(float*, float*)", "ms": 60.0, "cuda_ms": 60.0,
@@ -219,9 +220,7 @@ def test_failures_of_ncu_are_one_sentence(
 
 def test_bad_input_is_one_sentence(breakdown: Path, tmp_path: Path) -> None:
     no_kernels = tmp_path / "cpu_breakdown.json"
-    no_kernels.write_text(
-        '{"name": "x", "top_kernels": [{"name": "aten::mm", "ms": 1.0, "cuda_ms": 0.0}]}'
-    )
+    no_kernels.write_text('{"top_kernels": [{"name": "aten::mm", "ms": 1.0, "cuda_ms": 0.0}]}')
     (tmp_path / "text.json").write_text("hello")
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "odd.json").write_text('{"top_kernels": [1]}')
@@ -230,9 +229,9 @@ def test_bad_input_is_one_sentence(breakdown: Path, tmp_path: Path) -> None:
     lonely.write_text(breakdown.read_text())
     for arguments, says in (
         ((), "Pass a {stage}_breakdown.json"),
-        ((tmp_path / "none.json",), "cannot be read"),
-        ((tmp_path / "text.json",), "is not a stage's breakdown.json"),
-        ((tmp_path / "deep.json",), "is not a stage's breakdown.json"),
+        ((tmp_path / "none.json",), "does not exist"),
+        ((tmp_path / "text.json",), "is not valid JSON"),
+        ((tmp_path / "deep.json",), "is not valid JSON"),
         ((tmp_path / "list.json",), "is not a stage's breakdown.json"),
         ((tmp_path / "odd.json",), "is not a stage's breakdown.json"),
         ((no_kernels, "--factory", "m:f"), "no device kernels"),
@@ -252,7 +251,8 @@ def test_bad_input_is_one_sentence(breakdown: Path, tmp_path: Path) -> None:
 def test_names_in_a_filter_are_escaped() -> None:
     # GIVEN names with characters that have a meaning in patterns
     names = ["void a::f.g<int>(int)", "k[1]", "k$+", "x(y)"]
-    found = kernel_filter([Top(name) for name in names])
+    top = TopKernels([Top(name) for name in names])
+    found = after(measuring(top, len(names), 1, Path("r"), []), "--kernel-name")
     # THEN each matches only itself, with and without its namespace
     pattern = re.compile(found.removeprefix("regex:"))
     for name in ("f.g", "a::f.g", "k[1]", "k$+", "x"):
