@@ -117,7 +117,7 @@ _Rows = Iterator[tuple[str, State, str]]
 def _recorder() -> _Rows:
     python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     if not is_available():
-        yield "stagespan", "fails", f"{version()}, {without_core.reason()}"
+        yield "stagespan", "fails", f"{version()}, {without_core.reason}"
         yield "python", "works", python
         return
     yield "stagespan", "works", f"{version()}, extension {_core.__file__}"
