@@ -731,8 +731,10 @@ void define_recording(py::module_& module) {
   module.attr("NO_NAME") = kNoName;
   module.attr("TRAIT_HTTP") = static_cast<int>(kTraitHttp);
   module.attr("TRAIT_ROUTE") = static_cast<int>(kTraitRoute);
-  module.def("segment_type",
-             [] { return owned(segment_row_type().array_of(std::vector<SegmentRow>{})).attr("dtype"); });
+  // Without the type, an accessor would be returned, which outlives the array that it refers to.
+  module.def("segment_type", []() -> py::object {
+    return owned(segment_row_type().array_of(std::vector<SegmentRow>{})).attr("dtype");
+  });
   module.attr("STATUSES") = words(kStatusNames);
   module.attr("ORIGINS") = words(kOriginNames);
   module.def("are_in", are_in, py::arg("numbers"), py::arg("among"));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -15,13 +16,19 @@ import pytest
 from recording import in_child, lost, work
 
 import stagespan
-from running import PROGRAMS, until
+from running import PROGRAMS, ran, until
 from stagespan import SpanCursor, _core, request, span
 from stagespan._core import requests_known
 
 TIMED = PROGRAMS / "timed.py"
 
 pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def test_the_type_of_segments_does_not_refer_to_freed_memory() -> None:
+    program = "from stagespan import _core; print(_core.segment_type()['number'])"
+    # Python overwrites what it frees.
+    ran([sys.executable, "-c", program], PYTHONMALLOC="debug", status=0)
 
 
 # --- times ----------------------------------------------------------------------------------------
