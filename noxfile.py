@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -97,6 +97,13 @@ def compiles(
             return False
 
 
+def need(session: nox.Session, package: str, works: Callable[[], object]) -> None:
+    """Install a package unless what it is for works, and skip the session where it does not."""
+    reason = None if works() else apt_install(package)
+    if not works():
+        session.skip(f"{package} does not work on this machine: {reason}")
+
+
 def install_missing(*packages: str) -> None:
     """Install packages. Without one, the tests that need it are skipped, or no picture is built."""
     for package in packages:
@@ -130,10 +137,8 @@ def run_cpp_tests(
     """Build the C++ tests with sanitizers, or for another target of CMake, and run them."""
     gtest = "#include <gtest/gtest.h>\nTEST(A, B) {}\n"
     links = ("-lgtest_main", "-lgtest", "-pthread")
-    if not target and not compiles(gtest, *links):
-        reason = apt_install("libgtest-dev")
-        if not compiles(gtest, *links):
-            session.skip(f"GoogleTest (libgtest-dev) is not installed: {reason}")
+    if not target:
+        need(session, "libgtest-dev", lambda: compiles(gtest, *links))
     folder = build_cpp(
         *(session, build, "-DCMAKE_BUILD_TYPE=Release"),
         *("-DSTAGESPAN_BUILD_TESTS=ON", "-DSTAGESPAN_LTO=OFF"),
@@ -177,15 +182,9 @@ def cpp_tsan(session: nox.Session) -> None:
 def aarch64(session: nox.Session) -> None:
     """The C++ tests for aarch64 in qemu-user, and the smoke test of that wheel."""
     source = Path("/usr/src/googletest/googletest")
-    needed = {
-        "g++-aarch64-linux-gnu": shutil.which("aarch64-linux-gnu-g++"),
-        "qemu-user": shutil.which("qemu-aarch64"),
-        "googletest": source.is_dir(),
-    }
-    for package in (name for name, is_there in needed.items() if not is_there):
-        reason = apt_install(package)
-        if reason is not None:
-            session.skip(reason)
+    need(session, "g++-aarch64-linux-gnu", lambda: shutil.which("aarch64-linux-gnu-g++"))
+    need(session, "qemu-user", lambda: shutil.which("qemu-aarch64"))
+    need(session, "googletest", source.is_dir)
     target = {
         "CMAKE_SYSTEM_NAME": "Linux",
         "CMAKE_SYSTEM_PROCESSOR": "aarch64",
@@ -205,13 +204,8 @@ def cpp_fuzz(session: nox.Session) -> None:
     """libFuzzer on the readers of recordings and carriers, for a minute each."""
     target = 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }'
     flags = "-fsanitize=fuzzer,address,undefined"
-    reason: str | None = None
-    for package in ("clang", "libclang-rt-dev", None):
-        if compiles(target, flags, compiler="clang++"):
-            break
-        if package is None:
-            session.skip(f"clang++ does not build programs with libFuzzer: {reason}")
-        reason = apt_install(package)
+    need(session, "clang", lambda: shutil.which("clang++"))
+    need(session, "libclang-rt-dev", lambda: compiles(target, flags, compiler="clang++"))
     fuzzers = ("-DSTAGESPAN_BUILD_FUZZERS=ON", "-DSTAGESPAN_SANITIZE=address,undefined")
     folder = build_cpp(session, "cpp-fuzz", "-DCMAKE_CXX_COMPILER=clang++", *fuzzers)
     for target in ("fuzz_recording", "fuzz_carrier"):
