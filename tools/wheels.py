@@ -34,6 +34,11 @@ from common import COMPILED_SOURCES, ROOT, STATE, StepError, apt_install, finger
 WORK = STATE / "wheels"
 VENV = WORK / "venv"
 BACKEND = WORK / "backend"
+# With these variables, a Python finds the backend of the build, and that finds CMake and ninja.
+ON_BACKEND = {
+    "PYTHONPATH": str(BACKEND),
+    "PATH": f"{BACKEND / 'bin'}{os.pathsep}{os.environ['PATH']}",
+}
 ZIG_CACHE = WORK / "zig"
 REQUIREMENTS = ROOT / "requirements-wheels.txt"
 # What wheels are made from.
@@ -198,14 +203,9 @@ def make_sdist(output: Path) -> Path:
     program = (
         "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
     )
-    run(sys.executable, "-c", program, output, PYTHONPATH=str(BACKEND), **backend_path())
+    run(sys.executable, "-c", program, output, **ON_BACKEND)
     (sdist,) = output.glob("*.tar.gz")
     return sdist
-
-
-def backend_path() -> dict[str, str]:
-    """Return the variable with which the build finds CMake and ninja."""
-    return {"PATH": f"{BACKEND / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
 
 def unpack(sdist: Path) -> Path:
@@ -308,10 +308,9 @@ def build_wheel(build: Build) -> Path:
     if not build.platform.is_native:
         variables |= {"SETUPTOOLS_EXT_SUFFIX": build.platform.suffix(build.version)}
         variables |= {"_PYTHON_HOST_PLATFORM": f"linux-{build.platform.machine}"}
-    # As an option, because a variable is split at blanks, which a path can contain.
-    arguments = variables.pop("CMAKE_ARGS")
     settings = {
-        "cmake.args": arguments,
+        # As an option, because a variable is split at blanks, which a path can contain.
+        "cmake.args": variables.pop("CMAKE_ARGS"),
         "build-dir": str(objects),
         "install.strip": "false",
     }
@@ -322,9 +321,8 @@ def build_wheel(build: Build) -> Path:
     run(
         *(build.python, "-s", "-c", program, folder, json.dumps(settings)),
         cwd=build.source,
-        PYTHONPATH=str(BACKEND),
         **variables,
-        **backend_path(),
+        **ON_BACKEND,
     )
     shutil.rmtree(objects)
     (built,) = folder.glob("*.whl")
@@ -457,27 +455,19 @@ def smoke_test(wheel: Path, build: Build, *pins: str) -> str:
     return said.strip()
 
 
-class Result(NamedTuple):
-    """A wheel that passed its checks."""
-
-    wheel: Path
-    runs_on: str
-    imported: str
-    """By which Python, with which versions of the dependencies; or why by none."""
-
-
-def build_and_try(build: Build) -> Result:
-    """Build, check and try a wheel. Raises StepError."""
+def build_and_try(build: Build) -> tuple[Path, str]:
+    """Build, check and try a wheel; return it with its row of the table. Raises StepError."""
     wheel = build_wheel(build)
     runs_on = check_wheel(wheel, build)
-    print(f"{wheel.name}  {wheel.stat().st_size:,} bytes, runs on {runs_on}", flush=True)
+    row = f"| `{wheel.name}` | {wheel.stat().st_size:,} | {runs_on} |"
+    print(row, flush=True)
     machine, libc = build.platform
     pins = {"lowest": lowest(wheel, build), "newest": []}
     if not build.platform.is_native:
         if libc == "musl" or build.version != TRIED:
-            return Result(wheel, runs_on, "no, not on this machine")
+            return wheel, f"{row} no, not on this machine |"
         if os.geteuid() != 0:
-            return Result(wheel, runs_on, "no: a Python for another processor needs root")
+            return wheel, f"{row} no: a Python for another processor needs root |"
         if machine == "aarch64":
             pins[OLDEST_TORCH] = [*pins["lowest"], OLDEST_TORCH]
     said = "{}"
@@ -485,17 +475,7 @@ def build_and_try(build: Build) -> Result:
         said = smoke_test(wheel, build, *chosen)
         print(f"  {what}: {said}", flush=True)
     where = "" if build.platform.is_native else f" in qemu-{machine}"
-    python = json.loads(said)["python"]
-    return Result(wheel, runs_on, f"Python {python}{where}: {', '.join(pins)}")
-
-
-def table(sdist: Path, results: Sequence[Result]) -> Iterator[str]:
-    """Return the lines of a table of what was built, in Markdown."""
-    yield "| file | bytes | runs on | imported by |"
-    yield "| --- | --- | --- | --- |"
-    yield f"| `{sdist.name}` | {sdist.stat().st_size:,} | | |"
-    for wheel, runs_on, imported in results:
-        yield f"| `{wheel.name}` | {wheel.stat().st_size:,} | {runs_on} | {imported} |"
+    return wheel, f"{row} Python {json.loads(said)['python']}{where}: {', '.join(pins)} |"
 
 
 def main() -> int:
@@ -516,22 +496,22 @@ def main() -> int:
     platforms = [at for at in PLATFORMS if at.machine in machines and at.libc in libcs]
     pythons = interpreters(versions)
     sdist = make_sdist(output)
-    print(f"{sdist.name}  {sdist.stat().st_size:,} bytes", flush=True)
+    rows = ["| file | bytes | runs on | imported by |", "| --- | --- | --- | --- |"]
+    rows.append(f"| `{sdist.name}` | {sdist.stat().st_size:,} | | |")
     source = unpack(sdist)
-    results = []
     failed = []
     for platform in platforms:
         for version, python in pythons.items():
             build = Build(source, python, version, platform)
             try:
-                results.append(build_and_try(build))
+                wheel, row = build_and_try(build)
+                shutil.copy2(wheel, output)
+                rows.append(row)
             except StepError as error:
                 failed.append(build.tag)
                 print(f"error: {build.tag}: {error}", flush=True)
-            else:
-                shutil.copy2(results[-1].wheel, output)
     run(VENV / "bin/twine", "check", "--strict", *output.iterdir())
-    print("", *table(sdist, results), "", sep="\n")
+    print("", *rows, "", sep="\n")
     missing = [version for version in versions if version not in pythons]
     if missing:
         print(f"Left out, because there is no such Python with headers: {', '.join(missing)}.")
