@@ -126,30 +126,23 @@ def live_page() -> str:
     from stagespan.pages.html.data import written_table
     from stagespan.recording.activity import Activity, ActivityFigures, Observer
 
-    service = {"service": "wan", "pipeline": "default"}
+    of_service = {"service": "wan", "pipeline": "default", "per_s": 22.1}
+    recent = {**of_service, "name": "replica", "count": 9417}
+    stage = {**of_service, "cpu_ns": None, "device_ns": None}
+    columns = ("name", "share", "p50_ns", "running", "errors", "count")
     stages = [
-        {
-            **service,
-            "name": name,
-            "per_s": 22.1,
-            "share": share,
-            "running": running,
-            "count": count,
-            "p50_ns": p50,
-            "p95_ns": 1.4 * p50,
-            "p99_ns": 1.5 * p50,
-            "longest_ns": round(p50),
-            "errors": errors,
-            "errors_per_s": errors / 10,
-            "cpu_ns": None,
-            "device_ns": None,
-        }
-        for name, share, p50, running, errors, count in (
-            *(("denoise", 80.3, 412e6, 8, 0, 9412), ("decode", 16.2, 83e6, 2, 1, 9404)),
-            ("encode", 3.5, 17e6, 1, 0, 9414),
+        {**stage, **dict(zip(columns, row, strict=True))}
+        for row in (
+            ("denoise", 80.3, 412_000_000, 8, 0, 9412),
+            ("decode", 16.2, 83_000_000, 2, 1, 9404),
+            ("encode", 3.5, 17_000_000, 1, 0, 9414),
         )
     ]
-    recent = {**service, "per_s": 22.1, "p50_ns": 31e6, "p95_ns": 180e6, "p99_ns": 242e6}
+    for row in stages:
+        p50, errors = row["p50_ns"], row["errors"]
+        row |= {"p95_ns": 1.4 * p50, "p99_ns": 1.5 * p50, "longest_ns": p50}
+        row["errors_per_s"] = errors / 10
+    places = (("execution", "denoise"), ("queue", "replica"), ("handoff", "replica"))
     requests = [
         {
             "request_id": id_,
@@ -158,11 +151,7 @@ def live_page() -> str:
             "total_ns": sum(parts),
             "where": [
                 {"kind": kind, "name": name, "ns": ns}
-                for (kind, name), ns in zip(
-                    (("execution", "denoise"), ("queue", "replica"), ("handoff", "replica")),
-                    parts,
-                    strict=True,
-                )
+                for (kind, name), ns in zip(places, parts, strict=True)
             ],
         }
         for id_, parts in (
@@ -170,26 +159,17 @@ def live_page() -> str:
             ("clip-1836", (1_377_000_000, 140_000_000, 2_800_000)),
         )
     ]
-    nothing = msgspec.to_builtins(Observer().activity())
-    figures = {
-        **nothing,
+    open_request = {"request_id": "clip-1842", "trace_id": "0" * 31 + "2", "age_ns": 1_210_000_000}
+    open_request |= {"process": "worker.py 4711", "stages": ["denoise"], "queue": None}
+    queue = {"p50_ns": 31e6, "p95_ns": 180e6, "p99_ns": 242e6, "longest_ns": 96_000_000}
+    figures = msgspec.to_builtins(Observer().activity())
+    figures["load"] |= {"open_requests": 14, "oldest_request_ns": 1_210_000_000}
+    figures |= {
         "stages": stages,
-        "queues": [
-            {**recent, "name": "replica", "waiting": 3, "longest_ns": 96_000_000, "count": 9417}
-        ],
-        "hand_offs": [{**recent, "name": "replica", "p50_ns": 1e6, "p95_ns": 2.2e6, "count": 9417}],
-        "load": {**nothing["load"], "open_requests": 14, "oldest_request_ns": 1_210_000_000},
+        "queues": [{**recent, **queue, "waiting": 3}],
+        "hand_offs": [{**recent, "p50_ns": 1e6, "p95_ns": 2.2e6, "p99_ns": 242e6}],
         "slowest_requests": requests,
-        "open_requests": [
-            {
-                "request_id": "clip-1842",
-                "trace_id": "0" * 31 + "2",
-                "age_ns": 1_210_000_000,
-                "process": "worker.py 4711",
-                "stages": ["denoise"],
-                "queue": None,
-            }
-        ],
+        "open_requests": [open_request],
     }
     activity = Activity(msgspec.convert(figures, ActivityFigures))
     data = {
