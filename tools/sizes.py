@@ -15,12 +15,6 @@ from common import ROOT
 SUFFIXES = {".py", ".pyi", ".c", ".cpp", ".cu", ".h", ".js", ".jsx", ".css", ".html", ".sh"}
 
 
-def limits() -> dict[str, int]:
-    """Return the most lines of each folder or file in sizes.toml."""
-    rows = re.findall(r'^"(.+)" = ([\d_]+)$', (ROOT / "sizes.toml").read_text(), re.MULTILINE)
-    return {name: int(most) for name, most in rows}
-
-
 def lines(names: set[str]) -> Counter[str]:
     """Return the lines of sources by the innermost of these folders and files."""
     counts: Counter[str] = Counter(dict.fromkeys(names, 0))
@@ -35,7 +29,8 @@ def lines(names: set[str]) -> Counter[str]:
 
 def problems() -> list[str]:
     """Return a sentence for each folder or file that has too many lines."""
-    most = limits()
+    rows = re.findall(r'^"(.+)" = ([\d_]+)$', (ROOT / "sizes.toml").read_text(), re.MULTILINE)
+    most = {name: int(number) for name, number in rows}
     return [
         f"{name} has {count:,} lines, but sizes.toml allows {most[name]:,}: remove lines, or raise "
         "the number and give the reason in the commit message."
