@@ -452,43 +452,32 @@ class SignatureFile:
         Raises SignatureError if it cannot be read or is not valid.
         """
         path = signature_file(path)
+        where = f"The signature file {str(path)!r}"
         try:
-            text = path.read_text(encoding="utf-8")
+            content = path.read_bytes()
         except FileNotFoundError:
             raise SignatureError(
                 f"There is no signature file {str(path)!r}; run the pipeline in debug mode "
                 f"(STAGESPAN_DEBUG=true) to write one."
             ) from None
-        except (OSError, UnicodeDecodeError, ValueError) as error:
+        except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            other = what_it_is(error.object) if isinstance(error, UnicodeDecodeError) else None
-            raise SignatureError(
-                f"The signature file {str(path)!r} is not JSON but {other}."
-                if other
-                else f"The signature file {str(path)!r} cannot be read: {reason}."
-            ) from None
+            raise SignatureError(f"{where} cannot be read: {reason}.") from None
         try:
-            data = json.loads(text)
+            data = json.loads(content.decode())
         except RecursionError:
-            raise SignatureError(
-                f"The signature file {str(path)!r} is nested too deeply to be a signature file."
-            ) from None
+            raise SignatureError(f"{where} is nested too deeply to be a signature file.") from None
         except ValueError as error:
-            if other := what_it_is(text[:64].encode()):
-                raise SignatureError(
-                    f"The signature file {str(path)!r} is not JSON but {other}."
-                ) from None
+            if other := what_it_is(content):
+                raise SignatureError(f"{where} is not JSON but {other}.") from None
             raise SignatureError(
-                f"The signature file {str(path)!r} is not valid JSON ({error}): "
-                f"pass the timing_io_signature.json of a run, or write it again in debug mode "
-                f"(STAGESPAN_DEBUG=true)."
+                f"{where} is not valid JSON ({error}): pass the timing_io_signature.json of a run, "
+                f"or write it again in debug mode (STAGESPAN_DEBUG=true)."
             ) from None
         try:
             return cls.from_json(data)
         except SignatureError as error:
-            raise SignatureError(
-                f"The signature file {str(path)!r} cannot be used: {error}"
-            ) from None
+            raise SignatureError(f"{where} cannot be used: {error}") from None
 
     @classmethod
     def from_json(cls, data: object) -> SignatureFile:
