@@ -506,7 +506,12 @@ py::bytes encode_resource_spans(const py::dict& attributes, const std::string& s
   });
   std::vector<std::string_view> parts;
   for (const py::handle one : spans) parts.push_back(bytes_of(one.ptr()));
-  return py::bytes(otlp::resource_spans(resource, schema_url, scope, version, parts));
+  py::object result;
+  otlp::put_resource_spans(resource, schema_url, scope, version, parts, [&result](std::size_t bytes) {
+    result = owned(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
+    return PyBytes_AS_STRING(result.ptr());
+  });
+  return result;
 }
 
 }  // namespace

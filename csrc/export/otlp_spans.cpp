@@ -29,102 +29,120 @@ std::size_t varint_bytes(std::uint64_t value) noexcept {
   return (static_cast<std::size_t>(std::bit_width(value | 1)) + 6) / 7;
 }
 
-void put_varint(std::string& out, std::uint64_t value) {
-  char bytes[10];
-  std::size_t count = 0;
-  for (; value >= 0x80; value >>= 7) bytes[count++] = static_cast<char>(value | 0x80);
-  bytes[count++] = static_cast<char>(value);
-  out.append(bytes, count);
-}
+/// The sizes of fields, with keys of one byte: that of `kFlags` has two.
+constexpr std::size_t kFixed64Bytes = 9, kFixed32Bytes = 5, kIdBytes = 10;
+std::size_t number_bytes(std::uint64_t value) noexcept { return 1 + varint_bytes(value); }
+std::size_t field_bytes(std::size_t bytes) noexcept { return 1 + varint_bytes(bytes) + bytes; }
 
-void put_key(std::string& out, unsigned field, Wire wire) { put_varint(out, field << 3 | wire); }
+/// Writes fields to the end of a message, which first gets the place for all of them.
+class Fields {
+ public:
+  Fields(std::string& message, std::size_t bytes) {
+    message.resize(message.size() + bytes);
+    at_ = message.data() + message.size() - bytes;
+  }
+  explicit Fields(char* at) : at_(at) {}
 
-void put_number(std::string& out, unsigned field, std::uint64_t value) {
-  put_key(out, field, kVarint);
-  put_varint(out, value);
-}
+  void varint(std::uint64_t value) noexcept {
+    for (; value >= 0x80; value >>= 7) *at_++ = static_cast<char>(value | 0x80);
+    *at_++ = static_cast<char>(value);
+  }
+  void key(unsigned field, Wire wire) noexcept { varint(field << 3 | wire); }
+  void number(unsigned field, std::uint64_t value) noexcept {
+    key(field, kVarint);
+    varint(value);
+  }
+  /// Begins a field of so many bytes.
+  void length(unsigned field, std::size_t bytes) noexcept {
+    key(field, kLength);
+    varint(bytes);
+  }
+  void raw(std::string_view bytes) noexcept { at_ = std::copy(bytes.begin(), bytes.end(), at_); }
+  void bytes(unsigned field, std::string_view bytes) noexcept {
+    length(field, bytes.size());
+    raw(bytes);
+  }
+  void fixed64(unsigned field, std::uint64_t value) noexcept {
+    key(field, kFixed64);
+    for (std::size_t i = 0; i < 8; ++i) *at_++ = static_cast<char>(value >> 8 * i);
+  }
+  void fixed32(unsigned field, std::uint32_t value) noexcept {
+    key(field, kFixed32);
+    for (std::size_t i = 0; i < 4; ++i) *at_++ = static_cast<char>(value >> 8 * i);
+  }
+  /// Ids have the most significant byte first.
+  void id(unsigned field, std::uint64_t id) noexcept {
+    length(field, 8);
+    for (std::size_t i = 8; i-- > 0;) *at_++ = static_cast<char>(id >> 8 * i);
+  }
 
-void put_bytes(std::string& out, unsigned field, std::string_view bytes) {
-  put_key(out, field, kLength);
-  put_varint(out, bytes.size());
-  out.append(bytes);
-}
+ private:
+  char* at_;
+};
 
-/// Little-endian, or with the most significant byte first, as ids are written.
-void put_raw(std::string& out, std::uint64_t value, std::size_t size, bool is_big = false) {
-  char bytes[8];
-  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>(value >> 8 * (is_big ? size - 1 - i : i));
-  out.append(bytes, size);
-}
-
-void put_fixed64(std::string& out, unsigned field, std::uint64_t value) {
-  put_key(out, field, kFixed64);
-  put_raw(out, value, 8);
-}
-
-void put_fixed32(std::string& out, unsigned field, std::uint32_t value) {
-  put_key(out, field, kFixed32);
-  put_raw(out, value, 4);
-}
-
-void put_id(std::string& out, unsigned field, std::uint64_t id) {
-  put_key(out, field, kLength);
-  put_varint(out, 8);
-  put_raw(out, id, 8, true);
+/// Appends an attribute with a value of so many bytes, which `put` writes.
+template <class Put>
+void put_attribute_of(std::string& message, unsigned field, std::string_view key, std::size_t value_bytes,
+                      const Put& put) {
+  const std::size_t size = field_bytes(key.size()) + field_bytes(value_bytes);
+  Fields fields(message, field_bytes(size));
+  fields.length(field, size);
+  fields.bytes(kAttributeKey, key);
+  fields.length(kAttributeValue, value_bytes);
+  put(fields);
 }
 
 }  // namespace
 
 void Value::set(std::string_view text) {
   bytes_.clear();
-  put_bytes(bytes_, kString, text);
+  Fields(bytes_, field_bytes(text.size())).bytes(kString, text);
 }
 
 void Value::set(bool value) {
   bytes_.clear();
-  put_number(bytes_, kBool, value ? 1 : 0);
+  Fields(bytes_, 2).number(kBool, value ? 1 : 0);
 }
 
 void Value::set(std::int64_t value) {
   bytes_.clear();
-  put_number(bytes_, kInt, static_cast<std::uint64_t>(value));
+  const auto number = static_cast<std::uint64_t>(value);
+  Fields(bytes_, number_bytes(number)).number(kInt, number);
 }
 
 void Value::set(double value) {
   bytes_.clear();
-  put_fixed64(bytes_, kDouble, std::bit_cast<std::uint64_t>(value));
+  Fields(bytes_, kFixed64Bytes).fixed64(kDouble, std::bit_cast<std::uint64_t>(value));
 }
 
-void Value::append(const Value& element) { put_bytes(bytes_, kElement, element.bytes_); }
+void Value::append(const Value& element) {
+  Fields(bytes_, field_bytes(element.bytes_.size())).bytes(kElement, element.bytes_);
+}
 
 void Value::close_array() {
   std::string array;
-  put_bytes(array, kArray, bytes_);
+  Fields(array, field_bytes(bytes_.size())).bytes(kArray, bytes_);
   bytes_ = std::move(array);
 }
 
 void put_attribute(std::string& message, unsigned field, std::string_view key, const Value& value) {
-  const std::string_view content = value.bytes();
-  const std::size_t size = 2 + varint_bytes(key.size()) + key.size() + varint_bytes(content.size()) + content.size();
-  put_key(message, field, kLength);
-  put_varint(message, size);
-  put_bytes(message, kAttributeKey, key);
-  put_bytes(message, kAttributeValue, content);
+  put_attribute_of(message, field, key, value.bytes().size(), [&](Fields& fields) { fields.raw(value.bytes()); });
 }
 
 void SpanWriter::attribute(std::string_view key, std::string_view text) {
-  value_.set(text);
-  attribute(key, value_);
+  put_attribute_of(attributes_, kAttributes, key, field_bytes(text.size()),
+                   [&](Fields& fields) { fields.bytes(kString, text); });
 }
 
 void SpanWriter::attribute(std::string_view key, std::int64_t number) {
-  value_.set(number);
-  attribute(key, value_);
+  const auto value = static_cast<std::uint64_t>(number);
+  put_attribute_of(attributes_, kAttributes, key, number_bytes(value),
+                   [&](Fields& fields) { fields.number(kInt, value); });
 }
 
 void SpanWriter::attribute(std::string_view key, double number) {
-  value_.set(number);
-  attribute(key, value_);
+  put_attribute_of(attributes_, kAttributes, key, kFixed64Bytes,
+                   [&](Fields& fields) { fields.fixed64(kDouble, std::bit_cast<std::uint64_t>(number)); });
 }
 
 void SpanWriter::attribute(std::string_view key, const Value& value) {
@@ -132,37 +150,41 @@ void SpanWriter::attribute(std::string_view key, const Value& value) {
 }
 
 void SpanWriter::link(std::string_view trace_id, std::uint64_t id) {
-  std::string link;
-  put_bytes(link, kLinkTraceId, trace_id);
-  put_id(link, kLinkSpanId, id);
-  put_fixed32(link, kLinkFlags, kKnowsIsRemote);
-  put_bytes(links_, kLinks, link);
+  const std::size_t size = field_bytes(trace_id.size()) + kIdBytes + kFixed32Bytes;
+  Fields fields(links_, field_bytes(size));
+  fields.length(kLinks, size);
+  fields.bytes(kLinkTraceId, trace_id);
+  fields.id(kLinkSpanId, id);
+  fields.fixed32(kLinkFlags, kKnowsIsRemote);
 }
 
 void SpanWriter::finish(const SpanHead& head) {
-  const bool is_span = head.trace_id.size() == kTraceIdBytes && head.begin_ns >= 0 && head.end_ns >= 0;
-  if (is_span) {
-    span_.clear();
-    put_bytes(span_, kTraceId, head.trace_id);
-    put_id(span_, kSpanId, head.id);
-    if (head.has_parent) put_id(span_, kParentSpanId, head.parent);
-    put_bytes(span_, kName, head.name);
-    put_number(span_, kKind, head.kind);
-    put_fixed64(span_, kStart, static_cast<std::uint64_t>(head.begin_ns));
-    put_fixed64(span_, kEnd, static_cast<std::uint64_t>(head.end_ns));
-    span_ += attributes_;
-    span_ += links_;
+  if (head.trace_id.size() == kTraceIdBytes && head.begin_ns >= 0 && head.end_ns >= 0) {
+    if (parts_.empty() || parts_.back().count >= kMostSpans || parts_.back().bytes.size() >= kMostBytes) {
+      parts_.emplace_back();
+      parts_.back().bytes.reserve(kMostBytes);
+    }
     const std::size_t message = head.status_message.size();
     std::size_t status = head.status == Status::kUnset ? 0 : 2;
-    if (message != 0) status += 1 + varint_bytes(message) + message;
-    put_key(span_, kStatus, kLength);
-    put_varint(span_, status);
-    if (message != 0) put_bytes(span_, kStatusMessage, head.status_message);
-    if (head.status != Status::kUnset) put_number(span_, kStatusCode, static_cast<unsigned>(head.status));
-    put_fixed32(span_, kFlags, kKnowsIsRemote | (head.has_remote_parent ? kIsRemote : 0));
-    if (parts_.empty() || parts_.back().count >= kMostSpans || parts_.back().bytes.size() >= kMostBytes)
-      parts_.emplace_back();
-    put_bytes(parts_.back().bytes, kSpans, span_);
+    if (message != 0) status += field_bytes(message);
+    const std::size_t size = field_bytes(kTraceIdBytes) + (head.has_parent ? 2 : 1) * kIdBytes +
+                             field_bytes(head.name.size()) + number_bytes(head.kind) + 2 * kFixed64Bytes +
+                             attributes_.size() + links_.size() + field_bytes(status) + 1 + kFixed32Bytes;
+    Fields fields(parts_.back().bytes, field_bytes(size));
+    fields.length(kSpans, size);
+    fields.bytes(kTraceId, head.trace_id);
+    fields.id(kSpanId, head.id);
+    if (head.has_parent) fields.id(kParentSpanId, head.parent);
+    fields.bytes(kName, head.name);
+    fields.number(kKind, head.kind);
+    fields.fixed64(kStart, static_cast<std::uint64_t>(head.begin_ns));
+    fields.fixed64(kEnd, static_cast<std::uint64_t>(head.end_ns));
+    fields.raw(attributes_);
+    fields.raw(links_);
+    fields.length(kStatus, status);
+    if (message != 0) fields.bytes(kStatusMessage, head.status_message);
+    if (head.status != Status::kUnset) fields.number(kStatusCode, static_cast<unsigned>(head.status));
+    fields.fixed32(kFlags, kKnowsIsRemote | (head.has_remote_parent ? kIsRemote : 0));  // its key has two bytes
     ++parts_.back().count;
   } else {
     leave_out();
@@ -333,28 +355,23 @@ void write_segment(SpanWriter& writer, const PartHead& part, std::string_view tr
   writer.finish(head);
 }
 
-std::string resource_spans(std::string_view resource, std::string_view schema_url, std::string_view scope,
-                           std::string_view scope_version, std::span<const std::string_view> spans) {
-  std::string of_scope;
-  put_bytes(of_scope, kScopeName, scope);
-  put_bytes(of_scope, kScopeVersion, scope_version);
-  std::size_t size = 1 + varint_bytes(of_scope.size()) + of_scope.size();
-  for (const std::string_view one : spans) size += one.size();
-  std::string message;
-  put_bytes(message, kResource, resource);
-  put_key(message, kScopeSpans, kLength);
-  put_varint(message, size);
-  put_bytes(message, kScope, of_scope);
-  std::string result;
-  result.reserve(message.size() + size + schema_url.size() + 32);
-  std::size_t whole = message.size() - (1 + varint_bytes(of_scope.size()) + of_scope.size()) + size;
-  if (!schema_url.empty()) whole += 1 + varint_bytes(schema_url.size()) + schema_url.size();
-  put_key(result, kResourceSpans, kLength);
-  put_varint(result, whole);
-  result += message;
-  for (const std::string_view one : spans) result += one;
-  if (!schema_url.empty()) put_bytes(result, kSchemaUrl, schema_url);
-  return result;
+void put_resource_spans(std::string_view resource, std::string_view schema_url, std::string_view scope,
+                        std::string_view scope_version, std::span<const std::string_view> spans,
+                        const std::function<char*(std::size_t)>& place) {
+  const std::size_t scope_bytes = field_bytes(scope.size()) + field_bytes(scope_version.size());
+  std::size_t of_scope = field_bytes(scope_bytes);
+  for (const std::string_view one : spans) of_scope += one.size();
+  std::size_t whole = field_bytes(resource.size()) + field_bytes(of_scope);
+  if (!schema_url.empty()) whole += field_bytes(schema_url.size());
+  Fields fields(place(field_bytes(whole)));
+  fields.length(kResourceSpans, whole);
+  fields.bytes(kResource, resource);
+  fields.length(kScopeSpans, of_scope);
+  fields.length(kScope, scope_bytes);
+  fields.bytes(kScopeName, scope);
+  fields.bytes(kScopeVersion, scope_version);
+  for (const std::string_view one : spans) fields.raw(one);
+  if (!schema_url.empty()) fields.bytes(kSchemaUrl, schema_url);
 }
 
 }  // namespace stagespan::otlp

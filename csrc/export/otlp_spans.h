@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -82,8 +83,7 @@ class SpanWriter {
  private:
   std::vector<SomeSpans> parts_;
   std::size_t left_out_ = 0;
-  std::string attributes_, links_, span_;
-  Value value_;
+  std::string attributes_, links_;
 };
 
 /// What is known of rows besides their columns.
@@ -142,9 +142,10 @@ void write_hop(SpanWriter& writer, const SegmentRow& row, std::string_view trace
 /// Writes a segment, which also gets the attributes that were added before.
 void write_segment(SpanWriter& writer, const PartHead& part, std::string_view trace_id, const PartTexts& texts);
 
-/// A ResourceSpans as a part of an ExportTraceServiceRequest. The attributes of the resource were appended to
-/// `resource` with the field 1.
-std::string resource_spans(std::string_view resource, std::string_view schema_url, std::string_view scope,
-                           std::string_view scope_version, std::span<const std::string_view> spans);
+/// Writes a ResourceSpans, a part of an ExportTraceServiceRequest, to the place that a function returns for so many
+/// bytes. The attributes of the resource were appended to `resource` with the field 1.
+void put_resource_spans(std::string_view resource, std::string_view schema_url, std::string_view scope,
+                        std::string_view scope_version, std::span<const std::string_view> spans,
+                        const std::function<char*(std::size_t)>& place);
 
 }  // namespace stagespan::otlp
