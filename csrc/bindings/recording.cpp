@@ -475,7 +475,9 @@ class Numbers {
  private:
   std::size_t place_of(std::uint64_t number) const {
     static const std::uint64_t factor = random_number() | 1;
-    std::size_t place = number * factor >> (64 - bits_);
+    // Twice: the products of a sequence are one too, which with some factors falls on few places.
+    const std::uint64_t once = number * factor;
+    std::size_t place = (once ^ once >> 32) * factor >> (64 - bits_);
     while (table_[place] != 0 && table_[place] != number) place = (place + 1) & (table_.size() - 1);
     return place;
   }
