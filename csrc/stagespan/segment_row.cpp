@@ -42,6 +42,7 @@ SegmentRow row_of(const SegmentCopy& copy, const ClockFit& fit, bool has_ended) 
 
 std::vector<SegmentRow> segment_rows(const RecordingCopy& copy, const std::vector<std::int64_t>* keys, bool has_ended) {
   std::vector<SegmentRow> rows;
+  if (keys != nullptr && keys->empty()) return rows;
   std::vector<std::uint64_t> linked;
   std::unordered_set<std::int64_t> wanted;
   if (keys != nullptr) wanted.insert(keys->begin(), keys->end());

@@ -172,12 +172,13 @@ class Node(Exported):
         memory = is_due and not settings.get("STAGESPAN_RECORDING_DIR")
         inodes = {one.inode for one in self._processes.values()}
         done = {one.inode for one in self._folded.values() if one is not None}
+        read = {one.path for one in self._processes.values()}
         folders = set(recording_folders())
         self._is_partial = True  # until all have been looked at
         try:
             paths = [
                 path
-                for path in recording_paths(memory=memory)
+                for path in recording_paths(memory=memory, read=read)
                 if path.startswith("/proc/") or os.path.dirname(path) in folders
             ]
         except ShortageError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from stagespan import _core
@@ -102,7 +103,7 @@ class Parts:
         """
         numpy = imports.load("numpy")
         self.resource, self.segments, self.read = resource, segments, read
-        self.returns = returns[returns["segment"].argsort(kind="stable")]
+        self.returns = returns.take(returns["segment"].argsort(kind="stable"))
         self.details = details
         self.batches = batches or {}
         self.complete_ns = complete_ns
@@ -122,7 +123,7 @@ class Parts:
         return len(self.segments)
 
     def __iter__(self) -> Iterator[Part]:
-        return (Part(self, at) for at in range(len(self)))
+        return map(Part, repeat(self), range(len(self)))
 
     @cached_property
     def begins_ns(self) -> NDArray[np.int64]:
@@ -171,6 +172,12 @@ class Parts:
         return are_unsampled
 
     @cached_property
+    def are_usual(self) -> list[bool]:
+        """Whether each is the root of its request, and may be sent."""
+        pairs = zip(self.are_roots, self.are_unsampled, strict=True)
+        return [is_root and not is_unsampled for is_root, is_unsampled in pairs]
+
+    @cached_property
     def spans_ns(self) -> tuple[list[int], list[int]]:
         """`begins_ns` and `ends_ns` as lists."""
         return self.begins_ns.tolist(), self.ends_ns.tolist()
@@ -214,7 +221,7 @@ class Parts:
         chosen = numpy.zeros(len(self), bool)
         chosen[indices] = True
         stay = chosen[of_part].nonzero()[0]
-        return self.read.rows[stay], of_part[stay]
+        return self.read.rows.take(stay), of_part[stay]
 
     def only(self, indices: Sequence[int]) -> Parts:
         """Return some of them, whose indices ascend; what is awaited for them stays shared."""
@@ -334,13 +341,14 @@ class SomeParts(NamedTuple):
 
 def by_reading(parts: Sequence[Part]) -> list[SomeParts]:
     """Return parts by the readings that have found them; indices ascend."""
-    parts_of: dict[int, SomeParts] = {}
+    parts_of: dict[Parts, SomeParts] = {}
+    of: Parts | None = None
+    indices: list[int] = []
     for part in parts:
-        of = part.of
-        some = parts_of.get(id(of))
-        if some is None:
-            some = parts_of[id(of)] = SomeParts(of, [])
-        some.indices.append(part.at)
+        if part.of is not of:  # most follow others of their reading
+            of = part.of
+            indices = parts_of.setdefault(of, SomeParts(of, [])).indices
+        indices.append(part.at)
     for some in parts_of.values():
         some.indices.sort()
     return list(parts_of.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from stagespan import _core
@@ -74,12 +74,11 @@ class Taker:
 
     def __init__(self, taken: Iterable[int] = (), unsent: Iterable[int] = ()) -> None:
         """``unsent`` are the numbers of segments that were taken, but not sent."""
-        self.taken = list(taken)
-        """The keys of the segments that were taken, and are still in the recording."""
+        self._taken: Sequence[int] | NDArray[np.int64] = list(taken)
         self._again = list(unsent)
         self._given: list[Awaited] = []
         self._batches: dict[int, Batch] = {}
-        self._highest = max(self.taken, default=0)
+        self._highest = max(self._taken, default=0)
         self._read_keys: NDArray[np.int64] | None = None
         """The keys that the latest call of `ended` has seen."""
         self.new = 0
@@ -115,7 +114,7 @@ class Taker:
         numpy = imports.load("numpy")
         ends = copy.segment_ends()
         present, ends_ns = numpy.ascontiguousarray(ends["key"]), ends["end_ns"]
-        taken = numpy.array(self.taken, "i8")
+        taken = numpy.asarray(self._taken, "i8")
         is_new = ~are_in(present, taken)
         seen = self._read_keys
         if seen is None:  # an earlier exporter may have seen them
@@ -123,7 +122,8 @@ class Taker:
         highest = int(present.max(initial=self._highest))
         ending = copy.segment_rows(present[:0]) if self._ending is None else self._ending
         is_gone = ~are_in(ending["key"], present)
-        gone, ending = ending[is_gone], ending[~is_gone]
+        # Indexing by a mask would copy field by field.
+        gone, ending = ending.compress(is_gone), ending.compress(~is_gone)
         is_quiet = is_new & self._are_quiet(copy, ends_ns, 0 if at_end else QUIET_NS)
         # Those that may be displaced before the next reading are read now.
         first = highest + 2 * (highest - self._highest) - copy.most_segments
@@ -132,27 +132,28 @@ class Taker:
         rows = joined((gone, copy.segment_rows(present[is_quiet])))
         keys = rows["key"]
         soon = copy.segment_rows(present[is_soon])
-        self._ending = joined((ending[~are_in(ending["key"], keys)], soon))
+        self._ending = joined((ending.compress(~are_in(ending["key"], keys)), soon))
         self._untaken = numpy.append(present[is_new & (present > 0)], gone["key"][gone["key"] > 0])
         self.new = int((~are_in(present, seen)).sum())
         if self._highest:
-            self._count_unseen(copy, highest, self.new)
+            has_free_entries = len(present) < copy.most_segments
+            self._count_unseen(highest, has_free_entries, is_last=copy.has_gone)
             # Those that had not ended for long enough when they were last seen.
-            if len(present) >= copy.most_segments:
+            if not has_free_entries:
                 is_lost = ~(are_in(seen, taken) | are_in(seen, present) | are_in(seen, keys))
                 self.missed["requests_unread"] += int(is_lost.sum())
         self._highest, self._read_keys = highest, present
-        self.taken = numpy.append(taken[are_in(taken, present)], keys).tolist()
+        self._taken = numpy.append(taken[are_in(taken, present)], keys)
         is_left = is_new & ~is_quiet
         self._are_left_open = not ends_ns[is_left].any()
-        self.open_traces = [_traces_in(ends[is_left & (present > 0)])]
+        self.open_traces = [_traces_in(ends.compress(is_left & (present > 0)))]
         return rows
 
     def look(self, copy: Recording) -> None:
         """See which requests are open, without taking any."""
         ends = copy.segment_ends()
         keys = ends["key"]
-        taken = imports.load("numpy").array(self.taken, "i8")
+        taken = imports.load("numpy").asarray(self._taken, "i8")
         self.open_traces = [_traces_in(ends[(keys > 0) & ~are_in(keys, taken)])]
 
     def _are_quiet(
@@ -168,22 +169,27 @@ class Taker:
         return are_quiet
 
     @property
+    def taken(self) -> list[int]:
+        """The keys of the segments that were taken, and are still in the recording."""
+        return list(map(int, self._taken))
+
+    @property
     def is_settled(self) -> bool:
         """Whether another call with the same recording would take and count nothing more."""
         to_come = self._missed_rows.number, self._missed_spans.number
         return self._are_left_open and max(to_come) <= 0
 
-    def _count_unseen(self, copy: Recording, highest: int, new: int) -> None:
+    def _count_unseen(self, highest: int, has_free_entries: bool, *, is_last: bool) -> None:
         """Count the rows that were displaced before any call has seen them.
 
         Each row has used up a number. A hop that has come back does not show its own one, which may
         be later than those of all other rows, and a row may be written after later ones.
         """
-        difference = highest - self._highest - new
-        if copy.has_free_entries:
+        difference = highest - self._highest - self.new
+        if has_free_entries:
             self._missed_rows.reset(difference)  # none was displaced: these numbers were not used
         else:
-            missed = self._missed_rows.add(difference, is_last=copy.has_gone)
+            missed = self._missed_rows.add(difference, is_last)
             self.missed["requests_unread"] += missed
 
     @property
@@ -200,7 +206,7 @@ class Taker:
         Those that an earlier exporter has taken and not sent are also returned, once.
         """
         numpy = imports.load("numpy")
-        rows = ended[ended["origin"] != _core.ORIGINS.index("return")]
+        rows = ended.compress(ended["origin"] != _core.ORIGINS.index("return"))
         if self._again:
             again = copy.segment_rows(numpy.array(self._again, "i8"))
             self.missed["requests_unread"] += len(self._again) - len(again)
@@ -209,8 +215,8 @@ class Taker:
         details = self._details_of(copy, rows)
         if not len(rows):
             return None
-        rows = rows[rows["number"].argsort(kind="stable")]
-        keys = copy.segment_ends()["key"]
+        rows = rows.take(rows["number"].argsort(kind="stable"))
+        keys = copy.segment_ends()["key"] if self._read_keys is None else self._read_keys
         of_numbers = self._batches_of(copy)
         numbers = rows["number"].tolist() if of_numbers else ()
         parts = Parts(
@@ -272,7 +278,8 @@ class Taker:
     def _save(self, copy: Recording, before: NDArray[np.void], spans: NDArray[np.void]) -> int:
         """Save what was overwritten since it was read, and return how many spans were."""
         numpy = imports.load("numpy")
-        gone = before[~are_in(before["id"], spans["id"])]
+        ids_before, ids = (numpy.ascontiguousarray(rows["id"]) for rows in (before, spans))
+        gone = before.compress(~are_in(ids_before, ids))
         saved = (self._still_untaken(rows) for rows in (*self._saved, of_requests((gone,))))
         self._saved = [rows for rows in saved if len(rows)]
         if len(self._saved) > _MOST_PIECES:
@@ -284,9 +291,10 @@ class Taker:
             self._complete_ns = max(self._complete_ns or 0, int(dropped["end_ns"].max()))
             self.missed["spans_unread"] += len(dropped)
         # A thread of whose spans none was there before may have overwritten some in between.
-        threads = spans["thread"].astype("u8")
-        strange = threads[~are_in(threads, threads[are_in(spans["id"], before["id"])])]
-        if len(strange) + 1 >= copy.ring_spans:
+        was_there = are_in(ids, ids_before)
+        if numpy.count_nonzero(~was_there) + 1 >= copy.ring_spans:
+            threads = spans["thread"].astype("u8")
+            strange = threads[~are_in(threads, threads[was_there])]
             _, counts = numpy.unique(strange, return_counts=True)
             if (counts + 1 >= copy.ring_spans).any():
                 self._complete_ns = max(self._complete_ns or 0, copy.complete_ns)
@@ -295,7 +303,7 @@ class Taker:
     def _still_untaken(self, rows: NDArray[np.void]) -> NDArray[np.void]:
         """Return the rows of segments that were not taken, and perhaps as many others."""
         stay = are_in(rows["request"], self._untaken)
-        return rows[stay] if 2 * stay.sum() <= len(rows) else rows
+        return rows.compress(stay) if 2 * stay.sum() <= len(rows) else rows
 
     def _batches_of(self, copy: Recording) -> dict[int, list[Batch]]:
         numbers: defaultdict[int, dict[int, None]] = defaultdict(dict)
@@ -349,6 +357,7 @@ def _only(details: dict[int, _Detail], numbers: set[int]) -> dict[int, _Detail]:
 
 
 def _traces_in(ends: NDArray[np.void]) -> NDArray[np.uint64]:
-    halves = ends["trace_high"], ends["trace_low"]
-    traces: NDArray[np.uint64] = imports.load("numpy").stack(halves, axis=1)
-    return traces[traces.any(axis=1)]
+    high, low = ends["trace_high"], ends["trace_low"]
+    is_one = (high | low) != 0
+    traces: NDArray[np.uint64] = imports.load("numpy").stack((high[is_one], low[is_one]), axis=1)
+    return traces

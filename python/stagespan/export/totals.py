@@ -44,7 +44,10 @@ MOST_UNITS = 100
 MOST_PIPELINES = 200
 _MOST_GROUPS = 256
 _SHORTEST_PAUSE_S = 0.005
-_BEGIN_HERE = [_core.ORIGINS.index(origin) for origin in ("root", "remote")]
+_COUNT_INTERVAL_S = 1.0
+"""Between two times that what a process has recorded is added to the recent durations, unless these
+are asked for."""
+_ROOT, _REMOTE = (_core.ORIGINS.index(origin) for origin in ("root", "remote"))
 """The origins of requests that begin in a process (`began_here`)."""
 
 
@@ -145,6 +148,8 @@ class ReadProcess:
         """The latest copy that `Totals.update` has taken."""
         self.counted: _core.Snapshot | None = None
         """The snapshot up to which its durations are among the recent ones."""
+        self.counted_s = -math.inf
+        """When that was taken."""
         self.taker = Taker()
         self.is_partial = False
         """Whether a part of its figures is not in its file."""
@@ -307,21 +312,23 @@ class Totals:
             process.given.add(process.figures)
             process.group = group
         self._take_requests(process, copy, at_end)
-        self._count_recent(process, copy)
+        if copy.has_gone or time.monotonic() - process.counted_s >= _COUNT_INTERVAL_S:
+            self._count_recent(process)
         process.figures.raise_to(figures_of(copy, process.ns_per_tick, self.names))
         process.figures.raise_to(process.observed)
         process.figures.raise_to(_NONE_ENDED)
 
-    def _count_recent(self, process: ReadProcess, copy: Recording) -> None:
-        before, now = process.counted, copy.snapshot()
-        process.counted = now
+    def _count_recent(self, process: ReadProcess) -> None:
+        copy, before = process.latest, process.counted
+        now = process.counted = copy.snapshot()
+        process.counted_s = time.monotonic()
         if before is not None:
             new = now.since(before)
         elif copy.read_ns is not None and copy.read_ns - copy.begin_ns < WINDOW_S * 1e9:
             new = now
         else:  # it is not known when it has recorded what it has by now
             return
-        self._recent.add(time.monotonic(), process.group, new, self.names)
+        self._recent.add(process.counted_s, process.group, new, self.names)
 
     def _take_requests(self, process: ReadProcess, copy: Recording, at_end: bool) -> None:
         if self.requests is None:
@@ -346,8 +353,9 @@ class Totals:
         """Remember the latest request and the latest spans of each bucket, of some parts."""
         numpy = imports.load("numpy")
         group = self.admitted(Group(*of.resource[:3]))
-        rows = of.segments[indices]
-        began = (rows["parent_segment"] == 0) & numpy.isin(rows["origin"], _BEGIN_HERE)
+        rows = of.segments.take(indices)
+        began = (rows["origin"] == _ROOT) | (rows["origin"] == _REMOTE)
+        began &= rows["parent_segment"] == 0
         began &= (rows["end_ns"] != _core.UNKNOWN_NS) & (
             (rows["received_ns"] != _core.UNKNOWN_NS) | (rows["begin_ns"] != _core.UNKNOWN_NS)
         )
@@ -418,6 +426,10 @@ class Totals:
         """Return what is going on in live processes, as they were last read."""
         gauges = Gauges()
         gauges.add("unnamed", (), self.names.stages.others)
+        processes = list(processes)
+        for process in processes:
+            if process.latest.is_exact:
+                self._count_recent(process)
         for of, quantile, value_s in self._recent.quantiles(time.monotonic()):
             family = OF_QUANTILES[of.family]
             labels = *FAMILIES[of.family].values(of.label), quantile, *of.group
@@ -425,7 +437,6 @@ class Totals:
         for group, figures in self.retained.items():
             gauges.add("up", (group.service,), 0)
             gauges.add_idle(group, figures)
-        processes = list(processes)
         backlog = self._backlog(processes)
         for process in processes:
             gauges.add("up", (process.group.service,), not process.has_ended)

@@ -31,7 +31,8 @@ _MOST_PARTS = 20_000
 _MANY_PARTS = 10_000
 """If more parts wait, requests count as complete with the parts that are known."""
 _NO_TRACE = 0, 0
-_MOST_CHOSEN = 1 << 16
+_MANY_CHOSEN = 1 << 16
+"""At least so many of the latest chosen traces are known, and at most about twice as many."""
 _MINUTE_NS = 60 * 10**9
 _SHRINK_NS = 10**9
 _FEWEST_COMPARED = 100
@@ -104,7 +105,9 @@ class Pending:
         self._awaited = sum(awaited)
         self._waiting: dict[Trace, list[Part]] = {}
         self._parts = 0
-        self._chosen: OrderedDict[Trace, None] = OrderedDict()
+        self._chosen: set[Trace] = set()
+        """The traces of the latest requests that were chosen."""
+        self._chosen_before: set[Trace] = set()
         self._slowest: list[tuple[int, int, list[Part]]] = []
         self._minute = 0
         self._latest: OrderedDict[str, _Latest] = OrderedDict()
@@ -118,13 +121,10 @@ class Pending:
         waiting = self._waiting
         for part in parts:
             trace = part.of.traces[part.at]
-            if trace in waiting:
-                waiting[trace].append(part)
-            elif trace != _NO_TRACE:
-                waiting[trace] = [part]
-            else:
-                continue
-            self._parts += 1
+            if trace != _NO_TRACE:
+                others = waiting.setdefault(trace, [])
+                others.append(part)
+                self._parts += 1
         while self._parts > _MOST_PARTS:
             dropped = waiting.pop(next(iter(waiting)))
             self._parts -= len(dropped)
@@ -142,13 +142,13 @@ class Pending:
         going_on = self._among_waiting(open_traces)
         takes_all = self._rules.one_in == 1 and self._rules.over is None
         for trace, parts in list(self._waiting.items()):
-            if takes_all and len(parts) == 1 and trace not in going_on:  # which is usual, and fast
-                of, at = parts[0].of, parts[0].at
-                if of.are_roots[at] and not of.are_unsampled[at]:
-                    del self._waiting[trace]
-                    self._parts -= 1
-                    requests.append(parts)
-                    continue
+            first = parts[0]
+            is_usual = len(parts) == 1 and first.of.are_usual[first.at]
+            if takes_all and is_usual and trace not in going_on:  # as most are: this is fast
+                del self._waiting[trace]
+                self._parts -= 1
+                requests.append(parts)
+                continue
             has_root = any(part.of.are_roots[part.at] for part in parts)
             is_open = trace in going_on
             if not ((has_root and not is_open) or at_end or self._parts > _MANY_PARTS):
@@ -172,9 +172,9 @@ class Pending:
             self._minute = minute
             requests += [parts for _, _, parts in self._slowest]
             self._slowest.clear()
-        self._chosen.update((parts[0].of.traces[parts[0].at], None) for parts in requests)
-        while len(self._chosen) > _MOST_CHOSEN:
-            self._chosen.popitem(last=False)
+        self._chosen.update([parts[0].of.traces[parts[0].at] for parts in requests])
+        if len(self._chosen) >= _MANY_CHOSEN:
+            self._chosen, self._chosen_before = set(), self._chosen
         _await_only(others, 0)
         _await_only([part for parts in requests for part in parts], self._awaited)
         self._shrink(now_ns)
@@ -225,7 +225,7 @@ class Pending:
         is_unsampled = any(part.of.are_unsampled[part.at] for part in parts)
         if self._rules.one_in == 1 and not is_unsampled:
             return True
-        if trace in self._chosen:
+        if trace in self._chosen or trace in self._chosen_before:
             return True
         if self._rules.failed and any(part.of.have_failed[part.at] for part in parts):
             return True

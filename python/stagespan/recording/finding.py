@@ -155,15 +155,16 @@ def live_in(folders: Collection[str]) -> list[str]:
     ]
 
 
-def recording_paths(*, memory: bool = True) -> Iterator[str]:
+def recording_paths(*, memory: bool = True, read: Collection[str] = ()) -> Iterator[str]:
     """Yield the paths of the recordings that `recordings` returns.
 
     Without ``memory``, those are left out that have no name in a file system. Finding these takes
-    longer, because all processes are examined.
+    longer, because all processes are examined. The processes of files in ``read`` are not examined.
     """
     ended: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for path, pid, start_ticks in _files():
-        modified_ns = _modified_ns_if_ended(path, pid, start_ticks)
+        is_read = path in read
+        modified_ns = None if is_read else _modified_ns_if_ended(path, pid, start_ticks)
         if modified_ns is None:
             yield path
         else:

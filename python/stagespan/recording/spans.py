@@ -161,7 +161,10 @@ def joined(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:
     `numpy.concatenate` looks at each field of each array, and leaves out what is between them.
     """
     arrays = list(parts)
-    whole = b"".join(one.tobytes() for one in arrays)
+    filled = [one for one in arrays if len(one)]
+    if len(filled) < 2:
+        return (filled or arrays)[0]
+    whole = b"".join(one.tobytes() for one in filled)
     return imports.load("numpy").frombuffer(whole, arrays[0].dtype)  # type: ignore[no-any-return]
 
 
