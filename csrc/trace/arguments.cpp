@@ -3,6 +3,7 @@
 
 #include <array>
 #include <charconv>
+#include <cstring>
 #include <limits>
 
 #include "trace/text.h"
@@ -108,7 +109,7 @@ void ArgumentColumn::to_text(Interner* texts) {
   type_ = Type::kText;
 }
 
-std::uint32_t ArgumentKeys::key(std::string_view text, bool plain) {
+std::uint32_t KeyTree::key(std::string_view text) {
   const std::uint32_t known = texts_.size();
   const std::uint32_t key = texts_.code(text);
   if (key == known) {
@@ -116,29 +117,40 @@ std::uint32_t ArgumentKeys::key(std::string_view text, bool plain) {
     for (std::size_t i = 1; i < kRoleNames.size(); ++i)
       if (text == kRoleNames[i]) role = static_cast<Role>(i);
     role_.push_back(role);
-    plain_.push_back(plain);
     had_.emplace_back();
   }
   return key;
 }
 
-std::uint32_t ArgumentKeys::find_below(std::uint32_t node, std::uint32_t key) {
+std::uint32_t KeyTree::find_below(std::uint32_t node, std::uint32_t key) {
   const std::uint64_t edge = std::uint64_t{node} << 32 | key;
   if (const auto found = edges_.find(edge); found != edges_.end()) return next_[node] = found->second;
-  if (had_[key].entry == entry_) return kNoNode;
+  if (had_[key].object == object_) return kNoNode;
   const std::uint32_t child = add(node, key);
   edges_.emplace(edge, child);
   return next_[node] = child;
 }
 
-std::uint32_t ArgumentKeys::add(std::uint32_t parent, std::uint32_t key) {
+std::uint32_t KeyTree::add(std::uint32_t parent, std::uint32_t key) {
   parent_.push(static_cast<std::int32_t>(parent));
   key_.push(key);
+  const auto node = static_cast<std::uint32_t>(next_.size());
   next_.push(kNoNode);
-  return static_cast<std::uint32_t>(key_.size() - 1);
+  sibling_.push(node);
+  if (next_[parent] != kNoNode) std::swap(sibling_[node], sibling_[next_[parent]]);
+  leads_.emplace_back();
+  return node;
 }
 
-Growing<std::int32_t> ArgumentKeys::take_keys() noexcept {
+void KeyTree::expect(std::uint32_t node, std::string_view lead) noexcept {
+  leads_[node] = {};
+  if (lead.size() > kLongest) return;
+  leads_[node].size = lead.size();
+  std::memcpy(leads_[node].text.data(), lead.data(), lead.size());
+  std::memset(leads_[node].mask.data(), 0xFF, lead.size());
+}
+
+Growing<std::int32_t> KeyTree::take_keys() noexcept {
   Growing<std::int32_t> keys;
   for (std::size_t i = 0; i < key_.size(); ++i) keys.push(i == kRoot ? -1 : static_cast<std::int32_t>(key_[i]));
   return keys;

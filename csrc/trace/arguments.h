@@ -1,8 +1,9 @@
 // arguments.h: the arguments of events, in one column for each key, without row numbers.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -64,38 +65,40 @@ struct Argument {
   Value value;
 };
 
-/// The set of keys of an event is a node in a tree: the node's key, and the keys of the nodes above it. Events of one
+/// The set of keys of an object is a node in a tree: the node's key, and the keys of the nodes above it. Events of one
 /// kind share a node, so a row only needs the node's number, and the next key can usually be predicted.
-class ArgumentKeys {
+class KeyTree {
  public:
   static constexpr std::uint32_t kRoot = 0, kNoNode = 0xFFFFFFFF;
 
-  ArgumentKeys() { add(kRoot, 0); }
+  KeyTree() { add(kRoot, 0); }
 
-  /// The number of the key whose text begins at `at`, if it is the key that last followed this node.
-  bool is_next(std::uint32_t node, const char* at, const char* end, std::uint32_t* key, std::size_t* size) const {
-    const std::uint32_t next = next_[node];
-    if (next == kNoNode || !plain_[key_[next]]) return false;
-    const std::string_view text = texts_[key_[next]];
-    if (static_cast<std::size_t>(end - at) <= text.size() || at[text.size()] != '"' ||
-        std::memcmp(at, text.data(), text.size()) != 0)
-      return false;
-    *key = key_[next];
-    *size = text.size();
-    return true;
+  /// The value that follows, and its key, if the text from `at` to a value is as before one below this node; else null.
+  const char* expected(std::uint32_t node, const char* at, const char* end, std::uint32_t* key) {
+    std::uint32_t below = next_[node];
+    if (below == kNoNode || end - at < kLongest) return nullptr;
+    for (int turn = 0; turn < kTurns; ++turn, below = sibling_[below]) {
+      if (!leads_[below].begins(at)) continue;
+      *key = key_[next_[node] = below];
+      return at + leads_[below].size;
+    }
+    return nullptr;
   }
-  std::uint32_t key(std::string_view text, bool plain);
-  /// Returns to the root, for the arguments of another entry.
-  void restart() noexcept { ++entry_; }
-  /// The node below this one, for a key whose argument is at `place`; kNoNode if the entry already had the key.
-  std::uint32_t below(std::uint32_t node, std::uint32_t key, std::size_t place) {
+  std::uint32_t key(std::string_view text);
+  /// Returns to the root, for the keys of another object.
+  void restart() noexcept { ++object_; }
+  /// The node below this one, for a key whose value is at `place`; kNoNode if the object already had the key. `lead` is
+  /// the text between the previous value and this one, if it was not expected.
+  std::uint32_t below(std::uint32_t node, std::uint32_t key, std::size_t place, std::string_view lead) {
     const std::uint32_t next = next_[node];
     const std::uint32_t below = next != kNoNode && key_[next] == key ? next : find_below(node, key);
-    if (below != kNoNode) [[likely]]
-      had_[key] = {entry_, place};
+    if (below != kNoNode) [[likely]] {
+      had_[key] = {object_, place};
+      if (!lead.empty()) expect(below, lead);
+    }
     return below;
   }
-  /// The position of the earlier argument of the entry with this key.
+  /// The position of the earlier value of the object with this key.
   std::size_t place(std::uint32_t key) const noexcept { return had_[key].place; }
   Role role(std::uint32_t key) const noexcept { return role_[key]; }
   Interner& texts() noexcept { return texts_; }
@@ -105,20 +108,36 @@ class ArgumentKeys {
  private:
   std::uint32_t find_below(std::uint32_t node, std::uint32_t key);
   std::uint32_t add(std::uint32_t parent, std::uint32_t key);
+  void expect(std::uint32_t node, std::string_view lead) noexcept;
 
   Interner texts_;
   struct Had {
-    std::uint64_t entry = 0;
+    std::uint64_t object = 0;
     std::size_t place = 0;
   };
+  static constexpr std::ptrdiff_t kLongest = 48;
+  static constexpr int kTurns = 4;  // more nodes below one are not tried
+  /// What is before the value of a node: the text in words, and which of their bytes count.
+  struct Lead {
+    std::size_t size = 0;
+    std::array<std::uint64_t, kLongest / sizeof(std::uint64_t)> text{}, mask{};
 
-  std::vector<Role> role_;   // by key
-  std::vector<bool> plain_;  // by key: can be used as written in the file
-  std::vector<Had> had_;     // by key: the last entry that had it, and its position
-  std::uint64_t entry_ = 1;
+    bool begins(const char* at) const noexcept {
+      std::size_t word = 0;
+      for (; word * sizeof(text[0]) < size; ++word, at += sizeof(text[0]))
+        if (((detail::load<std::uint64_t>(at) ^ text[word]) & mask[word]) != 0) return false;
+      return word > 0;
+    }
+  };
+
+  std::vector<Role> role_;  // by key
+  std::vector<Had> had_;    // by key: the last object that had it, and its position
+  std::uint64_t object_ = 1;
   Growing<std::int32_t> parent_;
-  Growing<std::uint32_t> key_;   // by node
-  Growing<std::uint32_t> next_;  // by node: the node that last followed it
+  Growing<std::uint32_t> key_;      // by node
+  Growing<std::uint32_t> next_;     // by node: the node below it that was last used
+  Growing<std::uint32_t> sibling_;  // by node: the next one below the same node, in a ring
+  std::vector<Lead> leads_;         // by node
   std::unordered_map<std::uint64_t, std::uint32_t, SecretHash> edges_;
 };
 

@@ -1,10 +1,11 @@
 // scanner.cpp: splits bytes into entries.
 #include "trace/scanner.h"
 
-#include <array>
-#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
+#include <string>
+#include <string_view>
 
 #include "trace/text.h"
 
@@ -14,172 +15,136 @@ namespace {
 
 constexpr const char* kNoObject = "entry that is not an object";
 
-enum Field : std::uint8_t { kPhase, kName, kCategory, kPid, kTid, kId, kBegin, kDuration, kArguments, kOther };
-
+// The fields of an entry; the numbers of their keys in `tree_of_fields` are their positions.
 constexpr std::string_view kFields[] = {"ph", "name", "cat", "pid", "tid", "id", "ts", "dur", "args"};
 constexpr Value Entry::* kPlaces[] = {&Entry::phase, &Entry::name, &Entry::category, &Entry::pid,
                                       &Entry::tid,   &Entry::id,   &Entry::begin,    &Entry::duration};
+constexpr std::uint32_t kArguments = std::size(kPlaces);
 
-Field field_of(std::string_view key) noexcept {
-  for (std::uint8_t i = 0; i < kOther; ++i)
-    if (kFields[i] == key) return static_cast<Field>(i);
-  return kOther;
-}
+/// Walks through the members of an object.
+class Members {
+ public:
+  static constexpr std::uint32_t kClosed = KeyTree::kNoNode;
 
-// The letters of a key and the quote behind them, as the first bytes of a word.
-struct Letters {
-  std::uint64_t word, mask;
+  /// `open` is at the brace that opens the object.
+  Members(const char* open, const char* end, KeyTree* keys, bool* cut)
+      : open_(open), end_(end), keys_(keys), cut_(cut) {
+    keys->restart();
+  }
+
+  /// Moves from the brace, or the end of a value, to the next value, or to the brace that closes the object, where
+  /// `key` is kClosed. Returns null if there is neither.
+  const char* next(const char* at) {
+    const bool first = at == open_;
+    // Without the check, the first member of another object could be expected after a null.
+    const char* value = first == (node == KeyTree::kRoot) ? keys_->expected(node, at, end_, &key) : nullptr;
+    if (value != nullptr) {
+      lead_ = {};
+      value = skip_space(value, end_);
+    } else {
+      const char* const before = at;
+      at = skip_space(first ? at + 1 : at, end_);
+      if (at < end_ && *at == '}') {
+        key = kClosed;
+        return at;
+      }
+      if (!first && (at = behind(',', at)) == nullptr) return nullptr;
+      if ((at = read_key(at)) == nullptr || (value = behind(':', at)) == nullptr) return nullptr;
+      value = skip_space(value, end_);
+      lead_ = {before, static_cast<std::size_t>(value - before)};
+    }
+    return value < end_ ? value : cut_off();
+  }
+
+  /// Adds the key to the node, for a value that is at `place`. False if the object already had it.
+  bool add(std::size_t place) {
+    const std::uint32_t below = keys_->below(node, key, place, lead_);
+    if (below != KeyTree::kNoNode) node = below;
+    return below != KeyTree::kNoNode;
+  }
+
+  std::uint32_t node = KeyTree::kRoot, key = kClosed;
+
+ private:
+  const char* cut_off() {
+    *cut_ = true;
+    return nullptr;
+  }
+
+  // Behind a character that may follow spaces.
+  const char* behind(char wanted, const char* at) {
+    at = skip_space(at, end_);
+    if (at >= end_) return cut_off();
+    return *at == wanted ? at + 1 : nullptr;
+  }
+
+  const char* read_key(const char* at) {
+    if ((at = behind('"', at)) == nullptr) return nullptr;
+    bool plain = true;
+    const char* const quote = string_end(at, end_, &plain);
+    if (quote == nullptr) return cut_off();
+    const std::string_view written(at, static_cast<std::size_t>(quote - at));
+    std::string unescaped;
+    if (!plain) unescape(written, &unescaped);
+    key = keys_->key(plain ? written : unescaped);
+    return quote + 1;
+  }
+
+  const char* open_;
+  const char* end_;
+  KeyTree* keys_;
+  bool* cut_;
+  std::string_view lead_;
 };
 
-constexpr Letters letters_of(std::string_view key) noexcept {
-  std::array<unsigned char, sizeof(std::uint64_t)> word{}, mask{};
-  for (std::size_t i = 0; i <= key.size(); ++i) {
-    word[i] = static_cast<unsigned char>(i < key.size() ? key[i] : '"');
-    mask[i] = 0xFF;
-  }
-  return {std::bit_cast<std::uint64_t>(word), std::bit_cast<std::uint64_t>(mask)};
-}
-
-constexpr std::array<Letters, kOther> kLetters = [] {
-  std::array<Letters, kOther> all{};
-  for (std::uint8_t i = 0; i < kOther; ++i) all[i] = letters_of(kFields[i]);
-  return all;
-}();
-
-// The field whose key begins at `at`, by its first letters; `size` is the key's length. kOther if the full key must be
-// compared.
-Field quick_field(const char* at, const char* end, std::size_t* size) noexcept {
-  std::uint64_t word;
-  if (static_cast<std::size_t>(end - at) < sizeof(word)) return kOther;
-  std::memcpy(&word, at, sizeof(word));
-  for (std::uint8_t i = 0; i < kOther; ++i) {
-    if ((word & kLetters[i].mask) != kLetters[i].word) continue;
-    *size = kFields[i].size();
-    return static_cast<Field>(i);
-  }
-  return kOther;
-}
-
-// Returns the position after the colon that follows a key, and after its spaces.
-const char* behind_colon(const char* at, const char* end, bool* cut) noexcept {
-  at = skip_space(at, end);
-  if (at < end && *at == ':') {
-    at = skip_space(at + 1, end);
-    if (at < end) return at;
-  }
-  if (at >= end) *cut = true;
-  return nullptr;
-}
-
-// On the next key's quote, or on the brace that closes the object; `first` if it is the first member.
-const char* next_member(const char* at, const char* end, bool first, bool* cut) noexcept {
-  at = skip_space(at, end);
-  if (at < end && *at == '}') return at;
-  if (!first) {
-    if (at < end && *at != ',') return nullptr;
-    at = skip_space(at + (at < end), end);
-  }
-  if (at < end && *at == '"') return at;
-  if (at >= end) *cut = true;
-  return nullptr;
-}
-
-// Keeps the argument that was read last, unless it is null or the entry already has the key.
-void settle(ArgumentKeys* keys, Entry* entry) {
-  const Argument& last = entry->arguments.back();
-  if (last.value.kind == Kind::kNull) return entry->arguments.pop_back();
-  const std::uint32_t below = keys->below(entry->shape, last.key, entry->arguments.size() - 1);
-  if (below != ArgumentKeys::kNoNode) {
-    entry->shape = below;
-    return;
-  }
-  // If a key occurs twice, the last one counts.
-  entry->arguments[keys->place(last.key)].value = last.value;
-  entry->arguments.pop_back();
-}
-
-const char* read_arguments(const char* at, const char* end, ArgumentKeys* keys, Entry* entry, bool* cut) {
-  keys->restart();
-  entry->shape = ArgumentKeys::kRoot;
+const char* read_arguments(const char* at, const char* end, KeyTree* keys, Entry* entry, bool* cut) {
   entry->arguments.clear();
-  std::string unescaped;
-  for (bool first = true;; first = false) {
-    at = next_member(first ? at + 1 : at, end, first, cut);
+  Members members(at, end, keys, cut);
+  while ((at = members.next(at)) != nullptr && members.key != Members::kClosed) {
+    Argument& last = entry->arguments.emplace_back();
+    last.key = members.key;
+    at = read_value(at, end, &last.value, cut);
     if (at == nullptr) return nullptr;
-    if (*at == '}') return at + 1;
-    ++at;
-    std::uint32_t key = 0;
-    std::size_t size = 0;
-    if (keys->is_next(entry->shape, at, end, &key, &size)) {
-      at += size;
-    } else {
-      bool plain = true;
-      const char* const quote = string_end(at, end, &plain);
-      if (quote == nullptr) {
-        *cut = true;
-        return nullptr;
-      }
-      std::string_view text(at, static_cast<std::size_t>(quote - at));
-      if (!plain) {
-        unescape(text, &unescaped);
-        text = unescaped;
-      }
-      key = keys->key(text, plain);
-      at = quote;
+    if (last.value.kind == Kind::kNull) {
+      entry->arguments.pop_back();
+    } else if (!members.add(entry->arguments.size() - 1)) {
+      // If a key occurs twice, the last one counts.
+      entry->arguments[keys->place(last.key)].value = last.value;
+      entry->arguments.pop_back();
     }
-    at = behind_colon(at + 1, end, cut);
-    if (at == nullptr) return nullptr;
-    Argument& argument = entry->arguments.emplace_back();
-    argument.key = key;
-    at = read_value(at, end, &argument.value, cut);
-    if (at == nullptr) return nullptr;
-    settle(keys, entry);
   }
+  entry->shape = members.node;
+  return at == nullptr ? nullptr : at + 1;
 }
 
 }  // namespace
 
-const char* read_entry(const char* at, const char* end, ArgumentKeys* keys, Entry* entry, bool* cut) {
+KeyTree tree_of_fields() {
+  KeyTree tree;
+  for (const std::string_view field : kFields) tree.key(field);
+  return tree;
+}
+
+const char* read_entry(const char* at, const char* end, KeyTree* fields, KeyTree* keys, Entry* entry, bool* cut) {
   entry->clear();
   const char* const begin = at;
   Value ignored;
-  std::string unescaped;
-  for (bool first = true;; first = false) {
-    at = next_member(first ? at + 1 : at, end, first, cut);
-    if (at == nullptr) return nullptr;
-    if (*at == '}') break;
-    ++at;
-    std::size_t size = 0;
-    Field field = quick_field(at, end, &size);
-    if (field == kOther) {
-      bool plain = true;
-      const char* const quote = string_end(at, end, &plain);
-      if (quote == nullptr) {
-        *cut = true;
-        return nullptr;
-      }
-      size = static_cast<std::size_t>(quote - at);
-      std::string_view key(at, size);
-      if (!plain) {
-        unescape(key, &unescaped);
-        key = unescaped;
-      }
-      field = field_of(key);
-    }
-    at = behind_colon(at + size + 1, end, cut);
-    if (at == nullptr) return nullptr;
-    if (field != kArguments) {
-      at = read_value(at, end, field == kOther ? &ignored : &(entry->*kPlaces[field]), cut);
+  Members members(at, end, fields, cut);
+  while ((at = members.next(at)) != nullptr && members.key != Members::kClosed) {
+    members.add(0);
+    if (members.key != kArguments) {
+      at = read_value(at, end, members.key > kArguments ? &ignored : &(entry->*kPlaces[members.key]), cut);
     } else if (*at == '{') {
       entry->arguments_as_written.kind = Kind::kAbsent;
       at = read_arguments(at, end, keys, entry, cut);
     } else {
-      entry->shape = ArgumentKeys::kRoot;
+      entry->shape = KeyTree::kRoot;
       entry->arguments.clear();
       at = read_value(at, end, &entry->arguments_as_written, cut);
     }
     if (at == nullptr) return nullptr;
   }
+  if (at == nullptr) return nullptr;
   entry->written = {begin, static_cast<std::size_t>(at + 1 - begin)};
   return at + 1;
 }
@@ -197,7 +162,7 @@ State Scanner::scan(const char* begin, const char* end, std::size_t* consumed) {
     const char* next = nullptr;
     switch (*at) {
       case '{':
-        next = read_entry(at, end, &tables_.keys, &entry_, &cut);
+        next = read_entry(at, end, &tables_.fields, &tables_.keys, &entry_, &cut);
         if (next != nullptr) tables_.add(entry_);
         break;
       case ']':

@@ -48,7 +48,7 @@ constexpr const char* kUntimed = "event without a time";
 void Entry::clear() noexcept {
   for (Value* const value : {&phase, &name, &category, &pid, &tid, &id, &begin, &duration, &arguments_as_written})
     value->kind = Kind::kAbsent;
-  shape = ArgumentKeys::kRoot;
+  shape = KeyTree::kRoot;
   arguments.clear();
 }
 
@@ -216,7 +216,7 @@ void Tables::add_half(const Entry& entry, bool begins) {
   }
   Entry begin;
   bool cut = false;
-  read_entry(written.data(), written.data() + written.size(), &keys, &begin, &cut);
+  read_entry(written.data(), written.data() + written.size(), &fields, &keys, &begin, &cut);
   add_event(begin, &events, begin_ns, time_ns < begin_ns ? 0 : time_ns - begin_ns);
 }
 

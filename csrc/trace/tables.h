@@ -21,7 +21,7 @@ struct Entry {
   std::string_view written;
   Value phase, name, category, pid, tid, id, begin, duration;
   Value arguments_as_written;  // if they are not an object
-  std::uint32_t shape = ArgumentKeys::kRoot;
+  std::uint32_t shape = KeyTree::kRoot;
   std::vector<Argument> arguments;
 
   void clear() noexcept;
@@ -78,6 +78,12 @@ struct Naming {
   std::string name;
 };
 
+/// The keys of entries.
+KeyTree tree_of_fields();
+
+/// Reads the entry whose `{` is at `at`. Returns its end; null if it is malformed or, with `*cut`, incomplete.
+const char* read_entry(const char* at, const char* end, KeyTree* fields, KeyTree* keys, Entry* entry, bool* cut);
+
 class Tables {
  public:
   /// Adds an entry to one of the tables or counts.
@@ -92,7 +98,7 @@ class Tables {
   EventTable events, instants, counters;
   FlowTable flows;
   Interner names, categories, texts;
-  ArgumentKeys keys;
+  KeyTree fields = tree_of_fields(), keys;
   Ids ids;
   std::vector<Naming> namings;
   std::map<std::string, std::uint64_t> left_out, adjusted;
@@ -114,8 +120,5 @@ class Tables {
   std::string scratch_;
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::pair<std::string, std::int64_t>>> open_;
 };
-
-/// Reads the entry whose `{` is at `at`. Returns its end; null if it is malformed or, with `*cut`, incomplete.
-const char* read_entry(const char* at, const char* end, ArgumentKeys* keys, Entry* entry, bool* cut);
 
 }  // namespace stagespan::trace

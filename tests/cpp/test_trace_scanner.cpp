@@ -104,6 +104,36 @@ TEST(TraceScanner, InvalidEntriesAreDistinguishedFromIncompleteOnes) {
     EXPECT_EQ(state(part), State::kMore) << part;
 }
 
+TEST(TraceScanner, WhatFollowsAnEntryLikeOthersIsChecked) {
+  // GIVEN entries like two before them, with other spaces, other keys, or values that are null
+  const std::string begin = R"({"ph": "X", "ts": 1, "args": {"a": 1, "b": 2}}, {"ph": "X", "ts": 2, "args": {"b": 3}})";
+  const std::string behind(100, ' ');
+  for (const char* like : {R"({"ph": "X", "ts":  3, "args":{"b":)"
+                           "\n"
+                           R"(4}})",
+                           R"({"ts": 3, "ph": "X", "args": {"b": 4}})",
+                           R"({"ph": "X", "id": null, "ts": 3, "args": {"c": null, "b": 4}})"}) {
+    const std::string text = begin + "," + like + behind + "]";
+    Scanner scanner;
+    std::size_t consumed = 0;
+    EXPECT_EQ(scanner.scan(text.data(), text.data() + text.size(), &consumed), State::kClosed) << like;
+    Tables& tables = scanner.tables();
+    ASSERT_EQ(tables.events.begin_ns.size(), 3u) << like;
+    EXPECT_EQ(tables.events.begin_ns[2], 3000) << like;
+    EXPECT_EQ(tables.events.arguments[tables.keys.texts().code("b")].take_narrow()[2], 4) << like;
+    EXPECT_EQ(tables.events.shape[1], tables.events.shape[2]) << like;
+  }
+  // GIVEN entries that lack a comma, or have one too many, where another entry has not or has one
+  for (const char* odd : {R"({, "ph": "X"})", R"({"ph": "X" "ts": 3})", R"({"ph": "X", "args": {, "b": 4}})",
+                          R"({"ph": "X", "args": {"c": null{"b": 4}})", R"({"ph": "X", "args": {"a": 1"b": 4}})"}) {
+    const std::string text = begin + "," + odd + behind + "]";
+    Scanner scanner;
+    std::size_t consumed = 0;
+    EXPECT_EQ(scanner.scan(text.data(), text.data() + text.size(), &consumed), State::kOdd) << odd;
+    EXPECT_EQ(consumed, begin.size() + 1) << odd;
+  }
+}
+
 TEST(TraceScanner, TheLastValueOfAKeyCounts) {
   // GIVEN fields and arguments that occur twice, and an argument that is null the second time
   const std::string text = R"({"ph": "X", "ts": 1, "ts": 2, "args": {"a": 1, "b": 5, "a": 3, "b": null}}])";
