@@ -9,9 +9,10 @@
 #endif
 #endif
 
-#ifdef STAGESPAN_HAS_COLLECTOR
+static const int g_never = 0;
+const int* stagespan_collecting = &g_never;  // unless it is known
 
-static int g_is_known = 0;
+#ifdef STAGESPAN_HAS_COLLECTOR
 
 static const struct _gc_runtime_state* collector(void) { return &PyInterpreterState_Get()->gc; }
 
@@ -24,28 +25,27 @@ int stagespan_know_collector(void) {
   PyObject* const module = PyImport_ImportModule("gc");
   PyObject* const thresholds = module != NULL ? PyObject_CallMethod(module, "get_threshold", NULL) : NULL;
   PyObject* const stats = thresholds != NULL ? PyObject_CallMethod(module, "get_stats", NULL) : NULL;
-  g_is_known = stats != NULL && PyTuple_Check(thresholds) && PyTuple_GET_SIZE(thresholds) == NUM_GENERATIONS &&
-               PyList_Check(stats) && PyList_GET_SIZE(stats) == NUM_GENERATIONS;
-  for (int i = 0; g_is_known && i < NUM_GENERATIONS; ++i) {
+  int is_known = stats != NULL && PyTuple_Check(thresholds) && PyTuple_GET_SIZE(thresholds) == NUM_GENERATIONS &&
+                 PyList_Check(stats) && PyList_GET_SIZE(stats) == NUM_GENERATIONS;
+  for (int i = 0; is_known && i < NUM_GENERATIONS; ++i) {
     PyObject* const of_generation = PyList_GET_ITEM(stats, i);
     const struct gc_generation_stats* const read = &collector()->generation_stats[i];
-    g_is_known = is_number(PyTuple_GET_ITEM(thresholds, i), collector()->generations[i].threshold) &&
-                 PyDict_Check(of_generation) &&
-                 is_number(PyDict_GetItemString(of_generation, "collections"), read->collections) &&
-                 is_number(PyDict_GetItemString(of_generation, "collected"), read->collected);
+    is_known = is_number(PyTuple_GET_ITEM(thresholds, i), collector()->generations[i].threshold) &&
+               PyDict_Check(of_generation) &&
+               is_number(PyDict_GetItemString(of_generation, "collections"), read->collections) &&
+               is_number(PyDict_GetItemString(of_generation, "collected"), read->collected);
   }
   Py_XDECREF(stats);
   Py_XDECREF(thresholds);
   Py_XDECREF(module);
   PyErr_Clear();
   if (was_on) PyGC_Enable();
-  return g_is_known;
+  if (is_known) stagespan_collecting = &collector()->collecting;
+  return is_known;
 }
 
-int stagespan_is_collecting(void) { return g_is_known && collector()->collecting != 0; }
-
 Py_ssize_t stagespan_collections(void) {
-  if (!g_is_known) return 0;
+  if (stagespan_collecting == &g_never) return 0;
   Py_ssize_t sum = 0;
   for (int i = 0; i < NUM_GENERATIONS; ++i) sum += collector()->generation_stats[i].collections;
   return sum;
@@ -54,7 +54,6 @@ Py_ssize_t stagespan_collections(void) {
 #else
 
 int stagespan_know_collector(void) { return 0; }
-int stagespan_is_collecting(void) { return 0; }
 Py_ssize_t stagespan_collections(void) { return 0; }
 
 #endif

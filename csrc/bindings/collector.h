@@ -15,8 +15,10 @@ extern "C" {
 /// Returns whether the structure is known; if not, and from Python 3.12 on, the other functions return 0.
 int stagespan_know_collector(void);
 
-/// Whether a collection is at work, in any thread: its finalizers may be what runs now.
-int stagespan_is_collecting(void);
+/// Whether a collection is at work, in any thread: its finalizers may be what runs now. Read where the interpreter has
+/// it, because each start and end of a span in a task asks.
+extern const int* stagespan_collecting;
+static inline int stagespan_is_collecting(void) { return *stagespan_collecting != 0; }
 
 /// The number of collections that have ended.
 Py_ssize_t stagespan_collections(void);

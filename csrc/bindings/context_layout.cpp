@@ -1,7 +1,6 @@
 // context_layout.cpp: the layouts of the interpreter's contexts and of their maps, which are verified before use.
 #include "context_layout.h"
 
-#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -9,33 +8,12 @@
 
 namespace stagespan::python {
 
-namespace {
-
-// The interpreter's PyContext up to the needed field.
-struct ContextLayout {
-  PyObject_HEAD PyObject* previous;
-  PyObject* variables;  // an immutable map, which copies of the context share
-  PyObject* weak_references;
-  int entered;
-};
-
-// Its map and the map's root if that has at most 16 items, as in pycore_hamt.h and hamt.c of Python 3.10 to 3.14.
-struct MapLayout {
-  PyObject_HEAD PyObject* root;
-  PyObject* weak_references;
-  Py_ssize_t count;
-};
-
-struct BitmapNodeLayout {
-  PyObject_VAR_HEAD std::uint32_t bitmap;  // one bit an item
-  PyObject* items[1];                      // in pairs: a key and its value, or null and the node below
-};
-
-bool g_layout_is_known = false;
-PyTypeObject* g_map_type = nullptr;  // null unless maps and their roots are known, too
+PyTypeObject* g_map_type = nullptr;
 PyTypeObject* g_bitmap_node_type = nullptr;
 
-ContextLayout& layout_of(PyObject* context) { return *reinterpret_cast<ContextLayout*>(context); }
+namespace {
+
+bool g_layout_is_known = false;
 
 bool know_context() {
   const Ref outer(PyContext_New()), inner(PyContext_New());
@@ -155,22 +133,6 @@ bool find_value(PyObject* context, PyObject* variable, PyObject*& to) noexcept {
     is_flat = is_flat && items[i] != nullptr;
   }
   return is_flat;
-}
-
-PyObject* private_value(PyObject* context, PyObject* variable, const PyTypeObject* type,
-                        const PyObject* held) noexcept {
-  if (context == nullptr || g_map_type == nullptr) return nullptr;
-  PyObject* const map = layout_of(context).variables;
-  if (map == nullptr || Py_TYPE(map) != g_map_type || Py_REFCNT(map) != 1) return nullptr;
-  PyObject* const root = reinterpret_cast<MapLayout*>(map)->root;
-  if (Py_TYPE(root) != g_bitmap_node_type || Py_REFCNT(root) != 1) return nullptr;
-  PyObject* const* const items = reinterpret_cast<BitmapNodeLayout*>(root)->items;
-  for (Py_ssize_t i = 0; i + 1 < Py_SIZE(root); i += 2) {
-    if (items[i] != variable) continue;
-    PyObject* const value = items[i + 1];
-    return Py_REFCNT(value) == (value == held ? 2 : 1) && Py_TYPE(value) == type ? value : nullptr;
-  }
-  return nullptr;
 }
 
 }  // namespace stagespan::python

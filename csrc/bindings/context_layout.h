@@ -3,6 +3,8 @@
 
 #include <Python.h>
 
+#include <cstdint>
+
 namespace stagespan::python {
 
 // ContextVar.set makes a new map, a new root of it and a token, in each call. A span in a task changes its variable
@@ -15,6 +17,32 @@ namespace stagespan::python {
 // the map, a map that was made by setting another variable shares the value, and tokens and readers refer to the value;
 // each of them raises one of the counts. The interpreter's lock excludes other threads, so that a build without it is
 // left out.
+
+// The interpreter's PyContext up to the needed field.
+struct ContextLayout {
+  PyObject_HEAD PyObject* previous;
+  PyObject* variables;  // an immutable map, which copies of the context share
+  PyObject* weak_references;
+  int entered;
+};
+
+// Its map and the map's root if that has at most 16 items, as in pycore_hamt.h and hamt.c of Python 3.10 to 3.14.
+struct MapLayout {
+  PyObject_HEAD PyObject* root;
+  PyObject* weak_references;
+  Py_ssize_t count;
+};
+
+struct BitmapNodeLayout {
+  PyObject_VAR_HEAD std::uint32_t bitmap;  // one bit an item
+  PyObject* items[1];                      // in pairs: a key and its value, or null and the node below
+};
+
+/// The types of the last two; null unless all three are known.
+extern PyTypeObject* g_map_type;
+extern PyTypeObject* g_bitmap_node_type;
+
+inline ContextLayout& layout_of(PyObject* context) noexcept { return *reinterpret_cast<ContextLayout*>(context); }
 
 /// Compares the interpreter's private structures with contexts that are made for this, and in which the variable gets
 /// this value; to be called once, on import. What turns out not to be known is not used: then values are never changed
@@ -42,6 +70,20 @@ bool find_value(PyObject* context, PyObject* variable, PyObject*& to) noexcept;
 
 /// A variable's value in a context, borrowed, if it is of this type and nobody else can get it; else null. The context
 /// may be null. The caller has one reference to `held`, which may be the value, another object or null.
-PyObject* private_value(PyObject* context, PyObject* variable, const PyTypeObject* type, const PyObject* held) noexcept;
+inline PyObject* private_value(PyObject* context, PyObject* variable, const PyTypeObject* type,
+                               const PyObject* held) noexcept {
+  if (context == nullptr || g_map_type == nullptr) return nullptr;
+  PyObject* const map = layout_of(context).variables;
+  if (map == nullptr || Py_TYPE(map) != g_map_type || Py_REFCNT(map) != 1) return nullptr;
+  PyObject* const root = reinterpret_cast<MapLayout*>(map)->root;
+  if (Py_TYPE(root) != g_bitmap_node_type || Py_REFCNT(root) != 1) return nullptr;
+  PyObject* const* const items = reinterpret_cast<BitmapNodeLayout*>(root)->items;
+  for (PyObject* const* item = items; item != items + Py_SIZE(root); item += 2) {
+    if (item[0] != variable) continue;
+    PyObject* const value = item[1];
+    return Py_REFCNT(value) == (value == held ? 2 : 1) && Py_TYPE(value) == type ? value : nullptr;
+  }
+  return nullptr;
+}
 
 }  // namespace stagespan::python

@@ -173,11 +173,11 @@ class InterruptedVariables {
   std::size_t next_ = 0;
 };
 InterruptedVariables g_interrupted;
-
-// Referenced because an interrupted function may discard the map that contains it, after which PyContextVar_Get still
-// returns the value, from a cache without a reference.
-PyObject* g_last_value = nullptr;
 #endif
+
+// Until Python 3.11, referenced because an interrupted function may discard the map that contains it, after which
+// PyContextVar_Get still returns the value, from a cache without a reference.
+PyObject* g_last_value = nullptr;
 
 /// Whether PyContextVar_Set can allocate its token. It crashes the process if it gets memory neither for the token nor
 /// for the new map of variables (Python 3.10 to 3.13). The block that is freed here is the next one of its size.
@@ -198,20 +198,8 @@ Ref set_variable(PyObject* variable, PyObject* value) noexcept {
 
 /// The value of the current context if it can be changed in place, borrowed, or null. Not to be used in a finalizer
 /// that may have interrupted ContextVar.set, which reads the map of which the value is changed.
-PyObject* own_value() noexcept {
-#if PY_VERSION_HEX < 0x030c0000
-  const PyObject* const held = g_last_value;
-#else
-  const PyObject* const held = nullptr;
-#endif
-  return private_value(thread_state()->context, g_variable, &g_stored_type, held);
-}
-
-void overwrite(PyObject* value, const Inherited& inherited) noexcept {
-  Inherited& to = stored_of(value).inherited;
-  to.link = inherited.link;
-  to.base = inherited.base;
-  to.generation = Recorder::get().generation();
+PyObject* own_value(PyObject* context) noexcept {
+  return private_value(context, g_variable, &g_stored_type, g_last_value);
 }
 
 /// Keeps a value until the next one. Dropping the one before may run code of the program.
@@ -234,14 +222,12 @@ Ref to_enter(PyObject* context) noexcept {
 
 }  // namespace
 
-bool try_write_inherited(const Inherited& inherited) noexcept {
+Inherited* inherited_in_place(PyObject* context) noexcept {
 #if PY_VERSION_HEX < 0x030c0000
-  if (stagespan_is_collecting() != 0 || !g_interrupted.is_empty()) return false;
+  if (stagespan_is_collecting() != 0 || !g_interrupted.is_empty()) return nullptr;
 #endif
-  PyObject* const own = own_value();
-  if (own == nullptr) return false;
-  overwrite(own, inherited);
-  return true;
+  PyObject* const own = own_value(context);
+  return own != nullptr ? &stored_of(own).inherited : nullptr;
 }
 
 void write_inherited(const ThreadState& thread, const Inherited& inherited, PyObject* request) noexcept {
@@ -253,8 +239,9 @@ void write_inherited(const ThreadState& thread, const Inherited& inherited, PyOb
   constexpr bool is_collecting = false;
 #endif
   Ref before;  // its end may run code of the program
-  if (PyObject* const own = is_collecting ? nullptr : own_value()) {
-    overwrite(own, inherited);
+  if (PyObject* const own = is_collecting ? nullptr : own_value(thread_state()->context)) {
+    stored_of(own).inherited = inherited;
+    stored_of(own).inherited.generation = Recorder::get().generation();
     if (request != nullptr) before = Ref(exchange_request(own, request));
   } else {
     Ref value;

@@ -34,9 +34,9 @@ bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept;
 /// The request object of the current context, or None; a new reference.
 PyObject* read_request() noexcept;
 
-/// Stores the inherited value in the current context if that needs no new value, and changes nothing if it does. Runs
-/// no other code, and leaves a pending exception alone. Returns whether it is stored.
-bool try_write_inherited(const Inherited& inherited) noexcept;
+/// The inherited value of `context`, which is current, for the caller to overwrite; null if it must not be changed in
+/// place. Runs no other code, and leaves a pending exception alone.
+Inherited* inherited_in_place(PyObject* context) noexcept;
 
 /// Stores the inherited value and, unless it is null, the request object in the current context. Dropping what was
 /// there before may run code of the program.

@@ -178,6 +178,7 @@ void add_scope(ThreadState& thread, PyObject* context, const Inherited& stored, 
     return have_no_scope(thread);
   }
   scope->stored = stored;
+  scope->stored.generation = Recorder::get().generation();  // a forked child makes its own scopes
   scope->is_follower = is_follower;
   scope->root = root;
   scope->top = root;
@@ -217,10 +218,6 @@ Scope* current_scope(ThreadState& thread) {
   return state == nullptr ? nullptr : find_task_scope(thread, state->context);
 }
 
-}  // namespace
-
-namespace {
-
 /// Enters a task whose parent its context says, which needs nothing that could meet a pending exception. False if that
 /// is not the case; then nothing has changed.
 bool try_enter_task(ThreadState& thread, PyObject* context) noexcept {
@@ -232,6 +229,19 @@ bool try_enter_task(ThreadState& thread, PyObject* context) noexcept {
   if (!read_inherited(stored) || !find_link(thread, stored, link)) return false;
   add_scope(thread, context, stored, link, stored.base == thread.serial);
   return true;
+}
+
+/// Notes when work for a request has ended here, unless other code could run meanwhile.
+STAGESPAN_HOT void note_turn(ThreadState& thread, TaskScope& scope, std::uint64_t turn) noexcept {
+  const std::uint64_t top = thread.frames[scope.top].id.load(relaxed);
+  const bool has_begun = top == thread.next_id && top != scope.innermost_id;
+  scope.innermost_id = top;
+  if (scope.turn != turn) {
+    scope.turn = turn;
+    scope.suspended_id = has_begun ? top - 1 : thread.next_id;
+  } else if (!has_begun) {
+    Recorder::get().note_work(thread, scope.suspended_id);
+  }
 }
 
 }  // namespace
@@ -279,20 +289,6 @@ WorkingSpan working_span(const void* owner, std::uint32_t stage) noexcept {
   return span;
 }
 
-/// Notes when work for a request has ended here, unless other code could run meanwhile.
-void note_turn(ThreadState& thread, TaskScope& scope) noexcept {
-  const std::uint64_t turn = thread_state()->context_ver;
-  const std::uint64_t top = thread.frames[scope.top].id.load(relaxed);
-  const bool has_begun = top == thread.next_id && top != scope.innermost_id;
-  scope.innermost_id = top;
-  if (scope.turn != turn) {
-    scope.turn = turn;
-    scope.suspended_id = has_begun ? top - 1 : thread.next_id;
-  } else if (!has_begun) {
-    Recorder::get().note_work(thread, scope.suspended_id);
-  }
-}
-
 bool takes_turns(const ThreadState& thread) noexcept {
   PyObject* const context = thread_state()->context;
   if (context == thread.base.context) return thread.base.takes_turns;
@@ -312,20 +308,28 @@ Inherited inherited_from(const ThreadState& thread, const Scope& scope) noexcept
 
 void publish_slow(ThreadState& thread, PyObject* request) noexcept {
   Scope& scope = *thread.scope;
-  if (scope.is_task) note_turn(thread, static_cast<TaskScope&>(scope));
+  if (scope.is_task) note_turn(thread, static_cast<TaskScope&>(scope), thread_state()->context_ver);
   const Inherited inherited = inherited_from(thread, scope);
-  const bool is_dropped = scope.is_task && is_idle(scope);
-  // Nearly always; nothing here can meet a pending exception. The last reference to the context is not dropped, because
-  // the context is current.
-  const bool keeps_context = !is_dropped || scope.context == thread_state()->context;
-  if (request == nullptr && keeps_context && try_write_inherited(inherited)) {
-    if (is_dropped) drop_scope(thread, scope);
-    return;
-  }
   const ErrorAside pending;
   write_inherited(thread, inherited, request);
   // Code that ran when references were dropped may have changed the current scope.
   if (thread.scope == &scope && scope.is_task && is_idle(scope)) drop_scope(thread, scope);
+}
+
+void publish_in_task(ThreadState& thread) noexcept {
+  TaskScope& scope = static_cast<TaskScope&>(*thread.scope);
+  const PyThreadState& state = *thread_state();
+  // Dropping the scope does not drop the last reference to its context if that is current.
+  Inherited* const own = scope.context == state.context ? inherited_in_place(state.context) : nullptr;
+  if (own == nullptr) return publish_slow(thread);
+  const bool is_dropped = is_idle(scope);
+  if (is_dropped) [[unlikely]]
+    *own = inherited_from(thread, scope);
+  else
+    *own = {innermost(thread, scope), Inherited::kExact};
+  own->generation = scope.stored.generation;
+  note_turn(thread, scope, state.context_ver);
+  if (is_dropped) drop_scope(thread, scope);
 }
 
 void publish_elsewhere(ThreadState& thread, Scope& scope, PyObject* request) noexcept {

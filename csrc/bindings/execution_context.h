@@ -33,8 +33,9 @@ STAGESPAN_HOT ThreadState& current_thread() noexcept {
   return *thread;
 }
 
-/// The parent of a span that is opened in this scope now.
-inline ParentLink innermost(const ThreadState& thread, const Scope& scope) noexcept {
+/// The parent of a span that is opened in this scope now. Inlined, so that it stays in registers: copied through
+/// memory, several fields would be loaded at once, and a processor cannot forward several stores to one load.
+STAGESPAN_HOT ParentLink innermost(const ThreadState& thread, const Scope& scope) noexcept {
   constexpr auto relaxed = std::memory_order_relaxed;
   const OpenFrame* top = &thread.frames[scope.top];
   // Its thread has not dropped those yet that other threads have ended.
@@ -77,10 +78,13 @@ inline bool has_no_scope(const ThreadState& thread) noexcept {
 /// this call.
 WorkingSpan working_span(const void* owner, std::uint32_t stage) noexcept;
 
+/// publish_slow() in a task, without a request. Nearly always, the value is changed in place.
+void publish_in_task(ThreadState& thread) noexcept;
+
 /// Called when the innermost span of the current scope has changed.
 STAGESPAN_HOT void publish(ThreadState& thread) noexcept {
   if (thread.scope->is_task) [[unlikely]]
-    publish_slow(thread);
+    publish_in_task(thread);
 }
 
 /// Returns false with an exception set if that fails.
