@@ -33,11 +33,8 @@ class TaskScopes final : public ScopeTable {
   TaskScopes() : spare_(new (std::nothrow) TaskScope), spare_count_(spare_ != nullptr ? 1 : 0) {}
 
   ~TaskScopes() override {
-    for_each([](TaskScope& scope) { delete &scope; });
-    while (TaskScope* const scope = spare_) {
-      spare_ = scope->next;
-      delete scope;
-    }
+    for (std::size_t i = 0; i < bucket_count_; ++i) delete_all(buckets_[i]);
+    delete_all(spare_);
     if (buckets_ != first_buckets_) delete[] buckets_;
   }
 
@@ -74,14 +71,6 @@ class TaskScopes final : public ScopeTable {
     *at = scope.next;
     --size_;
     recycle(scope);
-  }
-
-  TaskScope* find_by_request(std::uint64_t request) {
-    TaskScope* holding = nullptr;
-    for_each([&](TaskScope& scope) {
-      if (scope.request == request && scope.holds != 0) holding = &scope;
-    });
-    return holding;
   }
 
   /// Whether `take_left_behind` would search.
@@ -138,15 +127,8 @@ class TaskScopes final : public ScopeTable {
     bucket = &scope;
   }
 
-  template <class Function>
-  void for_each(Function function) {
-    for (std::size_t i = 0; i < bucket_count_; ++i) {
-      for (TaskScope* scope = buckets_[i]; scope != nullptr;) {
-        TaskScope* const next = scope->next;
-        function(*scope);
-        scope = next;
-      }
-    }
+  static void delete_all(TaskScope* scope) {
+    while (scope != nullptr) delete std::exchange(scope, scope->next);
   }
 
   void grow() {
@@ -155,10 +137,9 @@ class TaskScopes final : public ScopeTable {
     TaskScope** const before = std::exchange(buckets_, larger);
     const std::size_t count_before = std::exchange(bucket_count_, 2 * bucket_count_);
     for (std::size_t i = 0; i < count_before; ++i) {
-      for (TaskScope* scope = before[i]; scope != nullptr;) {
-        TaskScope* const next = scope->next;
+      while (TaskScope* const scope = before[i]) {
+        before[i] = scope->next;
         link(*scope);
-        scope = next;
       }
     }
     if (before != first_buckets_) delete[] before;
