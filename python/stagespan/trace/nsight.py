@@ -45,7 +45,8 @@ _NUMBER = re.compile(r"[+-]?\d{1,30}(?:\.\d*)?(?:[eE][+-]?\d\d?)?")
 _SIGNS = re.compile("[\\s'\u2019\ufffd%]")
 # It depends on the locale of ncu. A comma that separates thousands is followed by three digits.
 _DECIMAL_COMMA = re.compile(r'\d,(?:\d{1,2}|\d{4,})"|"0,\d')
-_CELL = re.compile(r'"((?:[^"]|"")*)"')  # ncu quotes all; one that was cut off is none
+# ncu quotes all cells, other programs that have saved its tables only some.
+_CELL = re.compile(r'(?:^|,)(?:"((?:[^"]|"")*)"|([^",]*))(?=,|$)')
 _DURATION = "gpu__time_duration.sum"
 _COMPUTE = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
 _MEMORY = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
@@ -180,7 +181,7 @@ def parse(text: str, path: str) -> Reading:
     kernels: dict[object, Measured] = {}
     least = left_out = 0
     for line in re.findall(r"^(?!==).*\S", text, re.MULTILINE):
-        cells = [cell.replace('""', '"').strip() for cell in _CELL.findall(line)]
+        cells = [(a or b).replace('""', '"').strip() for a, b in _CELL.findall(line)]
         if {"ID", "Kernel Name"} <= set(cells):
             head = cells
             # Rows of metrics may end before the columns of rules, with a comma.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,6 +70,14 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
     path = tmp_path / "ncu.csv"
     path.write_bytes(wide_file(KERNELS, ",", "\u00a0").encode(encoding))
     check(read_ncu(path))
+
+
+@pytest.mark.parametrize("layout", [long_file, wide_file])
+def test_a_table_that_another_program_has_saved(layout: Layout) -> None:
+    saved = io.StringIO()
+    csv.writer(saved).writerows(csv.reader(layout(KERNELS).splitlines()))
+    assert '"ID"' not in saved.getvalue()
+    check(parse(saved.getvalue(), "ncu.csv"))
 
 
 @pytest.mark.parametrize("layout", [long_file, wide_file])
