@@ -111,6 +111,7 @@ def test_a_live_process_is_not_said_to_have_died(folder: Path) -> None:
     with workers(1, folder):
         (name,) = files_in(folder)
         path = folder / name
+        assert recording.open(path).state == "alive"  # imports what it needs
         for free in range(4):
             with free_descriptors(free):
                 try:
@@ -135,6 +136,7 @@ def test_a_reader_that_cannot_read_proc_does_not_know_whether_a_process_is_dead(
 
 def test_all_recordings_are_listed_or_an_error_is_raised(folder: Path) -> None:
     with workers(3, folder):
+        assert len(recording.recordings()) >= 3  # imports what it needs
         for free in range(4):
             with free_descriptors(free):
                 try:
