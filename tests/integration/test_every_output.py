@@ -16,6 +16,7 @@ import pytest
 from recorded_process import command_here
 
 from page_data import data_of
+from running import ran
 from stagespan import cli
 from stagespan.cli.output import Output
 from stagespan.pages.escaping import escaped, one_line
@@ -132,6 +133,14 @@ def texts(tables: list[Table]) -> set[str]:
     """Return the texts of all cells of tables, with at most 12 rows of each."""
     rows = (row for table in tables for row in texts_of(table.selected(12))[1])
     return {one_line(cell) for row in rows for cell in row if cell.strip()}
+
+
+@pytest.mark.parametrize("verb", sorted({case.split(maxsplit=1)[0] for case in ARGUMENTS}))
+def test_schemas_need_no_torch(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('there is no torch')\n")
+    command = [sys.executable, "-m", "stagespan", verb, "--json-schema"]
+    schema = json.loads(ran(command, PYTHONPATH=str(tmp_path), status=0).stdout)
+    jsonschema.validators.validator_for(schema).check_schema(schema)
 
 
 @pytest.mark.parametrize("case", ARGUMENTS)

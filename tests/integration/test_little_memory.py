@@ -23,7 +23,7 @@ def run(*arguments: str, **variables: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("more_mib", [600, 300, 200, 120])
+@pytest.mark.parametrize("more_mib", [600, 300, 200, 130])
 def test_with_little_address_space_it_uses_smaller_rings(more_mib: int) -> None:
     # GIVEN a process with this many MiB of address space left
     found = run("limited", str(more_mib))

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stagespan.device import table  # noqa: E402
-from stagespan.harness.standalone import replay, torch_state  # noqa: E402
+from stagespan.harness.standalone import machine, replay  # noqa: E402
 from stagespan.harness.standalone.figures import Run, clock_change, summary  # noqa: E402
 from stagespan.harness.standalone.replay import Replay  # noqa: E402
 
@@ -167,4 +167,4 @@ def test_the_fixed_computation_runs_before_each_run() -> None:
 
 
 def test_scripts_know_the_devices_of_the_table() -> None:
-    assert torch_state.DEVICE_TYPES == table.DEVICE_TYPES
+    assert machine.DEVICE_TYPES == table.DEVICE_TYPES

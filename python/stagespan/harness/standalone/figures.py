@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stagespan.harness.standalone.machine import one_thread_worked
-from stagespan.harness.standalone.torch_state import DEVICE_TYPES, is_initialized
+from stagespan.harness.standalone.machine import one_thread_worked, used_devices
 
 BUSY_WAITS = 0.1  # the part of the time waiting for a core from which a machine counts as busy
 IDLE = 0.5  # the part of the time from which an idle thread is reported
@@ -62,7 +61,7 @@ def summary(
     stats["busy"] = busy(runs, device, stats["slowdown"])
     stats["one_thread"] = (
         device.startswith("cpu")
-        and not any(map(is_initialized, DEVICE_TYPES))
+        and not used_devices()
         and one_thread_worked(sum(walls), sum(run.others_ms for run in runs))
     )
     return stats
@@ -163,7 +162,7 @@ def idle(timing: Mapping[str, Any], device: str = "cpu") -> str | None:
     """
     if not timing["mean"] or timing["waited_ms"] is None:
         return None
-    if not device.startswith("cpu") or any(map(is_initialized, DEVICE_TYPES)):
+    if not device.startswith("cpu") or used_devices():
         return None
     waited_ms = timing["waited_ms"] / timing["iterations"]
     share = 1 - (timing["cpu"]["mean"] + waited_ms) / timing["mean"]

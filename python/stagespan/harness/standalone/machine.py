@@ -1,13 +1,16 @@
-"""The processor: its name, how fast it is at the moment, and what a thread gets of it."""
+"""The processor: its name, its speed, and what a thread gets of it; and the accelerators in use."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+DEVICE_TYPES = ("cuda", "xpu", "npu")
+"""torch's names of the kinds of accelerators, those of `stagespan.device.table`."""
 OTHERS_WORKED = 0.1  # the CPU time of other threads, by the time of the runs, that counts as work
 
 
@@ -114,3 +117,10 @@ def waited_ns(schedstat: int | None) -> int | None:
         return int(os.pread(schedstat, 256, 0).split()[1])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def used_devices() -> list[str]:
+    """Return the kinds of accelerators that this process uses; none without torch."""
+    torch = sys.modules.get("torch")
+    modules = {kind: getattr(torch, kind, None) for kind in DEVICE_TYPES}
+    return [kind for kind in modules if getattr(modules[kind], "is_initialized", bool)()]

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-DEVICE_TYPES = ("cuda", "xpu", "npu")
-"""torch's names of the kinds of accelerators, those of `stagespan.device.table`."""
+from stagespan.harness.standalone.machine import DEVICE_TYPES, used_devices
 
 
 def synchronize(device: str) -> None:
@@ -25,17 +24,12 @@ def synchronize(device: str) -> None:
 def waits_for(device: str) -> list[Callable[[], Any]]:
     """Return functions that wait for ``device`` and the current devices that are in use."""
     waits: list[Callable[[], Any]] = []
-    for kind in filter(is_initialized, DEVICE_TYPES):
+    for kind in used_devices():
         module = getattr(torch, kind)
         waits.append(module.synchronize)
         if device.startswith(f"{kind}:"):
             waits.append(functools.partial(module.synchronize, device))
     return waits
-
-
-def is_initialized(kind: str) -> bool:
-    """Whether this process uses devices of a kind."""
-    return bool(getattr(getattr(torch, kind, None), "is_initialized", lambda: False)())
 
 
 def seed_all(seed: int, *, again: bool = False) -> None:
@@ -45,7 +39,7 @@ def seed_all(seed: int, *, again: bool = False) -> None:
     stack of its caller, so do not repeat it: pass ``again`` after the first call.
     """
     (torch.default_generator if again else torch).manual_seed(seed)
-    for kind in filter(is_initialized, DEVICE_TYPES):
+    for kind in used_devices():
         getattr(torch, kind).manual_seed_all(seed)
     random.seed(seed)
     numpy = sys.modules.get("numpy")
@@ -61,7 +55,7 @@ def random_state_kept() -> Iterator[None]:
     numpy_before = numpy.random.get_state() if numpy is not None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))  # always includes the CPU
-        for kind in filter(is_initialized, DEVICE_TYPES):
+        for kind in used_devices():
             devices = range(getattr(torch, kind).device_count())
             stack.enter_context(torch.random.fork_rng(devices=devices, device_type=kind))
         try:
