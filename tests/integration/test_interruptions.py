@@ -15,9 +15,7 @@ INTERRUPTED = PROGRAMS / "interrupted.py"
 def run(tmp_path: Path, *program: str, **variables: str) -> str:
     """Run a program; output on stderr, such as the stacks of a hang, is a failure."""
     variables["STAGESPAN_OUTPUT_DIR"] = str(tmp_path)
-    # Python warns of a fork while there are other threads.
-    options = "-W", "ignore::DeprecationWarning"
-    return python((INTERRUPTED, *program), tmp_path, *options, timeout_s=300, **variables).stdout
+    return python((INTERRUPTED, *program), tmp_path, timeout_s=300, **variables).stdout
 
 
 # --- signal handlers ------------------------------------------------------------------------------

@@ -17,8 +17,7 @@ def run(program: str, folder: Path, stall_s: str = "1") -> tuple[str, list[str]]
     """Run a program that reads its own stderr; return its output, and those lines."""
     with (folder / "stderr.txt").open("w") as stderr:
         process = start_command(
-            # Python warns of a fork while there are other threads.
-            [sys.executable, "-W", "ignore::DeprecationWarning", STALLING, program],
+            [sys.executable, STALLING, program],
             cwd=folder,
             stderr=stderr,
             STAGESPAN_STALL_S=stall_s,

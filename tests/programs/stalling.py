@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 
 import stagespan
 
@@ -32,6 +33,8 @@ def in_a_request() -> None:
 def in_a_child() -> None:
     with stagespan.span("load"):
         pass
+    # Python 3.12 and later warn of a fork beside other threads.
+    warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
     pid = os.fork()
     if pid == 0:
         with stagespan.span("serve"):

@@ -138,6 +138,8 @@ def test_statistics(held: Standin) -> None:
             held.kernel(ms)
     with stagespan.request("r"), stagespan.span("no work"):
         pass
+    # Longer than the error with which a busy machine places the device's clock beside its own.
+    time.sleep(0.05)
     held.hold(False)
     assert stagespan.flush(30)
     stage = stagespan.stats()["stage"]
@@ -150,9 +152,7 @@ def test_statistics(held: Standin) -> None:
     assert elapsed.p50_ns == pytest.approx(4 * MS, rel=0.03)
     # The later lines wait for the earlier one.
     assert stage.device_queue_ns.min_ns is not None
-    assert stage.device_queue_ns.max_ns is not None
-    # The first one waits for none, and may not wait at all.
-    assert stage.device_queue_ns.max_ns > 0 <= stage.device_queue_ns.min_ns
+    assert stage.device_queue_ns.max_ns >= stage.device_queue_ns.min_ns > 0
     assert stage.device_tail_ns.count == 3
     assert "device mean ms" in str(stagespan.stats())
     # A window that is longer than the process's life has the same figures.
