@@ -160,7 +160,7 @@ _context.lazy_hook("memory", "stagespan.device.memory")
 _context.lazy_hook("service", "stagespan.live.service")
 _context.lazy_hook("service", "stagespan.live.recording_updates")
 _context.lazy_hook("breakdown", "stagespan.recording.breakdown")
-if _settings.profiler_names():  # programs of plain spans start no service
+if _settings.get("STAGESPAN_PROFILER_NAMES"):  # programs of plain spans start no service
     _imports.load("stagespan.profiling.unused")
 if is_available():
     _dynamo.install()

@@ -19,34 +19,33 @@ class Variable(NamedTuple):
     """One environment variable: its name, its other spellings, and its valid values."""
 
     name: str
-    aliases: tuple[str, ...]
     kind: Kind
     default: Any
     meaning: str
     choices: tuple[str, ...] = ()
     least: int = 1
     most: int = 10**9
+    aliases: tuple[str, ...] = ()
 
 
 VARIABLES: tuple[Variable, ...] = (
     Variable(
         "STAGESPAN_DEBUG",
-        ("TELEFUSER_PROFILE_DEBUG",),
         "switch",
         False,
         "debug mode: stages with ProfilingContext4Debug are timed, and the reports are written at "
         "exit",
+        aliases=("TELEFUSER_PROFILE_DEBUG",),
     ),
     Variable(
         "STAGESPAN_PIPELINE_NAME",
-        ("TELEFUSER_PIPELINE_NAME",),
         "text",
         "default",
         "name of the pipeline, which is part of the default output folder",
+        aliases=("TELEFUSER_PIPELINE_NAME",),
     ),
     Variable(
         "STAGESPAN_JOB",
-        (),
         "text",
         None,
         "name of the job that this process belongs to, such as a service with several workers; by "
@@ -54,7 +53,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_REQUEST_FIELDS",
-        (),
         "names",
         (),
         "metadata of requests that leave the process, at most eight names of 32 bytes: "
@@ -63,7 +61,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_OTEL_CONTEXT",
-        (),
         "switch",
         False,
         "whether spans of OpenTelemetry's SDK inside of a request are its children; use it if the "
@@ -71,7 +68,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_LISTEN",
-        (),
         "switch",
         False,
         "whether the recording exists from the import on and a thread waits for what commands such "
@@ -80,14 +76,12 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_EXCEPTION_MESSAGES",
-        (),
         "switch",
         False,
         "whether recordings have the messages of exceptions beside their types, cut at 200 bytes",
     ),
     Variable(
         "STAGESPAN_PROCESS_NAME",
-        (),
         "text",
         None,
         "what commands such as ps, top and requests call this process; by default its program and "
@@ -95,14 +89,13 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_OUTPUT_DIR",
-        ("TELEFUSER_PROFILER_OUTPUT_DIR",),
         "text",
         None,
         "output folder; by default work_dirs/profiler_output/{pipeline}/{YYYYMMDD_HHMM}",
+        aliases=("TELEFUSER_PROFILER_OUTPUT_DIR",),
     ),
     Variable(
         "STAGESPAN_STAGES",
-        (),
         "text",
         None,
         "functions to time in each process that imports stagespan, one a line, as `stagespan run "
@@ -110,14 +103,13 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_PROFILER_NAMES",
-        ("ENABLE_PROFILER_NAMES",),
         "names",
         (),
         "stages that run under torch.profiler; * means all stages",
+        aliases=("ENABLE_PROFILER_NAMES",),
     ),
     Variable(
         "STAGESPAN_PROFILER_RUNS",
-        (),
         "count",
         2,
         "how many runs of each stage in STAGESPAN_PROFILER_NAMES are profiled; the files show the "
@@ -125,7 +117,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_PROFILER_SKIP",
-        (),
         "count",
         0,
         "how many runs of each of these stages are skipped before the first one that is profiled",
@@ -133,7 +124,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_PROFILER_ONE_TRACE",
-        (),
         "switch",
         False,
         "whether one trace contains all profiled runs of a stage and what runs between them, "
@@ -141,7 +131,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_PROFILER_MAX_EVENTS",
-        (),
         "count",
         100_000,
         "how many operators and annotations a profile of a running program records before it ends; "
@@ -150,29 +139,28 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_PROFILER_RECORD_SHAPES",
-        ("TELEFUSER_TORCH_PROFILER_RECORD_SHAPES",),
         "switch",
         False,
         "whether the traces of these stages contain the shapes of each operator's inputs",
+        aliases=("TELEFUSER_TORCH_PROFILER_RECORD_SHAPES",),
     ),
     Variable(
         "STAGESPAN_PROFILER_PROFILE_MEMORY",
-        ("TELEFUSER_TORCH_PROFILER_PROFILE_MEMORY",),
         "switch",
         False,
         "whether the traces of these stages contain each allocation",
+        aliases=("TELEFUSER_TORCH_PROFILER_PROFILE_MEMORY",),
     ),
     Variable(
         "STAGESPAN_PROFILER_WITH_STACK",
-        ("TELEFUSER_TORCH_PROFILER_WITH_STACK",),
         "switch",
         False,
         "whether the traces of these stages contain Python stacks, which make them many times "
         "larger",
+        aliases=("TELEFUSER_TORCH_PROFILER_WITH_STACK",),
     ),
     Variable(
         "STAGESPAN_PEAKS",
-        (),
         "text",
         None,
         "CSV file with the highest rates of devices, for `stagespan analyze`; its rows replace "
@@ -180,7 +168,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_LAUNCHES",
-        (),
         "switch",
         False,
         "whether debug mode runs the second run of each signature of a stage under torch.profiler, "
@@ -188,7 +175,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_NPU_LEVEL",
-        (),
         "choice",
         "1",
         "level of torch_npu.profiler; higher levels record more details of CANN and of each "
@@ -197,7 +183,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_NPU_RESULT",
-        (),
         "switch",
         False,
         "whether the result folder of torch_npu.profiler is kept, in npu/{stage} of the output "
@@ -205,7 +190,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_ANNOTATE",
-        (),
         "names",
         (),
         "stages that appear as ranges in the traces of the application's own torch.profiler; * "
@@ -213,15 +197,14 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_TIMING_REPORT",
-        ("TELEFUSER_TIMING_REPORT",),
         "text",
         None,
         "path of the timing report that is written at exit, also outside of debug mode; by default "
         "timing.json in the output folder, in debug mode only",
+        aliases=("TELEFUSER_TIMING_REPORT",),
     ),
     Variable(
         "STAGESPAN_REDACT",
-        (),
         "choice",
         "secrets",
         "what files leave out; secrets means the text of fields with names such as password, "
@@ -231,14 +214,12 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_ENABLED",
-        (),
         "switch",
         True,
         "whether the recorder is on when the process starts",
     ),
     Variable(
         "STAGESPAN_CPU_TIME",
-        (),
         "switch",
         False,
         "whether all spans and contexts measure the CPU time of their thread beside their "
@@ -246,7 +227,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_SYSTEM",
-        (),
         "switch",
         False,
         "whether all spans and contexts measure the CPU time of their thread, and count its page "
@@ -254,7 +234,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_PROPAGATE_TO_THREADS",
-        (),
         "switch",
         False,
         "whether threads, and the tasks of thread pools, keep the request and the span of the code "
@@ -262,7 +241,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_CLOCK",
-        (),
         "choice",
         "auto",
         "the recorder's clock; read when stagespan is imported",
@@ -270,7 +248,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_RING_SPANS",
-        (),
         "count",
         _core.RING_SPANS_DEFAULT,
         "how many spans each thread's ring keeps, rounded up to a power of two; read when "
@@ -280,7 +257,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_REQUESTS",
-        (),
         "count",
         _core.REQUESTS_DEFAULT,
         "how many requests the recording shows, rounded up to a multiple of 64, a quarter of the "
@@ -291,7 +267,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_REQUEST_IDS",
-        (),
         "choice",
         "plain",
         "how recordings, files and log lines show the ids of requests; hash means 16 "
@@ -300,7 +275,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_STALL_S",
-        (),
         "count",
         0,
         "seconds after which an open span is reported by a log line with the Python stack; 0 turns "
@@ -309,7 +283,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_DEVICE_EVERY",
-        (),
         "count",
         1,
         "measure the device time of every n-th span of a stage in a thread; 0 turns it off",
@@ -317,7 +290,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_RECORDING",
-        (),
         "choice",
         "on",
         "whether other processes can read the recording of this process, even after it was killed; "
@@ -328,7 +300,6 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STAGESPAN_RECORDING_DIR",
-        (),
         "text",
         None,
         "folder for recordings, on a tmpfs; by default /dev/shm/stagespan-UID if 256 MiB are "
@@ -452,15 +423,3 @@ def warn_once(spelling: str, text: str, sentence: str) -> None:
     if (spelling, text) not in _warned:
         _warned.add((spelling, text))
         _LOGGER.warning("[Profiler] %s", sentence)
-
-
-def profiler_names() -> tuple[str, ...]:
-    """Return the stages that the environment names for torch.profiler, in order, each once."""
-    names: tuple[str, ...] = get("STAGESPAN_PROFILER_NAMES")
-    return names
-
-
-def annotated_names() -> tuple[str, ...]:
-    """Return the stages that the environment names for the application's own traces."""
-    names: tuple[str, ...] = get("STAGESPAN_ANNOTATE")
-    return names

@@ -337,8 +337,9 @@ def _start() -> None:
     leave_alone(_enter, _leave, _exit, _decorate, _service_is_needed, _torch_was_imported)
     if not settings.get("STAGESPAN_ENABLED"):
         _core.disable()
-    _core.profiler_set_names([*settings.profiler_names(), *settings.annotated_names()])
-    _core.profiler_set_annotated_names(settings.annotated_names())
+    annotated = settings.get("STAGESPAN_ANNOTATE")
+    _core.profiler_set_names([*settings.get("STAGESPAN_PROFILER_NAMES"), *annotated])
+    _core.profiler_set_annotated_names(annotated)
     if settings.get("STAGESPAN_SYSTEM"):
         _core.system_counts_set(True)
     if settings.get("STAGESPAN_CPU_TIME") or settings.get("STAGESPAN_SYSTEM"):

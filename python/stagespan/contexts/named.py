@@ -212,7 +212,8 @@ def decorator() -> Callable[[str], Decorator]:
     """Return what times stages now, by their names."""
     if _core.is_debug():
         return _core.ProfilingContext4Debug
-    return _core.ProfilingContext if settings.profiler_names() else _core.span
+    is_profiled = settings.get("STAGESPAN_PROFILER_NAMES")
+    return _core.ProfilingContext if is_profiled else _core.span
 
 
 def install() -> None:

@@ -134,8 +134,8 @@ def update() -> None:
 
 def _read() -> _Names:
     return _Names(
-        tuple(dict.fromkeys((*settings.profiler_names(), *_named.copy()))),
-        _annotated[0] if _annotated else settings.annotated_names(),
+        tuple(dict.fromkeys((*settings.get("STAGESPAN_PROFILER_NAMES"), *_named.copy()))),
+        _annotated[0] if _annotated else settings.get("STAGESPAN_ANNOTATE"),
         _captured[0] if _captured else (),
     )
 
