@@ -93,8 +93,9 @@ def test_a_capture_is_not_disturbed_but_flagged(device: Device) -> None:
 
 
 def test_compilation_is_not_disturbed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = SimpleNamespace(compiler=SimpleNamespace(is_compiling=lambda: True))
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    compiler = SimpleNamespace(is_compiling=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch.compiler", compiler)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", compiler)
     with stagespan.ProfilingContext4Debug("compiled"):
         pass
     assert device.events == []

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from stagespan.device.table import CPU, DEVICE_TYPES, Device, row_of
+from stagespan.device.table import CPU, DEVICE_TYPES, Device, is_capturing, row_of
 from stagespan.process import imports
 
 _AcceleratorT = TypeVar("_AcceleratorT", bound="Accelerator")
@@ -234,8 +234,7 @@ class Accelerator(Platform):
 
     def is_capturing(self) -> bool:
         """Whether a device graph is being captured on the current stream."""
-        capturing = getattr(self._module, self.device.capture_check, None)
-        return bool(capturing()) if capturing is not None and self.in_use() else False
+        return self.in_use() and is_capturing(self._module)
 
     def empty_cache(self) -> None:
         """Release the allocator's unused device memory, if the process has used the device."""

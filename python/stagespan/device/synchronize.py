@@ -5,11 +5,9 @@ Always-on contexts never wait.
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 from stagespan import _core
 from stagespan.contexts import context
+from stagespan.contexts.dynamo import compiling
 from stagespan.device import platforms
 
 
@@ -23,26 +21,14 @@ class SynchronizeHook(context.Hook):
         return call.kind == "debug" and platforms.accelerator_in_use() is not None
 
     def enter(self, call: context.Call) -> None:
-        """Wait for earlier work, before the clock starts."""
-        _wait(call)
+        """Wait for earlier work before the clock starts, or for the stage's before it stops."""
+        platform = platforms.accelerator_in_use()
+        if platform is None:
+            return
+        if compiling() or platform.is_capturing():
+            # The code is being compiled or captured, not executed, and waiting would break that.
+            call.flags |= _core.FLAG_CAPTURED
+            return
+        platform.synchronize()
 
-    def leave(self, call: context.Call) -> None:
-        """Wait for the work of the stage, before the clock stops."""
-        _wait(call)
-
-
-def _wait(call: context.Call) -> None:
-    platform = platforms.accelerator_in_use()
-    if platform is None:
-        return
-    if _is_compiling() or platform.is_capturing():
-        # The code is being compiled or captured, not executed, and waiting would break that.
-        call.flags |= _core.FLAG_CAPTURED
-        return
-    platform.synchronize()
-
-
-def _is_compiling() -> bool:
-    compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
-    is_compiling = getattr(compiler, "is_compiling", None)
-    return bool(is_compiling()) if is_compiling is not None else False
+    leave = enter

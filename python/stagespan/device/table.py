@@ -29,8 +29,6 @@ class Device(NamedTuple):
     """Backend of torch.distributed."""
     visible_variable: str = ""
     """Environment variable that limits which devices a process sees."""
-    capture_check: str = "is_current_stream_capturing"
-    """Function of torch's module that says whether a device graph is being captured."""
     trace_launches: tuple[str, ...] = ()
     """Beginnings of the names that launches of kernels have in a trace."""
     calls: str = ""
@@ -118,9 +116,7 @@ def row_of(torch: Any, device_type: str) -> Device | None:
     return next(built_for, None) or next((row for row in rows if not row.version), None)
 
 
-def is_capturing(torch: Any, device_type: str) -> bool:
-    """Whether a device graph is being captured on the current stream of a kind of device."""
-    row = row_of(torch, device_type)
-    check = CPU.capture_check if row is None else row.capture_check
-    capturing = getattr(getattr(torch, device_type, None), check, None)
+def is_capturing(module: Any) -> bool:
+    """Whether a device graph is being captured on the current stream of a module of torch."""
+    capturing = getattr(module, "is_current_stream_capturing", None)
     return capturing is not None and bool(capturing())

@@ -50,7 +50,7 @@ def _may_read(tensor: Any, torch: Any) -> bool:
         return False
     if tensor.device.type == "cpu":
         return True
-    return not is_capturing(torch, tensor.device.type)
+    return not is_capturing(getattr(torch, tensor.device.type, None))
 
 
 def _content(tensor: Any, dtype: str, torch: Any) -> dict[str, Any]:
