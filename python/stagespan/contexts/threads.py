@@ -123,21 +123,17 @@ def propagate_to_threads(enabled: bool = True) -> None:
     """
     global _is_on
     if enabled:
-        _install()
+        from concurrent.futures import ThreadPoolExecutor
+        from multiprocessing.pool import ThreadPool
+
+        _replace(threading.Thread, "start", _bound_start)
+        _replace(ThreadPoolExecutor, "submit", _bound_submit)
+        _replace(ThreadPool, "__init__", _making_workers)
+        for name in _POOL_METHODS:
+            _replace(ThreadPool, name, _bound_method)
     else:
-        _uninstall()
+        _put_back()
     _is_on = enabled
-
-
-def _install() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-    from multiprocessing.pool import ThreadPool
-
-    _replace(threading.Thread, "start", _bound_start)
-    _replace(ThreadPoolExecutor, "submit", _bound_submit)
-    _replace(ThreadPool, "__init__", _unbound_pool)
-    for name in _POOL_METHODS:
-        _replace(ThreadPool, name, _bound_method)
 
 
 _POOL_METHODS = (
@@ -147,16 +143,21 @@ _replaced: dict[tuple[type, str], tuple[Any, Any, bool]] = {}
 """By class and name: the replacement, the original, and whether the class itself had it."""
 
 
-def _replace(owner: type, name: str, make: Callable[[Any], Any]) -> None:
+def _replace(owner: type, name: str, call: Callable[..., Any]) -> None:
+    """Make calls of a method those of ``call``, which gets the method before the arguments."""
     if (owner, name) in _replaced:
         return
     original = getattr(owner, name)
-    replacement = functools.update_wrapper(make(original), original)
+
+    @functools.wraps(original)
+    def replacement(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return call(original, self, *args, **kwargs)
+
     _replaced[owner, name] = (replacement, original, name in vars(owner))
     setattr(owner, name, replacement)
 
 
-def _uninstall() -> None:
+def _put_back() -> None:
     for (owner, name), (replacement, original, was_own_attribute) in tuple(_replaced.items()):
         # If another library has wrapped the replacement since, it stays and passes calls on.
         if vars(owner).get(name) is not replacement:
@@ -168,61 +169,45 @@ def _uninstall() -> None:
         _replaced.pop((owner, name), None)
 
 
-def _bound_start(original: Callable[[threading.Thread], None]) -> Callable[..., None]:
-    def start(self: threading.Thread) -> None:
-        if not _is_on or isinstance(self, UnboundThread) or _making.pools:
-            return original(self)
-        carried = Carried()
-        if carried.is_empty():
-            return original(self)
-        # Set on the object, because subclasses define their own `run`.
-        run, before = self.run, vars(self).get("run")
+def _bound_start(start: Callable[[threading.Thread], None], thread: threading.Thread) -> None:
+    if not _is_on or isinstance(thread, UnboundThread) or _making.pools:
+        return start(thread)
+    carried = Carried()
+    if carried.is_empty():
+        return start(thread)
+    # Set on the object, because subclasses define their own `run`.
+    run, before = thread.run, vars(thread).get("run")
 
-        def put_back() -> None:
-            if vars(self).get("run") is run_bound:
-                del self.run
-                if before is not None:
-                    self.run = before  # type: ignore[method-assign]
+    def put_back() -> None:
+        if vars(thread).get("run") is run_bound:
+            del thread.run
+            if before is not None:
+                thread.run = before  # type: ignore[method-assign]
 
-        def run_bound() -> None:
-            put_back()
-            carried.call(run)
+    def run_bound() -> None:
+        put_back()
+        carried.call(run)
 
-        self.run = run_bound  # type: ignore[method-assign]
-        try:
-            return original(self)
-        except BaseException:
-            put_back()
-            raise
-
-    return start
+    thread.run = run_bound  # type: ignore[method-assign]
+    try:
+        return start(thread)
+    except BaseException:
+        put_back()
+        raise
 
 
-def _bound_submit(original: Callable[..., Any]) -> Callable[..., Any]:
-    def submit(self: Executor, /, *args: Any, **kwargs: Any) -> Any:
-        if not _is_on:
-            return original(self, *args, **kwargs)
-        if not _runs_elsewhere(self):
-            args, kwargs = _with_first_bound(args, kwargs, "fn")
-        return _making_workers(original, self, *args, **kwargs)
-
-    return submit
+def _bound_submit(submit: Callable[..., Any], pool: Executor, /, *args: Any, **kwargs: Any) -> Any:
+    if not _is_on:
+        return submit(pool, *args, **kwargs)
+    if not _runs_elsewhere(pool):
+        args, kwargs = _with_first_bound(args, kwargs, "fn")
+    return _making_workers(submit, pool, *args, **kwargs)
 
 
-def _bound_method(original: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if _is_on:
-            args, kwargs = _with_first_bound(args, kwargs, "func")
-        return original(self, *args, **kwargs)
-
-    return method
-
-
-def _unbound_pool(original: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:
-        _making_workers(original, self, *args, **kwargs)
-
-    return __init__
+def _bound_method(method: Callable[..., Any], pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if _is_on:
+        args, kwargs = _with_first_bound(args, kwargs, "func")
+    return method(pool, *args, **kwargs)
 
 
 def _making_workers(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
