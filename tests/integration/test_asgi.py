@@ -174,7 +174,7 @@ def get(port: int, path: str, **headers: str) -> str:
 def finished(path: str) -> FinishedRequest:
     """Wait for the end of the latest request of a path."""
     for _ in range(3000):
-        for one in list(finished_requests)[::-1]:
+        for one in finished_requests()[::-1]:
             if one["metadata"].get("path") == path:
                 return one
         time.sleep(0.01)
@@ -328,7 +328,7 @@ def test_work_after_the_answer_is_a_part_of_its_own(fastapi_port: int, path: str
         if row["request"] in (root["number"], part["number"])
     }
     assert numbers[f"task of {kind}"] == part["number"]
-    assert [done["id"] for done in finished_requests].count(id_) == 1
+    assert [done["id"] for done in finished_requests()].count(id_) == 1
     (shown,) = timelines([stagespan.recording.open(os.getpid())], id_)
     assert (shown.causes, len(shown.segments)) == ([], 2)
     assert stagespan.current_request() is None

@@ -108,7 +108,7 @@ def test_each_greenlet_has_its_own_request(seed: int) -> None:
 
     take_turns(*(lambda name=name: serve(name) for name in names), seed=seed)
 
-    for finished in list(finished_requests)[-10:]:
+    for finished in finished_requests()[-10:]:
         figures = figures_of(finished)
         assert figures.complete
         stages = {name: count for name, count, *_ in figures.stages}

@@ -199,7 +199,7 @@ def test_entered_in_one_task_and_left_in_another() -> None:
     assert requests_of("in the other") == numbers
     assert requests_of("afterwards") == [0]
     assert lost() == {}
-    assert [finished["id"] for finished in list(finished_requests)[-2:]] == ["r", "other"]
+    assert [finished["id"] for finished in finished_requests()[-2:]] == ["r", "other"]
 
 
 # --- the figures at its end ----------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_figures_of_a_request() -> None:
     with pytest.raises(KeyError), request("figures", size=3):
         serve()
 
-    finished = finished_requests[-1]
+    finished = finished_requests()[-1]
     assert (finished["id"], finished["metadata"]) == ("figures", {"size": 3})
     figures = figures_of(finished)
     assert figures.complete
@@ -234,7 +234,7 @@ def test_figures_say_if_they_are_incomplete() -> None:
         for _ in range(ring + 10):
             work("many")
 
-    figures = figures_of(finished_requests[-1])
+    figures = figures_of(finished_requests()[-1])
     assert not figures.complete
     assert figures.stages[0][1] == ring
 
@@ -246,7 +246,7 @@ def test_only_what_happened_inside_is_counted() -> None:
     with request("short"):
         work("inside")
 
-    figures = figures_of(finished_requests[-1])
+    figures = figures_of(finished_requests()[-1])
     assert figures.complete
     assert [(name, count) for name, count, *_ in figures.stages] == [("inside", 1)]
 
@@ -254,7 +254,7 @@ def test_only_what_happened_inside_is_counted() -> None:
 def test_figures_of_many_requests_are_settled_in_one_pass() -> None:
     # GIVEN requests that overlap, of which one began before the ring wrapped
     ring = _core.arena_info()["ring_spans"]
-    finished_requests.clear()
+    _core.requests_forget_finished()
     with request("early"):
         for _ in range(ring + 10):
             work("many")
@@ -267,7 +267,7 @@ def test_figures_of_many_requests_are_settled_in_one_pass() -> None:
 
     settle_figures()
 
-    figures = [(one["id"], one["figures"]) for one in finished_requests]
+    figures = [(one["id"], one["figures"]) for one in finished_requests()]
     found = [(id_, one.complete, one.stages[0][:2]) for id_, one in figures if one is not None]
     assert found == [
         ("inner", True, ("inside", 1)),
@@ -282,11 +282,11 @@ def test_the_service_settles_figures() -> None:
         work("inside")
     # WHEN the service thread has run, and the ring wraps before anybody asks
     service.ensure_running()
-    until(lambda: _core.service_wake() or finished_requests[-1]["figures"] is not None)
+    until(lambda: _core.service_wake() or finished_requests()[-1]["figures"] is not None)
     for _ in range(_core.arena_info()["ring_spans"] + 10):
         work("later")
 
-    figures = figures_of(finished_requests[-1])
+    figures = figures_of(finished_requests()[-1])
     assert figures.complete
     assert [stage[:2] for stage in figures.stages] == [("inside", 1)]
 
@@ -314,7 +314,7 @@ def test_requests_need_no_name() -> None:
 
 def test_while_the_recorder_is_off() -> None:
     stagespan.disable()
-    kept = len(finished_requests)
+    kept = len(finished_requests())
 
     with request("off") as current:
         assert current_request() is current
@@ -322,7 +322,7 @@ def test_while_the_recorder_is_off() -> None:
     stagespan.enable()
     work("on")
     # THEN it has no figures, and leaves nothing behind
-    assert len(finished_requests) == kept
+    assert len(finished_requests()) == kept
     assert requests_of("on") == [0]
 
 
@@ -331,8 +331,8 @@ def test_only_the_latest_requests_are_kept() -> None:
         with request(f"r{i}"):
             pass
 
-    assert len(finished_requests) == 1024
-    assert finished_requests[-1]["id"] == "r1099"
+    assert len(finished_requests()) == 1024
+    assert finished_requests()[-1]["id"] == "r1099"
 
 
 # --- as a decorator -------------------------------------------------------------------------------
@@ -342,15 +342,15 @@ def test_what_is_known_of_a_finished_request_is_read_once_and_shared() -> None:
     with request("shared") as own:
         pass
 
-    finished = finished_requests[-1]
+    finished = finished_requests()[-1]
     # THEN everybody sees the same dict, and the metadata of the request, also if it is set later
-    assert finished is finished_requests[-1]
+    assert finished is finished_requests()[-1]
     own.metadata["late"] = 1
     assert finished["metadata"] is own.metadata == {"late": 1}
     with request("not read") as other:
         pass
     other.metadata["late"] = 2
-    assert finished_requests[-1]["metadata"] is other.metadata == {"late": 2}
+    assert finished_requests()[-1]["metadata"] is other.metadata == {"late": 2}
     assert other.metadata is not own.metadata
 
 
@@ -360,7 +360,7 @@ def test_metadata_is_set_and_replaced() -> None:
     own.metadata = {"b": 2}
     with own:
         own.metadata["c"] = 3
-    assert finished_requests[-1]["metadata"] == {"b": 2, "c": 3}
+    assert finished_requests()[-1]["metadata"] == {"b": 2, "c": 3}
 
 
 def test_arguments_of_a_request() -> None:
@@ -402,7 +402,7 @@ def test_the_init_of_a_subclass_and_a_replaced_one_are_called(
 
 
 def test_each_call_of_a_decorated_function_is_a_request() -> None:
-    finished_requests.clear()
+    _core.requests_forget_finished()
 
     @request("nightly", user="a")
     def job(number: int) -> int:
@@ -423,14 +423,14 @@ def test_each_call_of_a_decorated_function_is_a_request() -> None:
     assert results == [1, 2, 3, 4]
     assert current_request() is None
     assert len(set(requests_of("step"))) == 4
-    assert [one["id"] for one in finished_requests][:2] == ["nightly", "nightly"]
-    assert finished_requests[0]["metadata"] == {"user": "a"}
-    assert len({one["id"] for one in finished_requests}) == 3
+    assert [one["id"] for one in finished_requests()][:2] == ["nightly", "nightly"]
+    assert finished_requests()[0]["metadata"] == {"user": "a"}
+    assert len({one["id"] for one in finished_requests()}) == 3
     assert (job.__name__, asyncio.iscoroutinefunction(handle)) == ("job", True)
 
 
 def test_a_decorated_call_that_fails() -> None:
-    finished_requests.clear()
+    _core.requests_forget_finished()
 
     @request("fails")
     def job() -> None:
@@ -438,7 +438,7 @@ def test_a_decorated_call_that_fails() -> None:
 
     with pytest.raises(ValueError, match="no"):
         job()
-    assert [one["status"] for one in finished_requests] == ["error"]
+    assert [one["status"] for one in finished_requests()] == ["error"]
 
 
 def test_what_a_request_cannot_decorate() -> None:
@@ -465,7 +465,7 @@ def test_an_id_that_is_not_valid_unicode_is_accepted() -> None:
     with request(b"req-\xff".decode("utf-8", "surrogateescape")) as one, span("inside"):
         pass
     assert requests_of("inside") == [one.number]
-    assert finished_requests[-1]["id"] == one.id == "req-\udcff"
+    assert finished_requests()[-1]["id"] == one.id == "req-\udcff"
 
 
 # --- which trace it belongs to --------------------------------------------------------------------

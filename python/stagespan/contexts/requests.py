@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypedDict, TypeVar, cast
 
@@ -48,29 +48,12 @@ class FinishedRequest(TypedDict):
     """None until they are settled."""
 
 
-class _FinishedRequests:
-    """The latest 1,024 requests that have ended, oldest first.
+def finished_requests() -> list[FinishedRequest]:
+    """Return the latest 1,024 requests that have ended, oldest first.
 
     The recorder keeps them, and makes these dicts only if they are read.
     """
-
-    def copy(self) -> list[FinishedRequest]:
-        return cast(list[FinishedRequest], _core.requests_finished())
-
-    def clear(self) -> None:
-        _core.requests_forget_finished()
-
-    def __iter__(self) -> Iterator[FinishedRequest]:
-        return iter(self.copy())
-
-    def __getitem__(self, index: int) -> FinishedRequest:
-        return self.copy()[index]
-
-    def __len__(self) -> int:
-        return len(self.copy())
-
-
-finished_requests = _FinishedRequests()
+    return cast(list[FinishedRequest], _core.requests_finished())
 
 
 breakdowns: list[Callable[[_core.Request], dict[str, Any] | None]] = []
@@ -98,7 +81,7 @@ def settle_figures() -> None:
     The end of a request does not read the rings, because that takes as long as they are full. The
     service thread does, before they have wrapped, and whoever asks for figures.
     """
-    unsettled = [request for request in finished_requests.copy() if request["figures"] is None]
+    unsettled = [request for request in finished_requests() if request["figures"] is None]
     if not unsettled:
         return
     wanted = [(request["number"], request["begin_ns"]) for request in unsettled]
@@ -356,5 +339,5 @@ class Carried:
 
 
 # The parent reports its own requests.
-forks.after_in_child(finished_requests.clear)
+forks.after_in_child(_core.requests_forget_finished)
 forks.after_in_child(_waiting.clear)

@@ -241,7 +241,7 @@ def _signatures() -> dict[str, list[dict[str, Any]]]:
 def _finished_requests() -> list[requests.FinishedRequest]:
     """Return the requests, ordered by end. Those entered again last from the first entry."""
     by_number: dict[int, requests.FinishedRequest] = {}
-    for request in requests.finished_requests.copy():
+    for request in requests.finished_requests():
         earlier = by_number.pop(request["number"], None)
         if earlier is not None:
             request = request.copy()

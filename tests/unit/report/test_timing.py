@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 import stagespan
 from stagespan import _core
-from stagespan.contexts import requests
 from stagespan.device import memory
 from stagespan.errors import ReportError, SettingsError
 from stagespan.report import timing
@@ -31,7 +30,7 @@ from stagespan.report.reader import read_timing_report
 def fresh() -> Iterator[None]:
     stagespan.flush()
     _core._reset()
-    requests.finished_requests.clear()
+    _core.requests_forget_finished()
     memory.reset()
     timing._report = timing._Report()
     yield
