@@ -290,13 +290,12 @@ def _spans_of(function: FunctionType) -> tuple[Span, ...]:
 
 def _apply(function: FunctionType, timed: _Timed) -> None:
     try:
-        active = timed.active()
-        _time_by(function, timed, active)
-        # Another thread, or a handler that interrupted this one, may have changed the switches and
-        # applied them in the meantime.
-        while timed.active() != active:
-            active = timed.active()
+        applied = None
+        # Another thread, or a handler that interrupted this one, may change the switches and apply
+        # them in the meantime.
+        while (active := timed.active()) != applied:
             _time_by(function, timed, active)
+            applied = active
     except Exception as error:
         _core.lost_add("decorator_errors")
         _log.warning("stagespan cannot time %s: %s", function.__qualname__, error)

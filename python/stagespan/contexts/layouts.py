@@ -104,7 +104,7 @@ class Layout:
             co_freevars=code.co_freevars + made.co_freevars[len(self.free) :],
             co_name=code.co_name,
             co_firstlineno=code.co_firstlineno,
-            co_flags=made.co_flags & ~_INHERITED | code.co_flags & _INHERITED,
+            co_flags=made.co_flags & ~_INHERITED | code.co_flags & (_INHERITED | KINDS),
         )
         if sys.version_info >= (3, 11):
             made = made.replace(co_qualname=code.co_qualname)

@@ -144,4 +144,4 @@ def _compile(code: CodeType, key: Key) -> CodeType:
     placeholder = next(codes_in(made))
     made = layout.renamed(made)
     consts = (code if const is placeholder else const for const in made.co_consts)
-    return made.replace(co_consts=tuple(consts), co_flags=made.co_flags | layout.kind)
+    return made.replace(co_consts=tuple(consts))

@@ -82,5 +82,4 @@ def _compile(code: CodeType, layout: Layout) -> CodeType:
         f"    if 0: {'; '.join(layout.free) or 'pass'}\n"
         f"    return ({layout.before}{call}({span}, {function}, {layout.timed_call}))\n"
     )
-    made = layout.renamed(layout.compiled(source))
-    return made.replace(co_flags=made.co_flags | layout.kind)
+    return layout.renamed(layout.compiled(source))
