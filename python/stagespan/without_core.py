@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 reason = "the extension cannot be imported"
 """Why nothing is timed, and what to do."""
-_ADVICE = "install stagespan for this Python on a machine that it supports"
 
 
 def install(error: Exception) -> None:
@@ -32,33 +31,31 @@ def install(error: Exception) -> None:
     global reason
     reason = f"{reason} {_explained(error)}"
     sys.modules["stagespan._core"] = sys.modules[__name__]
-    setattr(sys.modules["stagespan"], "_core", sys.modules[__name__])  # noqa: B010
     logging.getLogger("stagespan").warning(
         "stagespan: nothing is timed, because %s (logged once).", reason
     )
 
 
 def _explained(error: Exception) -> str:
-    if not isinstance(error, ImportError):
-        return f"({error!r}): {_ADVICE}"
-    if error.name is None:
+    if isinstance(error, ImportError) and error.name is None:
         return f"({error})"  # the extension has raised it, and says what to do
-    if not isinstance(error, ModuleNotFoundError) or "stagespan._core" in sys.modules:
-        return f"({error}): {_ADVICE}"
-    from importlib.machinery import EXTENSION_SUFFIXES
-    from pathlib import Path
+    what = str(error) if isinstance(error, ImportError) else repr(error)
+    what_to_do = "install stagespan for this Python on a machine that it supports"
+    if isinstance(error, ModuleNotFoundError) and "stagespan._core" not in sys.modules:
+        from importlib.machinery import EXTENSION_SUFFIXES
+        from pathlib import Path
 
-    folder = Path(__file__).parent
-    if not folder.is_dir():
-        what_to_do = "unpack it, because Python cannot import it from there"
-        return f"({error}: {folder} is in an archive): {what_to_do}"
-    where = f"{folder} does not have _core{EXTENSION_SUFFIXES[0]}"
-    for other in sorted(path.name for path in folder.glob("_core.*.so"))[:1]:
-        where += f" but {other}, which is for another Python or processor"
-    sources = folder.parents[1]
-    # Sources hide an installed package from Python.
-    hint = f"run `pip install {sources}`, and do not import stagespan from its sources"
-    return f"({error}: {where}): {hint if (sources / 'CMakeLists.txt').is_file() else _ADVICE}"
+        folder = Path(__file__).parent
+        what = f"{error}: {folder} does not have _core{EXTENSION_SUFFIXES[0]}"
+        for other in sorted(path.name for path in folder.glob("_core.*.so"))[:1]:
+            what += f" but {other}, which is for another Python or processor"
+        if not folder.is_dir():
+            what = f"{error}: {folder} is in an archive"
+            what_to_do = "unpack it, because Python cannot import it from there"
+        root = folder.parents[1]
+        if (root / "CMakeLists.txt").is_file():  # sources hide an installed package from Python
+            what_to_do = f"run `pip install {root}`, and do not import stagespan from its sources"
+    return f"({what}): {what_to_do}"
 
 
 class _NeedsExtension(StagespanError, AttributeError):
@@ -124,8 +121,8 @@ Span = Token = SpanCursor = Snapshot = PackedSnapshot = snapshot = queued = batc
 # torch.compile captures the next functions in place of those of the extension.
 
 
-def _makes_nothing(kind: str, reset: bool) -> Any:
-    def make(name: Any = None, reset_peak_memory: bool = reset, **options: Any) -> Any:
+def _makes_nothing(kind: str) -> Any:
+    def make(name: Any = None, reset_peak_memory: bool = kind != "span", **options: Any) -> Any:
         if callable(name):  # a function that is decorated
             return name
         return Nothing(name, reset_peak_memory=reset_peak_memory, **{"kind": kind, **options})
@@ -133,9 +130,9 @@ def _makes_nothing(kind: str, reset: bool) -> Any:
     return make
 
 
-span = begin = _makes_nothing("span", False)
-ProfilingContext = _makes_nothing("profiling", True)
-ProfilingContext4Debug = _makes_nothing("debug", True)
+span = begin = _makes_nothing("span")
+ProfilingContext = _makes_nothing("profiling")
+ProfilingContext4Debug = _makes_nothing("debug")
 call_timed = timed_coroutine = lambda _, call, /, *args, **kwargs: call(*args, **kwargs)
 timed_generator = timed_async_generator = lambda _, call, args, kwargs: call(*args, **kwargs)
 
