@@ -9,8 +9,8 @@ import signal
 import struct
 from typing import TYPE_CHECKING, Literal, get_args
 
-from stagespan.process.times import stat_folder
-from stagespan.recording.reading import ENDED_STATES, runs, shows_this_namespace, stat_fields
+from stagespan.process.times import stat_fields, stat_folder
+from stagespan.recording.reading import ENDED_STATES, runs, shows_this_namespace
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording

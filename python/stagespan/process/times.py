@@ -18,12 +18,17 @@ def stat_folder(pid: int) -> str:
     return folder if os.path.isdir(folder) else "/proc/self"
 
 
+def stat_fields(folder: str) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third one, the state."""
+    with open(f"{folder}/stat", encoding="utf-8", errors="replace") as file:
+        # The second field is the command in parentheses, which can itself contain blanks.
+        return file.read().rpartition(")")[2].split()
+
+
 def start_ticks(pid: int) -> int | None:
     """Return when a process started, in ticks of the system since the boot; None if unknown."""
     try:
-        with open(f"{stat_folder(pid)}/stat", encoding="utf-8", errors="replace") as file:
-            # The second field is the command in parentheses, which can itself contain blanks.
-            return int(file.read().rpartition(")")[2].split()[19])
+        return int(stat_fields(stat_folder(pid))[19])
     except (OSError, ValueError, IndexError):
         return None
 

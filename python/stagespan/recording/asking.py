@@ -16,9 +16,9 @@ from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.pages.amounts import quoted
 from stagespan.process.files import cannot_open
-from stagespan.process.times import TICKS_PER_S, stat_folder
+from stagespan.process.times import TICKS_PER_S, stat_fields, stat_folder
 from stagespan.recording import finding
-from stagespan.recording.reading import Recording, open_file, stat_fields
+from stagespan.recording.reading import Recording, open_file
 
 _LONGEST_SILENCE_S = 2.0
 """How long a process has to notice a command, without the time in which it waits for a CPU."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from stagespan import _core, settings
 from stagespan.errors import ShortageError, StagespanError, TooLargeError
 from stagespan.process.files import RECORDING_SUFFIX, cannot_open, is_shortage
-from stagespan.process.times import stat_folder
+from stagespan.process.times import stat_fields, stat_folder
 from stagespan.recording.reading import (
     ENDED_STATES,
     MEMFD,
@@ -22,7 +22,6 @@ from stagespan.recording.reading import (
     open_file,
     runs,
     shows_this_namespace,
-    stat_fields,
 )
 
 _FILE = re.compile(rf"(\d+)-(\d+)(?:-\d+)?{re.escape(RECORDING_SUFFIX)}")

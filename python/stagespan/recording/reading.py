@@ -20,7 +20,7 @@ from stagespan.errors import StagespanError, TooLargeError
 from stagespan.live import statistics
 from stagespan.live.span_kinds import KINDS, KINDS_OF_NAMES
 from stagespan.process.files import cannot_open
-from stagespan.process.times import stat_folder
+from stagespan.process.times import stat_fields, stat_folder
 from stagespan.recording.segments import Details, Failures, Request, Segment, began_here
 from stagespan.recording.source import RecordedOpenSpan, RequestSource, Thread
 
@@ -627,12 +627,6 @@ def runs(pid: int, start_ticks: int) -> bool | None:
     if len(fields) < 20 or start_ticks == 0:
         return None
     return fields[0] not in ENDED_STATES and fields[19] == str(start_ticks)
-
-
-def stat_fields(folder: str) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third one, the state."""
-    with open(f"{folder}/stat", encoding="utf-8", errors="replace") as file:
-        return file.read().rpartition(")")[2].split()
 
 
 def _maps(pid: int, status: os.stat_result) -> bool | None:
