@@ -70,7 +70,9 @@ class _Listener:
                 self._retries += 1
                 return _RETRY_S
             self._number, self._retries = number, 0
-            self._forget()
+            if self._current is not None:  # whoever asked for it has gone
+                self._current.work.close()
+                self._current = None
             if cancelled != number:
                 self._begin(number, wish)
         elif self._current is not None and (
@@ -86,18 +88,16 @@ class _Listener:
             verb, arguments = (None, {}) if wish is None else (wish["verb"], wish["arguments"])
             place = _VERBS.get(str(verb))
             if place is None:
+                version = imports.load("stagespan").__version__
                 raise StagespanError(
-                    f"The process has stagespan {_version()}, which does not know this command: use"
+                    f"The process has stagespan {version}, which does not know this command: use"
                     " the same version for both."
                 )
             module, _, name = place.partition(":")
             begin: Callable[..., Work] = getattr(imports.load(module), name)
             self._current = _Command(number, begin(**arguments))
-        except StagespanError as error:
-            _answer(number, "refused", {"why": str(error)})
-            return
         except Exception as error:
-            _failed(number, error)
+            _refuse(number, error)
             return
         self._advance()
 
@@ -114,24 +114,12 @@ class _Listener:
         except StopIteration as end:
             self._current = None
             _answer(number, "done", end.value)
-        except StagespanError as error:
-            self._current = None
-            _answer(number, "refused", {"why": str(error)})
-        except Cancelled:
-            self._current = None
-            _answer(number, "refused", {"why": "The command was cancelled."})
         except Exception as error:
             self._current = None
-            _failed(number, error)
+            _refuse(number, error)
         else:
             self._due_s = time.monotonic() + pause_s
             _answer(number, "working", done)
-
-    def _forget(self) -> None:
-        """End a command whose asker has gone."""
-        if self._current is not None:
-            self._current.work.close()
-            self._current = None
 
 
 def _wish(number: int, text: bytes) -> Answer | None:
@@ -150,13 +138,14 @@ def _answer(number: int, state: str, facts: Answer) -> None:
         _core.command_answer(number, json_bytes({"number": number, "state": "refused", "why": why}))
 
 
-def _failed(number: int, error: Exception) -> None:
-    why = f"The process could not do this: {type(error).__name__}: {error}"[:1000]
+def _refuse(number: int, error: Exception) -> None:
+    if isinstance(error, Cancelled):
+        why = "The command was cancelled."
+    elif isinstance(error, StagespanError):
+        why = str(error)
+    else:
+        why = f"The process could not do this: {type(error).__name__}: {error}"[:1000]
     _answer(number, "refused", {"why": why})
-
-
-def _version() -> str:
-    return str(imports.load("stagespan").__version__)
 
 
 _listener = _Listener()
