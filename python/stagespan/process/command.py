@@ -84,7 +84,9 @@ class Command:
 
     def recordings(self) -> list[str]:
         """Return the paths of the recordings of the other processes, alive or not."""
-        return [path for path in _recordings(str(self.folder)) if not _is_own(path)]
+        own = f"{os.getpid()}-"
+        recordings = _recordings(str(self.folder))
+        return [path for path in recordings if not os.path.basename(path).startswith(own)]
 
     def figures(self) -> list[Path]:
         """Return the files of processes whose recordings could not be read at their end."""
@@ -145,13 +147,6 @@ def has_option(name: str) -> bool:
     return name in os.environ.get(_OPTIONS, "").split()
 
 
-def sampling_interval_ms() -> float | None:
-    """Return how often the command samples its processes; None if it does not."""
-    options = os.environ.get(_OPTIONS, "").split()
-    found = [text for text in options if text.startswith(_SAMPLES)]
-    return float(found[0].removeprefix(_SAMPLES)) if found else None
-
-
 def tell(kind: str, *facts: object) -> None:
     """Add a line to the command's log, if this process works for a command."""
     if not folder():
@@ -171,8 +166,10 @@ def reached() -> None:
     """Say that this Python times the stages of the command."""
     tell("reached", os.getpid())
     _join()
-    interval_ms = sampling_interval_ms()
-    if interval_ms is not None:
+    options = os.environ.get(_OPTIONS, "").split()
+    sampling = [text for text in options if text.startswith(_SAMPLES)]
+    if sampling:
+        interval_ms = float(sampling[0].removeprefix(_SAMPLES))
         program = _core.recording_program_name(
             b"".join(os.fsencode(argument) + b"\0" for argument in sys.orig_argv)
         )
@@ -257,10 +254,6 @@ def _recordings(folder: str) -> list[str]:
     except OSError:  # the folder has been removed
         return []
     return [os.path.join(folder, name) for name in names if name.endswith(files.RECORDING_SUFFIX)]
-
-
-def _is_own(path: str) -> bool:
-    return os.path.basename(path).startswith(f"{os.getpid()}-")
 
 
 def _is_python(path: str | bytes) -> bool:

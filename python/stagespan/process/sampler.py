@@ -41,21 +41,16 @@ def start(
     """Sample this process and its forked children until they end or call `stop`.
 
     What an earlier call has seen is forgotten. ``role`` says what kind of process this is. Nothing
-    happens in a folder with very many files. After 2, 4, 8 s and so on, the sampler's thread calls
-    ``callback`` with what it has seen, until that returns True; it must not import anything.
+    happens in a folder with very many files; without one (""), what is seen stays in memory. After
+    2, 4, 8 s and so on, the sampler's thread calls ``callback`` with what it has seen, until that
+    returns True; it must not import anything.
     """
+    global _is_set_up
     try:
-        if len(os.listdir(folder)) > _MOST_FILES:
+        if folder and len(os.listdir(folder)) > _MOST_FILES:
             return
     except OSError:  # the command has ended
         return
-    _start(folder, role, interval_ms, callback)
-
-
-def _start(
-    folder: str, role: str, interval_ms: float, callback: Callable[[str], bool] | None
-) -> None:
-    global _is_set_up
     is_read_by_others = role not in (MAIN, CELL)
     interval_us = round(interval_ms * 1000)
     _core.sampler_start(os.fsencode(folder), role, interval_us, is_read_by_others, callback)
@@ -68,11 +63,6 @@ def _start(
     forks.around(_core.sampler_before_fork, lambda: after_fork(False), lambda: after_fork(True))
     atexit.register(stop)
     forks.at_worker_exit(stop, priority=1)
-
-
-def start_here(interval_ms: float) -> None:
-    """Sample this process until `stop`, and keep in memory what is seen."""
-    _start("", MAIN, interval_ms, None)
 
 
 def stop() -> None:

@@ -29,7 +29,7 @@ def sample(seconds: float, interval_ms: float) -> Work:
     began_s = time.monotonic()
     is_own = not sampler.is_on()
     if is_own:
-        sampler.start_here(interval_ms)
+        sampler.start("", sampler.MAIN, interval_ms)
     try:
         before = _core.sampler_text() or ""
         while (left_s := began_s + seconds - time.monotonic()) > 0:

@@ -6,6 +6,7 @@ import os
 import sysconfig
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, repeat
 from pathlib import Path
 
 from stagespan.process.sampler import CELL, MAIN, SUFFIX
@@ -124,8 +125,7 @@ def read_process(text: str) -> Process:
 def since(before: Process, after: Process) -> Process:
     """Return what a sampler has seen between two readings. Nodes keep their numbers."""
     nodes: list[Node | None] = []
-    for number, node in enumerate(after.nodes):
-        earlier = before.nodes[number] if number < len(before.nodes) else None
+    for node, earlier in zip(after.nodes, chain(before.nodes, repeat(None)), strict=False):
         if node is None or earlier is None:
             nodes.append(node)
             continue
@@ -137,12 +137,10 @@ def since(before: Process, after: Process) -> Process:
                 waiting_ns=node.waiting_ns - earlier.waiting_ns,
             )
         )
-    return Process(
-        after.role,
-        after.interval_ns,
-        after.samples - before.samples,
-        after.wall_ns - before.wall_ns,
-        after.collected_ns - before.collected_ns,
-        nodes,
-        after.is_worker,
+    return replace(
+        after,
+        samples=after.samples - before.samples,
+        wall_ns=after.wall_ns - before.wall_ns,
+        collected_ns=after.collected_ns - before.collected_ns,
+        nodes=nodes,
     )
