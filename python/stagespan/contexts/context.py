@@ -155,7 +155,11 @@ def need(event: str) -> None:
     # A target is removed after its import, so that other threads that need it wait for it.
     for target in tuple(_lazy[event]):
         try:
-            _load_hook(target)
+            module, _, name = target.partition(":")
+            loaded = imports.load(module)
+            if name:
+                # Several events can name one class, and several threads can run this at one time.
+                register_hook(_lazily_made.setdefault(target, getattr(loaded, name)()))
         except Exception as error:
             if "partially initialized module" in str(error):
                 # An import of the application is not finished, so try again the next time.
@@ -163,14 +167,6 @@ def need(event: str) -> None:
             hook_failed(target, error)
         with contextlib.suppress(ValueError):
             _lazy[event].remove(target)
-
-
-def _load_hook(target: str) -> None:
-    module, _, name = target.partition(":")
-    loaded = imports.load(module)
-    if name:
-        # Several events can name one class, and several threads can run this at the same time.
-        register_hook(_lazily_made.setdefault(target, getattr(loaded, name)()))
 
 
 def hook_failed(name: str, error: BaseException) -> None:

@@ -162,22 +162,15 @@ def _before_fork() -> None:
 
 def _after_fork_in_child() -> None:
     me = threading.get_ident()
-    was_interrupted = False
-    for token, thread in _loading.copy().items():
-        if thread != me:
-            del _loading[token]
-    for token, thread in _importing.copy().items():
-        if thread != me:
-            was_interrupted = True
-            del _importing[token]
-    if was_interrupted:
-        _forget_interrupted()
-
-
-def _forget_interrupted() -> None:
-    """Forget modules whose import the fork interrupted, so that they are imported again."""
+    was_interrupted = any(thread != me for thread in _importing.values())
+    for imports in (_loading, _importing):
+        for token, thread in imports.copy().items():
+            if thread != me:
+                del imports[token]
+    if not was_interrupted:
+        return
+    # The modules whose import the fork interrupted are imported again.
     bootstrap: Any = sys.modules.get("_frozen_importlib")
-    me = threading.get_ident()
     for name, reference in dict(getattr(bootstrap, "_module_locks", {})).items():
         owner = getattr(reference(), "owner", None)
         if owner is not None and owner != me and loaded(name) is None:
@@ -225,7 +218,10 @@ class ImportFinder:
             return None
         self._asking.add(thread)
         try:
-            spec = self._real_spec(fullname, path, target)
+            others = [finder for finder in sys.meta_path if finder is not self]
+            finds = (getattr(finder, "find_spec", None) for finder in others)
+            specs = (find(fullname, path, target) for find in finds if find is not None)
+            spec = next((spec for spec in specs if spec is not None), None)
         finally:
             self._asking.discard(thread)
         if spec is not None and not isinstance(spec.loader, type):
@@ -235,18 +231,6 @@ class ImportFinder:
                 self._remove()
                 self._failed(error)
         return spec
-
-    def _real_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
-        for finder in list(sys.meta_path):
-            find_spec = getattr(finder, "find_spec", None)
-            if finder is self or find_spec is None:
-                continue
-            spec: ModuleSpec | None = find_spec(fullname, path, target)
-            if spec is not None:
-                return spec
-        return None
 
     def _watch(self, loader: Any) -> None:
         """Replace `exec_module` of this loader object for one call."""
