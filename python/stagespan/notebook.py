@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from stagespan import _core
@@ -123,7 +124,10 @@ class _Magic:
     def _run(self, options: argparse.Namespace, cell: str, code: str) -> None:
         functions = [text for text in options.profile if self._is_function(text, code)]
         texts = [_with_module(text) for text in (*options.stage, *functions)]
-        names = [_name_of(text) if text in functions else text for text in options.profile]
+        names = [
+            named.NamedStage(_with_module(text)).name if text in functions else text
+            for text in options.profile
+        ]
         decorator = _core.ProfilingContext if names else named.decorator()
         wrapper = named.Wrapper(named.named_stages(texts), decorator, "")
         if names:
@@ -179,7 +183,13 @@ class _Magic:
     @contextlib.contextmanager
     def _decorating(self, wrapper: named.Wrapper) -> Iterator[None]:
         """Time stages that the cell defines."""
-        transformer = _Decorating(wrapper, self._shell.user_ns)
+
+        def decorated(tree: ast.Module) -> ast.Module:
+            tree, names = wrapper.prepare_main(tree)
+            self._shell.user_ns.update(names)
+            return tree
+
+        transformer = SimpleNamespace(visit=decorated)
         self._shell.ast_transformers.append(transformer)
         try:
             yield
@@ -206,26 +216,10 @@ class _Magic:
         return error
 
 
-class _Decorating(ast.NodeTransformer):
-    """Decorates the stages that a cell defines."""
-
-    def __init__(self, wrapper: named.Wrapper, namespace: dict[str, Any]) -> None:
-        self._wrapper, self._namespace = wrapper, namespace
-
-    def visit_Module(self, node: ast.Module) -> ast.Module:
-        tree, names = self._wrapper.prepare_main(node)
-        self._namespace.update(names)
-        return tree
-
-
 def _with_module(text: str) -> str:
     """Return the text of a stage, which is in the notebook if it names no module."""
     name, equals, path = text.rpartition("=")
     return text if ":" in path else f"{name}{equals}__main__:{path}"
-
-
-def _name_of(text: str) -> str:
-    return named.NamedStage(_with_module(text)).name
 
 
 def _trace_of(stage: str) -> Path:

@@ -148,7 +148,13 @@ class Wrapper:
             wrapped = self._try(stage, wrap)
             if wrapped is None:
                 return defined
-            self._undo.append(functools.partial(_restore, stage.path, wrapped, defined))
+
+            def put_back() -> None:
+                owner, last = owner_in(sys.modules["__main__"], path)
+                if vars(owner).get(last) is wrapped:
+                    setattr(owner, last, defined)
+
+            self._undo.append(put_back)
             return wrapped
 
         return decorate
@@ -260,13 +266,6 @@ def owner_in(module: Any, path: str) -> tuple[Any, str]:
     return owner, last
 
 
-def _restore(path: str, timed: Any, defined: Any) -> None:
-    """Put back a function of the main program if its timer is still there."""
-    owner, last = owner_in(sys.modules["__main__"], path)
-    if vars(owner).get(last) is timed:
-        setattr(owner, last, defined)
-
-
 def _timed_once(raw: Any, stage: NamedStage, decorator_for: Callable[[str], Decorator]) -> Any:
     """Return ``raw`` with the stage's timer, or unchanged if it already has this stage."""
     from stagespan.contexts.decorators import contexts_of
@@ -311,36 +310,43 @@ def _codes(function: Any) -> set[CodeType]:
     return {code} if isinstance(code, CodeType) else set()
 
 
-class _Decorating(ast.NodeTransformer):
+class _Definitions(ast.NodeVisitor):
+    """Visits the code of a module that runs when it is loaded, and what it defines."""
+
+    def __init__(self) -> None:
+        self.scopes: list[str] = []
+        """The names of the classes around what is visited."""
+
+    def defined(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        """Visit a definition."""
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.defined(node)
+        self.scopes.append(node.name)
+        self.generic_visit(node)
+        self.scopes.pop()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.defined(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        """Leave out what runs later."""
+
+
+class _Decorating(_Definitions):
     """Adds a decorator to the functions and classes with the wanted qualified names.
 
     A class cannot be timed. Its decorator reports this.
     """
 
     def __init__(self, wanted: set[str]) -> None:
+        super().__init__()
         self._wanted = wanted
-        self._scopes: list[str] = []
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        self._decorate(node)
-        self._scopes.append(node.name)
-        self.generic_visit(node)
-        self._scopes.pop()
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        self._decorate(node)
-        return node
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
-        self._decorate(node)
-        return node
-
-    def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
-        return node
-
-    def _decorate(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        path = ".".join((*self._scopes, node.name))
+    def defined(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        path = ".".join((*self.scopes, node.name))
         if path not in self._wanted:
             return
         first = node.decorator_list[0] if node.decorator_list else node
@@ -453,9 +459,7 @@ def _graphs() -> int:
 def _why_not_called(stage: NamedStage) -> str:
     """Return why a stage that was found has probably not run, from the source of its module."""
     sentence = f"stage {stage.target} never ran: "
-    uses = _Uses(stage.path)
-    with contextlib.suppress(OSError, ValueError, SyntaxError):
-        uses.visit(ast.parse(Path(stage.file or "").read_bytes()))
+    uses = _Uses(stage.file or "", stage.path)
     advice = "; name what it calls"
     if uses.decorators:
         return f"{sentence}@{uses.decorators[-1]} holds the function itself{advice}"
@@ -467,39 +471,25 @@ def _why_not_called(stage: NamedStage) -> str:
 
 def is_held(file: str, path: str) -> bool:
     """Whether the code of a module uses a function without a call, or decorates it."""
-    uses = _Uses(path)
-    with contextlib.suppress(OSError, ValueError, SyntaxError):
-        uses.visit(ast.parse(Path(file).read_bytes()))
+    uses = _Uses(file, path)
     return bool(uses.decorators or uses.lines)
 
 
-class _Uses(ast.NodeVisitor):
-    """Finds what holds a function before it can be timed, in the code that defines its module."""
+class _Uses(_Definitions):
+    """What holds a function before it can be timed, in the code that defines its module."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, file: str, path: str) -> None:
+        super().__init__()
         *self._owners, self._name = path.split(".")
-        self._scopes: list[str] = []
         self.decorators: list[str] = []
         """The function's decorators, as they are written without their arguments."""
         self.lines: list[int] = []
         """The lines that use the function without a call, such as ``ROUTES = {"/": function}``."""
+        with contextlib.suppress(OSError, ValueError, SyntaxError):
+            self.visit(ast.parse(Path(file).read_bytes()))
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._scopes.append(node.name)
-        self.generic_visit(node)
-        self._scopes.pop()
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self._defined(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self._defined(node)
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        """Leave out what runs later."""
-
-    def _defined(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        if (self._scopes, node.name) == (self._owners, self._name):
+    def defined(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        if (self.scopes, node.name) == (self._owners, self._name):
             calls = (d.func if isinstance(d, ast.Call) else d for d in node.decorator_list)
             names = map(ast.unparse, calls)
             self.decorators = [name for name in names if name not in _KINDS_OF_METHODS]
@@ -509,7 +499,7 @@ class _Uses(ast.NodeVisitor):
             self.visit(part)
 
     def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Load) and (self._scopes, node.id) == (self._owners, self._name):
+        if isinstance(node.ctx, ast.Load) and (self.scopes, node.id) == (self._owners, self._name):
             self.lines.append(node.lineno)
 
 
