@@ -13,6 +13,7 @@ import sys
 import traceback
 import zipimport
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -57,25 +58,16 @@ def repeat_interrupt() -> None:
             exec("raise KeyboardInterrupt")
 
 
+@dataclass
 class Program:
     """A script or a module, found and read but not run yet."""
 
-    def __init__(
-        self,
-        called: str,
-        file: str,
-        source: bytes | str,
-        *,
-        name: str = "",
-        spec: Any = None,
-        package: str | None = None,
-    ) -> None:
-        self._name = name
-        self._called = called
-        self._file = file
-        self._source = source
-        self._spec = spec
-        self._package = package
+    called: str
+    file: str
+    source: bytes | str
+    name: str = ""
+    spec: Any = None
+    package: str | None = None
 
     @staticmethod
     def script(path: str) -> Program:
@@ -123,21 +115,21 @@ class Program:
         become the exit status. Raises Interrupted after a KeyboardInterrupt.
         """
         module = ModuleType("__main__")
-        loader = importlib.machinery.SourceFileLoader("__main__", self._file)
+        loader = importlib.machinery.SourceFileLoader("__main__", self.file)
         module.__dict__.update(
-            __file__=self._file,
+            __file__=self.file,
             __builtins__=builtins,
-            __spec__=self._spec,
-            __package__=self._package,
-            __loader__=self._spec.loader if self._spec is not None else loader,
+            __spec__=self.spec,
+            __package__=self.package,
+            __loader__=self.spec.loader if self.spec is not None else loader,
             __cached__=None,
         )
         sys.modules["__main__"] = module
-        sys.argv[:] = [self._called, *arguments]
+        sys.argv[:] = [self.called, *arguments]
         try:
-            tree, names = prepare(ast.parse(self._source, self._file), self._name)
+            tree, names = prepare(ast.parse(self.source, self.file), self.name)
             module.__dict__.update(names)
-            exec(compile(tree, self._file, "exec", dont_inherit=True), module.__dict__)
+            exec(compile(tree, self.file, "exec", dont_inherit=True), module.__dict__)
         except SystemExit:
             raise
         except BaseException as error:
