@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _MORE_MEASUREMENTS = 4
 _REPEAT_TIMEOUT_S = 600
 """A test that takes longer is not repeated."""
+_FIGURES = attrgetter("samples_ms", "disturbed", "fixed_ns", "relative", "cpu_ms", "tracers")
+"""What a measurement is made of, as `Times.of` takes it."""
 _SHARED = "stagespan_baseline_times"
 _SHARED_VERDICTS = "stagespan_verdicts"
 _SHARED_COMMAND = "stagespan_command"
@@ -126,15 +129,19 @@ class _Session:
 
     @property
     def baseline(self) -> Timed | None:
-        """The baseline with which stages are compared. It is read once."""
+        """The baseline with which stages are compared. It is read once; a test fails without it."""
         if self.path is None or self.is_writing:
             return None
         if self._baseline is None:
             from stagespan.device.environment import machine
+            from stagespan.errors import ReportError
             from stagespan.report.baseline import read_baseline
             from stagespan.report.differences import machine_differences
 
-            self._baseline = read_baseline(self._absolute_path)
+            try:
+                self._baseline = read_baseline(self._absolute_path)
+            except ReportError as error:
+                _fail(f"--stage-baseline: {error}")
             for difference in machine_differences(self._baseline.environment, machine()):
                 warnings.warn(f"{self.path}: {difference}", BaselineWarning, stacklevel=2)
         return self._baseline
@@ -144,17 +151,7 @@ class _Session:
         shared = getattr(session.config, "workeroutput", None)
         if shared is not None:
             shared[_SHARED_VERDICTS] = self.verdicts
-            shared[_SHARED] = {
-                name: (
-                    list(times.samples_ms),
-                    times.disturbed,
-                    times.fixed_ns,
-                    list(times.relative),
-                    list(times.cpu_ms),
-                    list(times.tracers),
-                )
-                for name, times in self.measured.items()
-            }
+            shared[_SHARED] = {name: _FIGURES(times) for name, times in self.measured.items()}
         elif self.is_writing and not self.measured:
             self.sentences = ["no measurements were written: no test has measured a stage"]
         elif self.is_writing:
@@ -390,7 +387,7 @@ class StageBench:
             )
         if is_limited and self._session.is_writing:
             self._check_noise(key, times)
-        elif is_limited and self._baseline() is not None:
+        elif is_limited and self._session.baseline is not None:
             self._compare(key, times)
         for sentence in self._speed_differences(key, times) if is_limited else ():
             warnings.warn(f"{self._session.path}: {sentence}", BaselineWarning, stacklevel=3)
@@ -407,10 +404,8 @@ class StageBench:
     def _above_limit(self, key: str, times: Times) -> str | None:
         """Return a sentence if the times exceed the limit in milliseconds, or None."""
         at_most_ms = self._limits.get("ms")
-        if at_most_ms is None or times.median_ms <= at_most_ms:
-            return None
-        if times.tracers:
-            return None  # its own time is not known
+        if at_most_ms is None or times.median_ms <= at_most_ms or times.tracers:
+            return None  # with tracers, the stage's own time is not known
         return (
             f"{key} takes {times.median_ms:,.3f} ms (median of {times.count} runs), more than"
             f" the limit of {at_most_ms:,.3f} ms."
@@ -498,14 +493,6 @@ class StageBench:
             return False
         return bool(change.tracers) or not change.exceeding(self._tolerance())
 
-    def _baseline(self) -> Timed | None:
-        from stagespan.errors import ReportError
-
-        try:
-            return self._session.baseline
-        except ReportError as error:
-            _fail(f"--stage-baseline: {error}")
-
     def _tolerance(self) -> Tolerance:
         from stagespan.report.changes import Tolerance
 
@@ -522,7 +509,7 @@ class StageBench:
         from stagespan.report.changes import judge_repeated
         from stagespan.report.differences import have_same_speed_unit
 
-        baseline = self._baseline()
+        baseline = self._session.baseline
         before = None if baseline is None else baseline.times.get((key, None))
         if baseline is None or before is None:
             return None
@@ -535,7 +522,7 @@ class StageBench:
         from stagespan.report.changes import TimingChange
         from stagespan.report.differences import speed_differences
 
-        baseline = self._baseline()
+        baseline = self._session.baseline
         if baseline is None or (key, None) not in baseline.times:
             return []
         if times.relative and baseline.times[key, None].relative:
