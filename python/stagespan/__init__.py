@@ -62,7 +62,6 @@ from stagespan.live.finished_spans import spans as spans
 from stagespan.live.open_spans import open_spans as open_spans
 from stagespan.process import command as _command
 from stagespan.process import imports as _imports
-from stagespan.process import own_recording as _own_recording
 from stagespan.process import run as _run
 
 with _imports.OnFirstUse(globals()) as _lazy:
@@ -165,7 +164,7 @@ if _settings.get("STAGESPAN_PROFILER_NAMES"):  # programs of plain spans start n
 if is_available():
     _dynamo.install()
     _device.install()
-    _own_recording.install(__version__)
+    _run.describe(__version__)
     if _settings.get("STAGESPAN_OTEL_CONTEXT"):
         _imports.load("stagespan.contexts.opentelemetry").install()
 if is_available() and (_settings.get("STAGESPAN_LISTEN") or _command.folder()):

@@ -1,8 +1,12 @@
-"""The run that this process belongs to: its rank, its workers, and its output folder."""
+"""The run that this process belongs to: its rank, its workers, and its output folder.
+
+A worker is recognised by its own command and state, because its parent may not use stagespan.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -11,7 +15,7 @@ from typing import Any, NamedTuple
 
 from stagespan import _core, settings
 from stagespan.errors import SettingsError
-from stagespan.process import claims, forks, times, workers
+from stagespan.process import claims, forks, termination, times
 from stagespan.process.files import safe_name
 
 # --- ranks ------------------------------------------------------------------------------------
@@ -65,6 +69,80 @@ def _ask_distributed(question: Callable[[Any], int]) -> int | None:
     except Exception:
         pass
     return None
+
+
+# --- how this process was started -------------------------------------------------------------
+
+# The commands with which multiprocessing, libraries derived from it, and loky start workers and the
+# servers that fork them.
+_COMMAND = re.compile(
+    r"(?:import sys; *)?from (?:multiprocessing|multiprocess|billiard)\.(\w+) import \w+; *\w+\("
+    r"|.*\bpopen_loky_\w+$"
+)
+_MOST_ANCESTORS = 16
+
+
+def _has_pool_started() -> bool:
+    """Whether a pool of workers started this process, or forked it before this import."""
+    if any(_COMMAND.match(argument) for argument in sys.orig_argv[1:4]):
+        return True
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _ancestors() -> list[int]:
+    """Return the processes that started this one, up to the one that the user started.
+
+    The last one is the process whose command names the program; the others are those of commands
+    of pools. It is this process if no pool started it.
+    """
+    ancestors = [os.getpid()]
+    while len(ancestors) < _MOST_ANCESTORS:
+        arguments = _arguments_of(ancestors[-1])
+        if not any(_COMMAND.match(argument) for argument in arguments[1:4]):
+            break
+        parent = _parent_of(ancestors[-1])
+        if parent is None:
+            break
+        ancestors.append(parent)
+    return ancestors
+
+
+def _arguments_of(pid: int) -> list[str]:
+    """Return the arguments with which a process was started; an empty list if they are unknown.
+
+    A process title (of the package setproctitle, for example) overwrites /proc/PID/cmdline, so this
+    process's own arguments are Python's copy of them. Another process whose command is one text has
+    a title, or no arguments. multiprocessing tells its workers the script of the program.
+    """
+    if pid == os.getpid():
+        return sys.orig_argv
+    arguments = _read(pid, "cmdline").rstrip("\0").split("\0")
+    if len(arguments) > 1:
+        return arguments
+    return [sys.executable, sys.argv[0]] if sys.argv[0] else []
+
+
+def _variable_at_start(pid: int, name: str) -> str:
+    """Return an environment variable with which a process was started; "" if it is unknown."""
+    found = (text for text in _read(pid, "environ").split("\0") if text.startswith(f"{name}="))
+    return next(found, "").partition("=")[2]
+
+
+def _parent_of(pid: int) -> int | None:
+    for line in _read(pid, "status").splitlines():
+        if line.startswith("PPid:"):
+            parent = int(line.split()[1])
+            return parent if parent > 0 else None
+    return None
+
+
+def _read(pid: int, what: str) -> str:
+    try:
+        with open(f"/proc/{pid}/{what}", encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 # --- the run and its output folder --------------------------------------------------------------
@@ -138,7 +216,7 @@ def _joined_run() -> SharedRun | None:
 def _rank_at_start() -> int | None:
     """Return the rank with which a launcher started the program that this process belongs to."""
     for spelling in ("RANK", "LOCAL_RANK"):
-        number = settings.whole_number(workers.variable_at_start(_program_pid, spelling))
+        number = settings.whole_number(_variable_at_start(_program_pid, spelling))
         if number is not None:
             return number
     return None
@@ -188,8 +266,8 @@ def begin_script() -> None:
 _script_begin_ns = _core.now_ns()
 forks.after_in_child(begin_script)
 # Claimed at import, because a worker can start before the first report is written.
-_is_worker = workers.is_worker()
-_started_by = workers.started_by() if _is_worker else [os.getpid()]
+_is_worker = _has_pool_started()
+_started_by = _ancestors() if _is_worker else [os.getpid()]
 _program_pid = _started_by[-1]
 _has_joined = _joined_run() is not None
 _run = _claim_run()
@@ -239,15 +317,42 @@ def _become_worker() -> None:
 forks.after_in_child(_become_worker)
 
 
-def describe_worker() -> None:
+def _describe_worker() -> None:
     """Write to the recording which worker this process is, if it is one."""
     if is_worker():
         _core.recording_describe_worker(_rank_at_start())
 
 
-def program_arguments() -> bytes:
-    """Return the arguments with which the user started the program, each ended by a zero byte."""
-    return b"".join(os.fsencode(text) + b"\0" for text in workers.arguments_of(_program_pid))
+def describe(version: str) -> None:
+    """Describe this process in its recording, which also says how the process ends."""
+    # Those with which the user started the program, each ended by a zero byte.
+    arguments = b"".join(os.fsencode(text) + b"\0" for text in _arguments_of(_program_pid))
+    _core.recording_describe_program(version, arguments)
+    _describe_worker()
+    forks.after_in_child(_describe_worker)
+    if settings.get("STAGESPAN_RECORDING") != "off":
+        termination.watch_signal_calls()
+    _core.recording_set_tell_fault(_tell_fault)
+    # This runs after the exit handler of the service, which still writes spans.
+    forks.at_worker_exit(_core.recording_end, priority=0)
+
+
+def _tell_fault() -> None:
+    """Say once that this process and those that it forks have no file that others can read."""
+    place = _core.recording_place()
+    why = place["why"] or "STAGESPAN_RECORDING=memfd is set"
+    what = "is in no file" if place["kind"] == "memfd" else "cannot be read by other programs"
+    settings.warn_once(
+        "STAGESPAN_RECORDING",
+        "no file",
+        f"The recording of this process {what} because {why}. "
+        + (
+            "`stagespan export` does not find it if STAGESPAN_RECORDING_DIR is set, and it is lost "
+            "when the process dies."
+            if place["kind"] == "memfd"
+            else "`stagespan ps` and `stagespan export` do not see the process."
+        ),
+    )
 
 
 def check_settings() -> None:
