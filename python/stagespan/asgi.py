@@ -87,16 +87,12 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         headers = scope.get("headers") or ()
-        remote = Remote(headers, self._id_in(headers), trusted=self._trusted, entry=_ENTRY)
+        ids = (value for name, value in headers if name.lower() == self._id_header)
+        id_ = next(ids, b"").decode("latin-1")[:_MOST_ID_CHARACTERS]
+        remote = Remote(headers, id_, trusted=self._trusted, entry=_ENTRY)
         remote._serve_http(None)
         remote.metadata.update(method=scope.get("method", "WEBSOCKET"), path=scope.get("path"))
         await _Call(remote, scope, receive, send).serve(self.app)
-
-    def _id_in(self, headers: Any) -> str:
-        for name, value in headers:
-            if name.lower() == self._id_header:
-                return str(value.decode("latin-1"))[:_MOST_ID_CHARACTERS]
-        return ""
 
 
 def _time_thread_pool() -> None:

@@ -28,7 +28,6 @@ from stagespan.process.files import stage_path
 from stagespan.sampling.page import print_sampled
 from stagespan.sampling.result import Sampled, sampled
 from stagespan.sampling.stacks import read_processes
-from stagespan.sampling.stages import magic_line
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -242,7 +241,8 @@ def _of_line(text: str) -> _Shown:
 def _of_samples(result: Sampled | None, sample_ms: float) -> _Shown:
     if result is None:
         return _of_line(f"No sample was taken, because the cell ended within {sample_ms:g} ms.")
-    command = magic_line(result.suggested_stages)
+    names = (shlex.quote(stage.removeprefix("__main__:")) for stage in result.suggested_stages)
+    command = " ".join(["%%stagespan", *(f"--stage {name}" for name in names)])
     printed = io.StringIO()
     print_sampled(result, command, printed)
     html = result._repr_html_()

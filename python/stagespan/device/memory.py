@@ -120,10 +120,6 @@ class _StageMemory:
             maxlen=_MOST_RUNS_OF_A_STAGE
         )
 
-    def device(self) -> DeviceMemory:
-        """Return the figures of the device; unknown ones are None."""
-        return _UNKNOWN if self.latest is None else self.peak.in_place_of(self.latest)
-
 
 _UNKNOWN = DeviceMemory(None, None, None, None)
 _watch = PeakWatch()
@@ -183,7 +179,9 @@ def stages_memory() -> dict[str, dict[str, Any]]:
 
 
 def _shown(entry: _StageMemory | None, peak_rss_bytes: int | None) -> dict[str, Any]:
-    device = _UNKNOWN if entry is None else entry.device()
+    device = _UNKNOWN
+    if entry is not None and entry.latest is not None:
+        device = entry.peak.in_place_of(entry.latest)
     figures: dict[str, Any] = {
         "peak_allocated_mb": _mb(device.peak_allocated),
         "peak_reserved_mb": _mb(device.peak_reserved),
@@ -204,22 +202,13 @@ def snapshots() -> list[dict[str, Any]]:
     return [_in_mb(taken) for taken in _snapshots.copy()]
 
 
-def _entry(stage: str) -> _StageMemory | None:
-    entry = _stages.get(stage)
-    if entry is None and len(_stages) < _MOST_STAGES:
-        entry = _stages.setdefault(stage, _StageMemory())
-    return entry
-
-
 def _mb(size: int | None) -> float | None:
     return None if size is None else round(size / _MEGABYTE, 3)
 
 
 def _in_mb(taken: dict[str, Any]) -> dict[str, Any]:
     return {
-        f"{key[: -len('_bytes')]}_mb" if key.endswith("_bytes") else key: (
-            _mb(value) if key.endswith("_bytes") else value
-        )
+        key.replace("_bytes", "_mb"): _mb(value) if key.endswith("_bytes") else value
         for key, value in taken.items()
     }
 
@@ -247,15 +236,19 @@ class MemoryHook(context.Hook):
         """After the clock stopped: read the peak and take the second snapshot."""
         before, watched = call.state.pop(self.name, (None, None))
         device = _watch.exit(watched) if watched is not None else None
+        if device is None and before is None:
+            return
+        entry = _stages.get(call.stage)
+        if entry is None:
+            entry = _StageMemory()
+            if len(_stages) < _MOST_STAGES:
+                entry = _stages.setdefault(call.stage, entry)
         if device is not None:
             call.peak_bytes = device.peak_allocated  # for the log line
-        after = _now() if before is not None else None
-        entry = _entry(call.stage) if device is not None or before is not None else None
-        if entry is not None and device is not None:
             entry.latest = device
             entry.peak.raise_to(device.peak_allocated, device.peak_reserved)
-        if entry is not None and before is not None:
-            entry.runs.append({"begin_ns": call.begin_ns, "before": before, "after": after})
+        if before is not None:
+            entry.runs.append({"begin_ns": call.begin_ns, "before": before, "after": _now()})
 
 
 _is_watching = False

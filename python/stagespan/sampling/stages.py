@@ -51,12 +51,6 @@ def command_line(stages: Sequence[str], program: Sequence[str]) -> str:
     return " \\\n  ".join([*parts, shlex.join(program)])
 
 
-def magic_line(stages: Sequence[str]) -> str:
-    """Return the first line of a cell of a notebook that times stages."""
-    names = (shlex.quote(stage.removeprefix("__main__:")) for stage in stages)
-    return " ".join(["%%stagespan", *(f"--stage {name}" for name in names)])
-
-
 def _why_not_named(call: Call) -> str | None:
     """Return why ``--stage`` does not reach a function, as far as this process can tell."""
     if sys.modules.get(str(call.place).partition(":")[0]) is None:
