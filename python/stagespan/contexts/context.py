@@ -31,25 +31,12 @@ class Call:
     output. `begin_ns` and `end_ns` are Unix times; they are 0 until `Hook.exit` runs.
     """
 
-    __slots__ = (
-        "args",
-        "begin_ns",
-        "capture_memory",
-        "end_ns",
-        "error",
-        "flags",
-        "function",
-        "hooks",
-        "inputs",
-        "kind",
-        "kwargs",
-        "peak_bytes",
-        "reset_peak_memory",
-        "result",
-        "span_id",
-        "stage",
-        "state",
-    )
+    inputs: dict[str, Any] | None = None
+    result: Any = MISSING
+    error: BaseException | None = None
+    span_id = begin_ns = end_ns = flags = 0
+    peak_bytes: int | None = None
+    """Peak of an accelerator's memory during the call, for its log line; None if unknown."""
 
     def __init__(
         self,
@@ -65,15 +52,6 @@ class Call:
         self.kwargs = kwargs
         self.reset_peak_memory = span.reset_peak_memory
         self.capture_memory = span.capture_memory
-        self.inputs: dict[str, Any] | None = None
-        self.result: Any = MISSING
-        self.error: BaseException | None = None
-        self.span_id = 0
-        self.begin_ns = 0
-        self.end_ns = 0
-        self.flags = 0
-        self.peak_bytes: int | None = None
-        """Peak of an accelerator's memory during the call, for its log line; None if unknown."""
         self.state: dict[str, Any] = {}
         self.hooks: list[Hook] = []
 

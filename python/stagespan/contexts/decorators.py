@@ -20,7 +20,7 @@ import logging
 import sys
 import weakref
 from types import CellType, CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from stagespan import _core
 from stagespan.contexts import switches, trampoline, wrapper
@@ -29,7 +29,6 @@ from stagespan.contexts.layouts import KINDS
 if TYPE_CHECKING:
     from stagespan._core import Span
 
-_F = TypeVar("_F")
 _INTERCEPTS_CALLS = sys.version_info < (3, 11) or sys.version_info >= (3, 12)
 _INTERCEPTS_INIT = sys.version_info < (3, 13)
 _INTERCEPTS_GETTERS = sys.version_info < (3, 14)
@@ -72,16 +71,6 @@ class _InPlace(_Timed):
 
 
 _functions: weakref.WeakKeyDictionary[FunctionType, _Timed] = weakref.WeakKeyDictionary()
-
-
-def decorate(span: Span, function: _F) -> _F:
-    """Return a callable that calls `function`, timed by `span`.
-
-    The result for a plain function is a plain function. Bound methods, `functools.partial`,
-    classmethods and staticmethods keep their type. The result for any other callable is a C
-    callable. Raises TypeError if `function` is a class or a property, or cannot be called.
-    """
-    return cast(_F, _decorate(span, function))
 
 
 def can_time_in_place(function: FunctionType) -> bool:
@@ -127,25 +116,31 @@ def contexts_of(function: object) -> tuple[Span, ...]:
     return (*contexts_of(cast(Any, function).__wrapped__), span)
 
 
-def _decorate(span: Span, function: Any) -> Any:
+def decorate(span: Span, function: Any) -> Any:
+    """Return a callable that calls `function`, timed by `span`.
+
+    The result for a plain function is a plain function. Bound methods, `functools.partial`,
+    classmethods and staticmethods keep their type. The result for any other callable is a C
+    callable. Raises TypeError if `function` is a class or a property, or cannot be called.
+    """
     if type(function) is FunctionType:
         return _decorate_function(span, function)
     if isinstance(function, (classmethod, staticmethod)):
-        wrapped = cast(Any, type(function))(_decorate(span, function.__func__))
+        wrapped = cast(Any, type(function))(decorate(span, function.__func__))
         for name, value in vars(function).items():
             vars(wrapped).setdefault(name, value)
         return wrapped
     if isinstance(function, MethodType):
-        return MethodType(_decorate(span, function.__func__), function.__self__)
+        return MethodType(decorate(span, function.__func__), function.__self__)
     if isinstance(function, functools.partialmethod):
         return functools.partialmethod(
-            _decorate(span, function.func), *function.args, **function.keywords
+            decorate(span, function.func), *function.args, **function.keywords
         )
     if type(function) is functools.partial and isinstance(
         function.func, (FunctionType, MethodType)
     ):
         partial = functools.partial(
-            _decorate(span, function.func), *function.args, **function.keywords
+            decorate(span, function.func), *function.args, **function.keywords
         )
         vars(partial).update(vars(function))
         return partial

@@ -359,8 +359,7 @@ _cached: tuple[tuple[object, list[bool]], Platform] | None = None
 def _detect(torch: Any) -> Platform:
     for device_type in (*DEVICE_TYPES, None):
         try:
-            known = None if device_type is None else _known(torch, device_type)
-            accelerator = _other(torch) if device_type is None else known
+            accelerator = _known(torch, device_type) if device_type else _other(torch)
         except Exception:  # an older torch without it, or a driver that does not answer
             continue
         if accelerator is not None:
@@ -405,10 +404,8 @@ def on_first_use(callback: Callable[[], None]) -> bool:
 
     def safe_callback() -> None:
         # An exception here would appear in the application's first use of its device.
-        try:
+        with contextlib.suppress(Exception):
             callback()
-        except Exception:
-            return
 
     lazy_call = getattr(platform._module, "_lazy_call", None)
     if lazy_call is None:
