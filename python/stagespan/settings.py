@@ -12,14 +12,12 @@ from stagespan.pages.escaping import escape_arguments
 _LOGGER = logging.getLogger("stagespan")
 _LOGGER.addFilter(escape_arguments)  # once, for all modules that use this logger
 
-Kind = Literal["switch", "text", "names", "count", "choice"]
-
 
 class Variable(NamedTuple):
     """One environment variable: its name, its other spellings, and its valid values."""
 
     name: str
-    kind: Kind
+    kind: Literal["switch", "text", "names", "count", "choice"]
     default: Any
     meaning: str
     choices: tuple[str, ...] = ()

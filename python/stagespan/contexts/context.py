@@ -302,24 +302,20 @@ def _torch_was_imported() -> None:
     need("memory")
 
 
-def _start() -> None:
-    run.check_settings()
-    _core.hooks_set_contexts(_enter, _leave, _exit)
-    _core.hooks_set_decorator(_decorate)
-    _core.service_set_start(_service_is_needed)
-    _core.hooks_set_torch_callback(_torch_was_imported)
-    leave_alone(_enter, _leave, _exit, _decorate, _service_is_needed, _torch_was_imported)
-    if not settings.get("STAGESPAN_ENABLED"):
-        _core.disable()
-    annotated = settings.get("STAGESPAN_ANNOTATE")
-    _core.profiler_set_names([*settings.get("STAGESPAN_PROFILER_NAMES"), *annotated])
-    _core.profiler_set_annotated_names(annotated)
-    if settings.get("STAGESPAN_SYSTEM"):
-        _core.system_counts_set(True)
-    if settings.get("STAGESPAN_CPU_TIME") or settings.get("STAGESPAN_SYSTEM"):
-        _core.cpu_time_set(True)
-    if settings.get("STAGESPAN_DEBUG"):
-        _core.set_debug(True)
-
-
-_start()
+run.check_settings()
+_core.hooks_set_contexts(_enter, _leave, _exit)
+_core.hooks_set_decorator(_decorate)
+_core.service_set_start(_service_is_needed)
+_core.hooks_set_torch_callback(_torch_was_imported)
+leave_alone(_enter, _leave, _exit, _decorate, _service_is_needed, _torch_was_imported)
+if not settings.get("STAGESPAN_ENABLED"):
+    _core.disable()
+_annotated = settings.get("STAGESPAN_ANNOTATE")
+_core.profiler_set_names([*settings.get("STAGESPAN_PROFILER_NAMES"), *_annotated])
+_core.profiler_set_annotated_names(_annotated)
+if settings.get("STAGESPAN_SYSTEM"):
+    _core.system_counts_set(True)
+if settings.get("STAGESPAN_CPU_TIME") or settings.get("STAGESPAN_SYSTEM"):
+    _core.cpu_time_set(True)
+if settings.get("STAGESPAN_DEBUG"):
+    _core.set_debug(True)

@@ -176,7 +176,8 @@ def prepare_main(prepare: Prepare, *, scripts: bool) -> None:
 
     runs._run_code = prepared
     if scripts and sys.argv and os.path.isfile(sys.argv[0]) and not sys.flags.inspect:
-        _ScriptFinder(sys.argv[0]).install()
+        # After the finders of real folders and zip files.
+        sys.path_hooks.append(_ScriptFinder(sys.argv[0]).hook)
 
 
 class _ScriptFinder(importlib.abc.PathEntryFinder):
@@ -192,11 +193,8 @@ class _ScriptFinder(importlib.abc.PathEntryFinder):
         self._entry = called
         """The script in `sys.path`, where the interpreter puts it."""
 
-    def install(self) -> None:
-        """Answer for the script, after the finders of real folders and zip files."""
-        sys.path_hooks.append(self._hook)
-
-    def _hook(self, path: str) -> _ScriptFinder:
+    def hook(self, path: str) -> _ScriptFinder:
+        """Answer for the script among `sys.path_hooks`. Raises ImportError for other paths."""
         if os.path.abspath(path) != self._path:
             raise ImportError
         self._entry = path
@@ -214,7 +212,7 @@ class _ScriptFinder(importlib.abc.PathEntryFinder):
 
     def run(self, prepare: Prepare) -> None:
         """Run the script as the main program."""
-        sys.path_hooks.remove(self._hook)
+        sys.path_hooks.remove(self.hook)
         sys.path_importer_cache.pop(self._entry, None)
         if getattr(sys.flags, "safe_path", False):
             sys.path.remove(self._entry)
