@@ -165,8 +165,7 @@ class Use(DeviceUse, StructResult, frozen=True):
             times = {name: _exposed(time, kind) for name, time in self.by_device.items()}
             worst = max(times, key=lambda name: times[name][0])
             exposed, whole = times[worst]
-            percent = share(exposed, self.base.whole_ns)
-            severity = _SHARES.severity(percent)
+            severity = _SHARES.severity(share(exposed, self.base.whole_ns))
             if severity is None:
                 continue
             several = len(times) > 1
@@ -174,8 +173,8 @@ class Use(DeviceUse, StructResult, frozen=True):
             does = "communicate" if kind == COMMUNICATION else "copy"
             behind = "computation" if kind == COMMUNICATION else "computation or communication"
             sentence = (
-                f"For {in_words(exposed, 'ns')} of {self.base.whose} ({in_percent(percent)})"
-                f" {which} did nothing but {does}: {in_percent(share(whole - exposed, whole))} of"
+                f"For {self.base.part(exposed)} {which} did nothing but {does}:"
+                f" {in_percent(share(whole - exposed, whole))} of"
                 f" all {'its ' if several else ''}{what} was hidden behind {behind}."
             )
             details, action = self._advice(worst, kind)
@@ -185,13 +184,8 @@ class Use(DeviceUse, StructResult, frozen=True):
                     sentence,
                     (Evidence(f"exposed {what}", None, exposed, "ns"), self.longest[worst, kind]),
                     f"device_use.exposed_{what}",
-                    numbers={
-                        "time_ns": exposed,
-                        "percent": percent,
-                        "whole_ns": self.base.whole_ns,
-                        "hidden_percent": share(whole - exposed, whole),
-                        "device": worst,
-                    }
+                    numbers=self.base.figures_of(exposed)
+                    | {"hidden_percent": share(whole - exposed, whole), "device": worst}
                     | self._numbers(worst, kind),
                     gain=self._gain(worst, kind, exposed),
                     action=action,

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import in_percent, in_words
+from stagespan.pages.amounts import in_words
 from stagespan.pages.figures import Count, Internal, Ns, one_of
 from stagespan.pages.result import (
     Evidence,
@@ -288,11 +288,10 @@ class Host(StructResult, frozen=True):
                 continue
             if part == BETWEEN_OPERATORS and percent < _BETWEEN_LEAST:
                 continue
-            sentence = f"For {in_words(time, 'ns')} of {self.base.whose} ({in_percent(percent)}) "
-            sentence += _SENTENCES[part]
+            sentence = f"For {self.base.part(time)} {_SENTENCES[part]}"
             if part == BETWEEN_STEPS and not self.steps_touch:
                 sentence += " or between two steps"
-            numbers = {"time_ns": time, "percent": percent, "whole_ns": self.span_ns}
+            numbers = self.base.figures_of(time)
             if part == BETWEEN_OPERATORS:
                 numbers |= {"operators": self.operators, "median_operator_ns": self.operator_ns}
                 sentence += (

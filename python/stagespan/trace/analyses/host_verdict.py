@@ -83,9 +83,7 @@ def _of_operators(trace: Trace, host_times: host.Host) -> HostVerdict:
     }
     times = {name: time for name, time in sorted(times.items(), key=lambda i: -i[1]) if time}
     word = next(iter(times))
-    time = f"for {in_words(times[word], 'ns')} of {host_times.base.whose}"
-    time += f" ({in_percent(share(times[word], host_times.span_ns))})"
-    sentence = _SENTENCES[word](trace, host_times, time)
+    sentence = _SENTENCES[word](trace, host_times, f"for {host_times.base.part(times[word])}")
     sentence = " ".join(filter(None, (sentence, host_times.base.split)))
     device = unrecorded_device(trace)
     if device is not None:

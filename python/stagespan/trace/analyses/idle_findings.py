@@ -295,8 +295,7 @@ class IdleFindings(msgspec.Struct, frozen=True):
         )
 
     def _numbers(self, time: int, gaps: int) -> dict[str, float]:
-        whole = self.base.whole_ns
-        return {"time_ns": time, "percent": share(time, whole), "whole_ns": whole, "gaps": gaps}
+        return self.base.figures_of(time) | {"gaps": gaps}
 
     def _numbers_of(self, cause: str) -> dict[str, float]:
         """Return the figures in the part of the sentence about the place of a cause's time."""
@@ -352,8 +351,7 @@ class IdleFindings(msgspec.Struct, frozen=True):
         """Return the sentence about the time of a cause."""
         if cause == causes.EARLIER_WORK:
             return (
-                f"For {in_words(time, 'ns')} of {self.base.whose}"
-                f" ({in_percent(share(time, self.base.whole_ns))}), before the device's first"
+                f"For {self.base.part(time)}, before the device's first"
                 f" work in the trace, {causes.CAUSES[cause]}, in {self.evidence[cause][0].event}."
             )
         idle = self._idle_for(time, self.gaps_by_cause.get(cause, 0))
@@ -501,8 +499,7 @@ class IdleFindings(msgspec.Struct, frozen=True):
         With steps, it is `steps.before_device` or `steps.after_device`.
         """
         time = self.by_cause.get(cause, 0)
-        percent = share(time, self.base.whole_ns)
-        severity = shares.severity(percent)
+        severity = shares.severity(share(time, self.base.whole_ns))
         if self.base.steps or severity is None:
             return []
         host, work = self.edges[cause]
@@ -510,11 +507,10 @@ class IdleFindings(msgspec.Struct, frozen=True):
         return [
             Finding(
                 of_size(severity, time),
-                f"{in_words(time, 'ns')} of {self.base.whose} ({in_percent(percent)}) passed"
-                f" {place}{mostly}.",
+                f"{self.base.part(time)} passed {place}{mostly}.",
                 (work,),
                 f"idle.{cause}",
-                {"time_ns": time, "percent": percent, "whole_ns": self.base.whole_ns},
+                self.base.figures_of(time),
                 _gain(time, "the device works in that time"),
                 action=f"If the program does this once, {once}, or mark the steps"
                 " (a profiler with a schedule=... marks them): then all shares refer to them.",

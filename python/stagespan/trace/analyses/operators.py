@@ -13,7 +13,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_percent, in_words, listed
+from stagespan.pages.amounts import counted, in_words, listed
 from stagespan.pages.result import Evidence, Finding, Spared, Thresholds, of_size, share, shortened
 from stagespan.trace.derived.compile_events import runs_compiled
 from stagespan.trace.derived.gains import PAUSE_NS, gain_of_rows, gain_without, without
@@ -158,7 +158,8 @@ def operator_findings(trace: Trace) -> list[Finding]:
     every = [
         _of_copies(operators),
         _of_double(operators),
-        *_of_small(operators, read),
+        _one_by_one(operators, read),
+        _small(operators, read),
         _not_fused(operators),
     ]
     return [each for each in every if each is not None]
@@ -206,18 +207,17 @@ def _of_copies(operators: _Operators) -> Finding | None:
     copies = np.flatnonzero(operators.are(_COPIES))
     copies = operators.in_base(copies[~_only_fills(operators, copies, top)])
     of = values_of(top[copies])
-    spared, whole = _with_freeing(operators, of), operators.base.whole_ns
+    spared, base = _with_freeing(operators, of), operators.base
     time = spared.total_ns
-    severity = _SHARES.severity(share(time, whole))
+    severity = _SHARES.severity(share(time, base.whole_ns))
     if severity is None:
         return None
     names = operators.names(of)
     outside = parent[of]
     hidden = outside[outside >= 0]
     sentence = (
-        f"{counted(len(copies), 'copy', 'copies')} of tensors took {in_words(time, 'ns')} of"
-        f" {operators.base.whose} ({in_percent(share(time, whole))}) with allocating and freeing"
-        f" their memory, mostly {names[0][0]}"
+        f"{counted(len(copies), 'copy', 'copies')} of tensors took {base.part(time)} with"
+        f" allocating and freeing their memory, mostly {names[0][0]}"
     )
     if len(hidden):
         sentence += f", some of them in {operators.names(hidden)[0][0]}"
@@ -227,12 +227,7 @@ def _of_copies(operators: _Operators) -> Finding | None:
         sentence,
         (operators.longest(copies), Evidence(names[0][0], None, names[0][2], "events")),
         "operators.copies",
-        numbers={
-            "time_ns": time,
-            "percent": share(time, whole),
-            "whole_ns": whole,
-            "copies": len(copies),
-        },
+        numbers=base.figures_of(time) | {"copies": len(copies)},
         gain=gain_without(operators.trace, spared, "none of them is necessary"),
         action="Store tensors in the layout and type in which they are used.",
         details="Operators copy a tensor whose layout or type they cannot use.",
@@ -311,9 +306,8 @@ def _source_of(trace: Trace, rows: Rows, key: str) -> tuple[Mask, Mask]:
 def _of_double(operators: _Operators) -> Finding | None:
     """Return a finding if operators on tensors in double precision take much time."""
     of = operators.in_base(np.flatnonzero(_in_double(operators.trace)[operators.rows]))
-    time = int(operators.own_ns[of].sum())
-    whole = operators.base.whole_ns
-    severity = _SHARES.severity(share(time, whole))
+    time, base = int(operators.own_ns[of].sum()), operators.base
+    severity = _SHARES.severity(share(time, base.whole_ns))
     if severity is None:
         return None
     rows = operators.rows[of]
@@ -323,11 +317,11 @@ def _of_double(operators: _Operators) -> Finding | None:
     names = [operators.trace.names[each.code] for each in groups[:_NAMED]]
     return Finding(
         of_size(severity, time),
-        f"Operators on tensors in double precision (float64) took {in_words(time, 'ns')} of"
-        f" {operators.base.whose} ({in_percent(share(time, whole))}), mostly {listed(names)}.",
+        f"Operators on tensors in double precision (float64) took {base.part(time)}, mostly"
+        f" {listed(names)}.",
         (operators.longest(of), Evidence(names[0], None, groups[0].count, "events")),
         "operators.float64",
-        numbers={"time_ns": time, "percent": share(time, whole), "whole_ns": whole},
+        numbers=base.figures_of(time),
         gain=gain_of_rows(
             operators.trace, rows, operators.own_ns[of] / 2, "float32 takes half of the time"
         ),
@@ -381,14 +375,6 @@ def _reads_of_one(operators: _Operators) -> Rows:
     return found
 
 
-def _of_small(operators: _Operators, read: Rows) -> list[Finding | None]:
-    """Return findings about values that are read one by one, and about other small operators."""
-    outer = operators.outer
-    small = outer[operators.is_small & ~np.isin(outer, read)]
-    small = _often(operators, operators.in_base(small))
-    return [_one_by_one(operators, read), _small(operators, small)]
-
-
 def _with_neighbours(operators: _Operators, of: Rows) -> Rows:
     """Some of the outermost operators, with those that take tensors apart before, or join them."""
     outer = operators.outer
@@ -399,34 +385,34 @@ def _with_neighbours(operators: _Operators, of: Rows) -> Rows:
 
 
 def _one_by_one(operators: _Operators, of: Rows) -> Finding | None:
+    """Return a finding about values that are read one by one."""
     spared = operators.without(_with_neighbours(operators, of))
-    time, whole = spared.total_ns, operators.base.whole_ns
-    severity = _SHARES.severity(share(time, whole))
+    time, base = spared.total_ns, operators.base
+    severity = _SHARES.severity(share(time, base.whole_ns))
     if severity is None:
         return None
     reads = of[operators.are(_READS_ONE)[of]]
     return Finding(
         of_size(severity, time),
         f"The program read {counted(len(reads), 'value')} of tensors one by one, for"
-        f" {in_words(time, 'ns')} of {operators.base.whose} ({in_percent(share(time, whole))}).",
+        f" {base.part(time)}.",
         (operators.longest(of), Evidence("values read", None, len(reads), "events")),
         "operators.read_one_by_one",
-        numbers={
-            "time_ns": time,
-            "percent": share(time, whole),
-            "whole_ns": whole,
-            "values": len(reads),
-        },
+        numbers=base.figures_of(time) | {"values": len(reads)},
         gain=gain_without(operators.trace, spared, "one call reads all of them"),
         action="tolist() or numpy() read all values of a tensor in one call.",
     )
 
 
-def _small(operators: _Operators, of: Rows) -> Finding | None:
+def _small(operators: _Operators, read: Rows) -> Finding | None:
+    """Return a finding about small operators other than those that read one value."""
+    outer = operators.outer
+    small = outer[operators.is_small & ~np.isin(outer, read)]
+    of = _often(operators, operators.in_base(small))
     every = _with_neighbours(operators, of)
-    spared, whole = operators.without(every), operators.base.whole_ns
+    spared, base = operators.without(every), operators.base
     time = spared.total_ns
-    severity = _SHARES.severity(share(time, whole))
+    severity = _SHARES.severity(share(time, base.whole_ns))
     if severity is None:
         return None
     names = operators.names(of)
@@ -434,20 +420,14 @@ def _small(operators: _Operators, of: Rows) -> Finding | None:
     return Finding(
         of_size(severity, time),
         f"{counted(len(of), 'operator')}, which usually take less than {in_words(SMALL_NS, 'ns')},"
-        f" took {in_words(time, 'ns')} of {operators.base.whose}"
-        f" ({in_percent(share(time, whole))}) with the short times between them{around}, mostly"
+        f" took {base.part(time)} with the short times between them{around}, mostly"
         f" {listed(name for name, _, _ in names[:_NAMED])}.",
         (
             operators.longest(of),
             *(Evidence(name, None, count, "events") for name, _, count in names[:2]),
         ),
         "operators.small",
-        numbers={
-            "time_ns": time,
-            "percent": share(time, whole),
-            "whole_ns": whole,
-            "operators": len(of),
-        },
+        numbers=base.figures_of(time) | {"operators": len(of)},
         gain=gain_without(operators.trace, spared, "few operators replace them"),
         action="One operator on a larger tensor, a torch._foreach_ operator on a list, or"
         " torch.compile replaces many small operators.",
@@ -479,8 +459,8 @@ def _not_fused(operators: _Operators) -> Finding | None:
     others = np.sort(of[order[~first]])
     alone = np.bincount(run)[run] < 2
     of = of[~alone]
-    time, whole = operators.without(of).total_ns, operators.base.whole_ns
-    severity = _SHARES.severity(share(time, whole))
+    time, base = operators.without(of).total_ns, operators.base
+    severity = _SHARES.severity(share(time, base.whole_ns))
     if severity is None or len(others) == 0:
         return None
     names = operators.names(of)
@@ -488,17 +468,11 @@ def _not_fused(operators: _Operators) -> Finding | None:
     return Finding(
         of_size(severity, time),
         f"{counted(len(of), 'elementwise operator')} ran one after another for"
-        f" {in_words(time, 'ns')} of {operators.base.whose} ({in_percent(share(time, whole))}), in"
-        f" {counted(len(values_of(run[~alone])), 'run')} of several, and no code in the trace was"
-        " compiled.",
+        f" {base.part(time)}, in {counted(len(values_of(run[~alone])), 'run')} of several, and no"
+        " code in the trace was compiled.",
         (operators.longest(of), Evidence(shortened(names[0][0]), None, names[0][2], "events")),
         "operators.not_fused",
-        numbers={
-            "time_ns": time,
-            "percent": share(time, whole),
-            "whole_ns": whole,
-            "operators": len(of),
-        },
+        numbers=base.figures_of(time) | {"operators": len(of)},
         gain=gain_without(trace, operators.without(others), how),
         action="torch.compile fuses a run of elementwise operators into one loop.",
         details="Each of them reads and writes whole tensors.",

@@ -7,7 +7,7 @@ import re
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import counted, in_percent, in_words
+from stagespan.pages.amounts import counted, in_words
 from stagespan.pages.figures import Count, Figures, Internal, Ns
 from stagespan.pages.result import (
     Evidence,
@@ -105,38 +105,29 @@ class Training(StructResult, frozen=True):
         ]
 
     def _recomputation(self) -> Finding | None:
-        percent = share(self.recomputed_ns, self.base.whole_ns)
-        severity = _SHARES.severity(percent)
+        severity = _SHARES.severity(share(self.recomputed_ns, self.base.whole_ns))
         if severity is None:
             return None
         rows, times = self.spared.rows, self.spared.time_ns
         longest = int(rows[np.argmax(np.where(rows >= 0, times, -1))])
-        how = "nothing is recomputed"
         return Finding(
             # It saves memory, so it may be what the program needs.
             "low" if severity == "low" else "medium",
             f"Backward passes ran {counted(self.recomputed, 'operator')} of forward passes again"
-            f" (activation checkpointing), for {in_words(self.recomputed_ns, 'ns')} of"
-            f" {self.base.whose} ({in_percent(percent)}).",
+            f" (activation checkpointing), for {self.base.part(self.recomputed_ns)}.",
             (
                 evidence(self.trace, longest),
                 Evidence("operators that ran again", None, self.recomputed, "events"),
             ),
             "training.recomputation",
-            numbers={
-                "operators": self.recomputed,
-                "time_ns": self.recomputed_ns,
-                "percent": percent,
-                "whole_ns": self.base.whole_ns,
-            },
-            gain=(gain_of if self.on_device else gain_without)(self.trace, self.spared, how),
+            numbers={"operators": self.recomputed, **self.base.figures_of(self.recomputed_ns)},
+            gain=self._gain(self.spared, "nothing is recomputed"),
             action="If there is memory left, checkpoint fewer modules, or keep the results of"
             " products with a selective policy.",
         )
 
     def _of_optimizer(self, calls: OptimizerCalls) -> Finding | None:
-        percent = share(calls.time_ns, self.base.whole_ns)
-        severity = _SHARES.severity(percent)
+        severity = _SHARES.severity(share(calls.time_ns, self.base.whole_ns))
         clears = ".zero_grad#" in calls.name
         advice = _FREES if clears else _advice_on_step(calls.name, self.on_device)
         if severity is None or not calls.by_tensor or advice is None:
@@ -148,17 +139,12 @@ class Training(StructResult, frozen=True):
             of_size(severity, calls.time_ns),
             f"{calls.name} {'clears' if clears else 'updates'} tensors one by one, with"
             f" {calls.parts:,} {what} in {counted(calls.calls, 'call')}:"
-            f" {in_words(calls.time_ns, 'ns')} of {self.base.whose} ({in_percent(percent)}).{sums}",
+            f" {self.base.part(calls.time_ns)}.{sums}",
             (evidence(self.trace, calls.mark), Evidence(what, None, calls.parts, "events")),
             "training.zero_grad" if clears else "training.optimizer_by_tensor",
-            numbers={
-                "time_ns": calls.time_ns,
-                "percent": percent,
-                "whole_ns": self.base.whole_ns,
-                "parts": calls.parts,
-                "calls": calls.calls,
-                **({"added_ns": added} if added else {}),
-            },
+            numbers=self.base.figures_of(calls.time_ns)
+            | {"parts": calls.parts, "calls": calls.calls}
+            | ({"added_ns": added} if added else {}),
             action=advice,
             about="host",
             gain=self._gain_of(calls),
@@ -169,9 +155,10 @@ class Training(StructResult, frozen=True):
         gain = gain_shared_by(calls.rows, calls.weights, calls.time_ns, how)
         if calls.added is None or gain.spared is None:
             return gain
-        return (gain_of if self.on_device else gain_without)(
-            self.trace, gain.spared + calls.added, how
-        )
+        return self._gain(gain.spared + calls.added, how)
+
+    def _gain(self, spared: Spared, how: str) -> Gain | None:
+        return (gain_of if self.on_device else gain_without)(self.trace, spared, how)
 
 
 _FREES = "set_to_none=True (the default since torch 2.0) frees gradients instead of clearing them."
@@ -202,7 +189,8 @@ def analyze(trace: Trace) -> Training | Unavailable:
     if base is None or host is None or not (marks.any() or backward.any()):
         return Unavailable("The trace has neither backward passes nor optimizers.", "no_training")
     on_device = bool(len(device_work(trace).rows))
-    forest = _forest(trace)
+    nested = forest_of_operators(trace)
+    forest = None if nested is None else nested[1]
     again = _recomputed(trace, forest, backward)
     outermost = _outermost(forest, again)
     spared = _work_in(trace, base, forest, again, on_device)
@@ -215,11 +203,6 @@ def analyze(trace: Trace) -> Training | Unavailable:
         trace=trace,
         spared=spared,
     )
-
-
-def _forest(trace: Trace) -> Nesting | None:
-    nested = forest_of_operators(trace)
-    return None if nested is None else nested[1]
 
 
 def _recomputed(trace: Trace, forest: Nesting | None, backward: Mask) -> Mask:
@@ -353,14 +336,10 @@ def _optimizers(
         alone &= len(of_name) >= _FEWEST * len(calls)
         added = None
         if ".zero_grad#" in name:
-            alone &= bool(named(trace, _ZEROES, operators_of).any())
-            cleared = of_operator[operators_of[named(trace, _ZEROES, operators_of)]]
-            adds = _adding_to(
-                trace,
-                nodes,
-                calls,
-                np.bincount(np.searchsorted(calls, cleared), minlength=len(calls)),
-            )
+            zeroes = operators_of[named(trace, _ZEROES, operators_of)]
+            alone &= len(zeroes) > 0
+            cleared = np.searchsorted(calls, of_operator[zeroes])
+            adds = _adding_to(trace, nodes, calls, np.bincount(cleared, minlength=len(calls)))
             added = _work_in(trace, base, nodes, adds, on_device)
         optimizers.append(
             OptimizerCalls(

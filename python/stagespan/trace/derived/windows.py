@@ -7,8 +7,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.pages.amounts import in_words
+from stagespan.pages.amounts import in_percent, in_words
 from stagespan.pages.figures import Count, Figures, Internal, Ns, one_of
+from stagespan.pages.result import share
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import Earlier, earlier_work, step_extents
@@ -92,6 +93,16 @@ class BaseWindow(Figures, frozen=True):
         """Its name with its length: "the step's 382.536 ms"."""
         ending = "'" if self.steps > 1 else "'s"
         return f"{self.label}{ending} {in_words(self.whole_ns, 'ns')}"
+
+    def part(self, time_ns: int) -> str:
+        """Return a time in words, as a part of it: "3.5 ms of the trace's 10 ms (35 %)"."""
+        percent = in_percent(share(time_ns, self.whole_ns))
+        return f"{in_words(time_ns, 'ns')} of {self.whose} ({percent})"
+
+    def figures_of(self, time_ns: int) -> dict[str, float]:
+        """Return the figures of `part`, for a finding about this time."""
+        percent = share(time_ns, self.whole_ns)
+        return {"time_ns": time_ns, "percent": percent, "whole_ns": self.whole_ns}
 
     @property
     def split(self) -> str:
