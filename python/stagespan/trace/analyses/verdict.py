@@ -115,7 +115,15 @@ _HOST_DRAWN = {
 _EDGES = (PREPARATION, FINISHING)
 _DRAWN = ((PREPARATION, "preparing"), (FINISHING, "finishing"))
 _ON_HOST = (*_EDGES, *causes.causes_of("host"))
-_WAITING = (*causes.causes_of("device"), OTHER_DEVICE_BUSY)
+_FAMILIES = {
+    HOST_BOUND: _ON_HOST,
+    WAIT_BOUND: (*causes.causes_of("device"), OTHER_DEVICE_BUSY),
+    CANNOT_TELL: (causes.NOT_TRACED,),
+    PROFILER: (causes.PROFILER,),
+    ONCE: causes.causes_of("once"),
+    EARLIER_WORK: (causes.EARLIER_WORK,),
+}
+"""The causes of idle time that support each verdict; `HOST_BOUND` may be `LAUNCH_BOUND`."""
 _PART_WORDS = {
     "computing": "computing",
     "communicating": "communicating, nothing else",
@@ -190,19 +198,19 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     is_launching = 2 * on_host.get(causes.LAUNCH, 0) > sum(on_host.values())
     host_word = LAUNCH_BOUND if is_launching else HOST_BOUND
     families = {
-        host_word: on_host,
-        WAIT_BOUND: {cause: parts[cause] for cause in _WAITING if cause in parts},
-        CANNOT_TELL: {cause: parts[cause] for cause in (causes.NOT_TRACED,) if cause in parts},
-        PROFILER: {cause: parts[cause] for cause in (causes.PROFILER,) if cause in parts},
-        ONCE: {cause: parts[cause] for cause in causes.causes_of("once") if cause in parts},
-        EARLIER_WORK: {each: parts[each] for each in (causes.EARLIER_WORK,) if each in parts},
+        host_word if name == HOST_BOUND else name: {
+            cause: parts[cause] for cause in of if cause in parts
+        }
+        for name, of in _FAMILIES.items()
     }
     times = _busy(whole) | {name: sum(of.values()) for name, of in families.items()}
     several, total = len(devices) > 1, base.whole_ns * len(devices)
     edges = 0 if base.steps else sum(on_host.get(cause, 0) for cause in _EDGES)
     counted_ns = total - sum(times[part] for part in _NEVER)
     verdict = _decided(times, counted_ns, several, {host_word: edges})
-    without, steps = _without_events(trace)
+    ranges = step_ranges(trace)
+    without = 0 if ranges is None else len(steps_without_work(trace))
+    steps = 0 if ranges is None else len(ranges)
     if 2 * without > steps:
         verdict = CANNOT_TELL
     cause = next((part for part in parts if part in families.get(verdict, {})), None)
@@ -347,15 +355,9 @@ class Verdict(StructResult, frozen=True):
             return next((name for name, of in HOST_VERDICTS.items() if part in of), self.verdict)
         if part in BUSY_PARTS:
             return BUSY_PARTS[part]
-        if part in _ON_HOST:
-            return LAUNCH_BOUND if LAUNCH_BOUND in self.times_ns else HOST_BOUND
-        if part in _WAITING:
-            return WAIT_BOUND
-        if part in causes.causes_of("once"):
-            return ONCE
-        if part == causes.EARLIER_WORK:
-            return EARLIER_WORK
-        return PROFILER if part == causes.PROFILER else CANNOT_TELL
+        family = next((name for name, of in _FAMILIES.items() if part in of), CANNOT_TELL)
+        is_launching = family == HOST_BOUND and LAUNCH_BOUND in self.times_ns
+        return LAUNCH_BOUND if is_launching else family
 
 
 def verdict_of_host(of_host: HostVerdict) -> Verdict:
@@ -467,11 +469,6 @@ def _cause_in_words(verdict: Verdict) -> str:
     if verdict.cause == PREPARATION and verdict.preparing is not None:
         more.append(f"mostly in {shortened(verdict.preparing, 90)}")
     return f"{words} ({', '.join(more)})" if more else words
-
-
-def _without_events(trace: Trace) -> tuple[int, int]:
-    steps = step_ranges(trace)
-    return (0, 0) if steps is None else (len(steps_without_work(trace)), len(steps))
 
 
 def _decided(times: dict[str, int], whole_ns: int, several: bool, at_edges: dict[str, int]) -> str:
