@@ -71,14 +71,12 @@ class Memory(StructResult, frozen=True):
 
     def findings(self) -> list[Finding]:
         """Findings about memory that grows with each step."""
-        findings = []
-        for device in self.devices:
-            finding = None
-            if device.growth is not None:
-                finding = device.growth.finding(device.device, device.peak_bytes)
-            if finding is not None:
-                findings.append(finding)
-        return findings
+        findings = [
+            device.growth.finding(device.device, device.peak_bytes)
+            for device in self.devices
+            if device.growth is not None
+        ]
+        return [each for each in findings if each is not None]
 
     def tables(self) -> list[Table]:
         """Peaks, and the operators that held the memory."""
@@ -244,22 +242,27 @@ def _numbers(trace: Trace, key: str) -> tuple[Numbers, NDArray[np.bool_]] | None
     if numbers is None:
         # If one value is not a number, all values are texts.
         numbers = np.array([_number(text) for text in written.texts])[written.codes]
-    values = np.zeros(len(trace.instants), dtype=np.int64)
-    is_written = np.zeros(len(trace.instants), dtype=np.bool_)
     # No memory is larger, and sums of larger doubles are not exact.
     valid = np.abs(numbers.astype(np.float64)) <= _MOST
-    values[written.rows[valid]] = numbers[valid].astype(np.int64)
-    is_written[written.rows[valid]] = True
+    return _of_instants(trace, written.rows[valid], numbers[valid])
+
+
+def _of_instants(
+    trace: Trace, rows: Rows, numbers: NDArray[np.generic]
+) -> tuple[Numbers, NDArray[np.bool_]]:
+    """Return the numbers that some instants have, 0 for others, and which instants these are."""
+    values = np.zeros(len(trace.instants), dtype=np.int64)
+    is_written = np.zeros(len(trace.instants), dtype=np.bool_)
+    values[rows] = numbers.astype(np.int64)
+    is_written[rows] = True
     return values, is_written
 
 
 def _addresses(trace: Trace) -> tuple[Numbers, NDArray[np.bool_]]:
     """Return the addresses of all instants as 64 bits, and which instants have one."""
-    values = np.zeros(len(trace.instants), dtype=np.int64)
-    is_written = np.zeros(len(trace.instants), dtype=np.bool_)
     written = trace.argument("Addr", "instants")
     if written is None:
-        return values, is_written
+        return _of_instants(trace, np.empty(0, dtype=ROW), np.empty(0))
     numbers = written.numbers
     if numbers is None:
         # If one value exceeds 63 bits or is not a number, all values are texts.
@@ -270,9 +273,7 @@ def _addresses(trace: Trace) -> tuple[Numbers, NDArray[np.bool_]]:
         whole = (numbers == np.trunc(numbers)) & (np.abs(numbers.astype(np.float64)) < 2.0**63)
         whole |= numbers.dtype.kind == "i"
         addresses = np.where(whole, numbers, 0).astype(np.int64)
-    values[written.rows[whole]] = addresses[whole]
-    is_written[written.rows[whole]] = True
-    return values, is_written
+    return _of_instants(trace, written.rows[whole], addresses[whole])
 
 
 def _address(text: str) -> int | None:
@@ -322,15 +323,32 @@ class Locator:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
-        self._operators = _Forest(trace, np.flatnonzero(operators))
+        rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, MARKS))
+        self._nested = forest_of(trace, rows) if len(rows) else None
+        if self._nested is not None:
+            forest = self._nested[1]
+            caller = forest.first_around(~named(trace, _ALLOCATORS, forest.rows))
+            itself = np.arange(len(forest), dtype=ROW)
+            self._named_rows = forest.rows[np.where(caller >= 0, caller.astype(ROW), itself)]
 
     def operators(self, instants: Rows) -> Rows:
         """Return the row of the innermost operator around each instant, or -1.
 
         Operators that only allocate are skipped if another operator calls them.
         """
-        return self._operators.around(instants)
+        rows: Rows = np.full(len(instants), -1, dtype=ROW)
+        if self._nested is None:
+            return rows
+        index, forest = self._nested
+        table = self._trace.instants
+        for some in parts(len(instants)):
+            mine = instants[some]
+            place = index.places(table.pid[mine], table.tid[mine], table.begin_ns[mine])
+            here = np.flatnonzero(place >= 0)
+            inner = forest.at(place[here])
+            inside = inner >= 0
+            rows[some.start + here[inside]] = self._named_rows[inner[inside]]
+        return rows
 
     def stages(self, instants: Rows) -> Rows:
         """Return the row of the innermost annotation around each instant on its thread, or -1.
@@ -346,35 +364,6 @@ class Locator:
         own = calls.tree.at(thread, times)
         only = calls.tree.in_one_thread(values_of(calls.thread), times)
         return values_at(calls.rows, np.where(own >= 0, own, only))
-
-
-class _Forest:
-    """Nested events of threads, in which instants can be looked up."""
-
-    def __init__(self, trace: Trace, rows: Rows) -> None:
-        self._trace = trace
-        nested = forest_of(trace, rows) if len(rows) else None
-        self._has_forest = nested is not None
-        if nested is not None:
-            self._index, self._forest = nested
-            other = ~named(trace, _ALLOCATORS, self._forest.rows)
-            caller = self._forest.first_around(other)
-            itself = np.arange(len(self._forest), dtype=ROW)
-            self._named_rows = self._forest.rows[np.where(caller >= 0, caller.astype(ROW), itself)]
-
-    def around(self, instants: Rows) -> Rows:
-        rows: Rows = np.full(len(instants), -1, dtype=ROW)
-        if not self._has_forest:
-            return rows
-        table = self._trace.instants
-        for some in parts(len(instants)):
-            mine = instants[some]
-            place = self._index.places(table.pid[mine], table.tid[mine], table.begin_ns[mine])
-            here = np.flatnonzero(place >= 0)
-            inner = self._forest.at(place[here])
-            inside = inner >= 0
-            rows[some.start + here[inside]] = self._named_rows[inner[inside]]
-        return rows
 
 
 # --- Growth from step to step ---
