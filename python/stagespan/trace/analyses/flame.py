@@ -28,7 +28,7 @@ from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.missing import DAMAGED_TIMES
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
 from stagespan.trace.derived.threads import Axis, ThreadIndex, named
-from stagespan.trace.derived.trees import Nesting, Paths, levels
+from stagespan.trace.derived.trees import Nesting, Paths, levels, with_those_below
 from stagespan.trace.evidence import window_of
 from stagespan.trace.read.groups import numbered, sums, values_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, exclusive
@@ -318,13 +318,9 @@ def _of_stacks(trace: Trace) -> Flame | None:
                 self_times.append(0)
             at = index[at, frame]
         self_times[at] += time
-    total = list(self_times)
-    for frame in range(len(names) - 1, -1, -1):
-        if parents[frame] >= 0:
-            total[parents[frame]] += total[frame]
-    self_ns, total_ns = (np.array(each, dtype=np.int64) for each in (self_times, total))
-    works = np.array([time > 0 for time in self_times], dtype=np.bool_)
-    return Flame("call_stack", partial(FlameTree, names, parents, self_ns, total_ns, works))
+    self_ns = np.array(self_times, dtype=np.int64)
+    total_ns = with_those_below(np.array(parents, dtype=np.intp), self_ns)
+    return Flame("call_stack", partial(FlameTree, names, parents, self_ns, total_ns, self_ns > 0))
 
 
 def _nested(flame: FlameTree, kept: list[bool]) -> FlameFrame:

@@ -33,7 +33,6 @@ from stagespan.trace.derived.threads import threads_of
 from stagespan.trace.derived.trees import (
     DEEPEST_PATH,
     Paths,
-    Tree,
     depth_first,
     paths_to,
     with_those_below,
@@ -94,8 +93,10 @@ def analyze(trace: Trace) -> Stages | Unavailable:
                 longest=evidence(trace, int(longest[firsts[node]])),
             )
         )
+    # Each is followed by its nested stages, the longest first.
+    longest_first = sorted(range(len(stages)), key=lambda at: (-stages[at].host_ns, -at))
     return Stages.of(
-        _as_read(tree, stages),
+        [stages[node] for node in depth_first(tree.parent, longest_first)],
         work_ns=length_of_work(trace),
         device_ns=int(durations.sum()) if on_device else None,
         outside=int(outside.sum()),
@@ -321,6 +322,10 @@ def stage_tree(trace: Trace) -> StageTree | None:
     in_stage = in_stage[calls[in_stage] >= 0]
     launch, first = firsts_of(calls[in_stage])
     launched_in = paths.node[stage_of[in_stage[first]]]
+    idle_ns = None
+    if len(device):
+        owner, begin, end = tree.stretches()
+        idle_ns = paths.sums(sums(owner, _idle_in(trace, device, begin, end), len(rows)))
     return StageTree(
         rows=rows,
         node=paths.node,
@@ -334,7 +339,7 @@ def stage_tree(trace: Trace) -> StageTree | None:
         stage_of=stage_of,
         by_time=int(by_time.sum()),
         calls_made=sums(launched_in, np.ones_like(launch), len(paths)),
-        idle_ns=paths.sums(_idle(trace, tree, device, len(rows))) if len(device) else None,
+        idle_ns=idle_ns,
     )
 
 
@@ -383,7 +388,7 @@ def stage_of_idle(trace: Trace, idle: Intervals, all_ns: int) -> IdleStage | Non
     taken = int((end - begin)[node == most].sum())
     if 2 * int(idle_ns[most]) <= all_ns or share(taken, base.whole_ns) > _NEARLY_ALL:
         return None
-    in_stage = _began_in(trace, tree, base) & (tree.node[tree.stage_of] == most)
+    in_stage = _launched_in(trace, tree, base) == most
     count = int(in_stage.sum())
     return IdleStage(
         tree.names[most],
@@ -405,11 +410,10 @@ def _stretches(trace: Trace, tree: StageTree, base: BaseWindow) -> tuple[Numbers
     return tree.node[owner[inside]], begin[inside], end[inside]
 
 
-def _began_in(trace: Trace, tree: StageTree, base: BaseWindow) -> NDArray[np.bool_]:
-    """Return which of the device events that a stage launched began in the base."""
-    begun = trace.events.begin_ns[tree.device_rows]
-    inside: NDArray[np.bool_] = (begun >= base.begin_ns) & (begun < base.end_ns)
-    return inside & (tree.stage_of >= 0)
+def _launched_in(trace: Trace, tree: StageTree, base: BaseWindow) -> Rows:
+    """Return the stage of the device events that began in the base; -1 for others."""
+    began = base.contains(trace, tree.device_rows) & (tree.stage_of >= 0)
+    return np.where(began, tree.node[tree.stage_of], -1)
 
 
 class OwnTime(NamedTuple):
@@ -434,12 +438,9 @@ def _own_times(trace: Trace, tree: StageTree) -> list[OwnTime]:
     if len(rows) == 0:
         times = zip(tree.names, host.tolist(), strict=True)
         return [OwnTime(name, time, None, None, None) for name, time in times if time]
-    origin = int(events.begin_ns.min())
-    busy = Cover(events.begin_ns[rows] - origin, events.end_ns[rows] - origin)
-    idle = sums(node, end - begin - busy.length(begin - origin, end - origin), count)
-    began = _began_in(trace, tree, base)
-    of = np.where(began, tree.node[tree.stage_of], -1)
-    device, launched = sums(of, events.dur_ns[rows], count), np.bincount(of[began], minlength=count)
+    idle = sums(node, _idle_in(trace, rows, begin, end), count)
+    of = _launched_in(trace, tree, base)
+    device, launched = sums(of, events.dur_ns[rows], count), sums(of, np.ones_like(of), count)
     columns = (each.tolist() for each in (host, device, launched, idle))
     own = [OwnTime(*row) for row in zip(tree.names, *columns, strict=True)]
     return [each for each in own if each.host_ns or each.device_ns]
@@ -457,14 +458,12 @@ def _most_frequent_operators(trace: Trace, rows: Rows, chosen: NDArray[np.bool_]
     return [trace.names[int(names[at])] for at in many]
 
 
-def _idle(trace: Trace, tree: Tree, device: Rows, count: int) -> Numbers:
-    """Return how long the device was idle while each of `count` events was the innermost one."""
+def _idle_in(trace: Trace, device: Rows, begin: Numbers, end: Numbers) -> Numbers:
+    """Return how long no device event of `device` ran in each interval."""
     events = trace.events
     origin = int(events.begin_ns.min())
     busy = Cover(events.begin_ns[device] - origin, events.end_ns[device] - origin)
-    owner, begin, end = tree.stretches()
-    idle = end - begin - busy.length(begin - origin, end - origin)
-    return sums(owner, idle, count)
+    return end - begin - busy.length(begin - origin, end - origin)
 
 
 def _words(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:
@@ -542,13 +541,6 @@ class Stage(Figures, frozen=True, kw_only=True):
     step_device_ns: Ns | None = msgspec.field(name="device_us_a_step", default=None)
     longest: Internal[Evidence]
     """Its longest call."""
-
-
-def _as_read(tree: StageTree, stages: list[Stage]) -> list[Stage]:
-    """Order the stages: each is followed by its nested stages, the longest first."""
-    host = [stage.host_ns for stage in stages]
-    longest = sorted(range(len(stages)), key=lambda node: (-host[node], -node))
-    return [stages[node] for node in depth_first(tree.parent, longest)]
 
 
 def _per_step(trace: Trace, tree: StageTree) -> list[tuple[int, int, int]] | None:
