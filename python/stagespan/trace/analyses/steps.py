@@ -28,9 +28,7 @@ from stagespan.pages.result import (
 )
 from stagespan.trace.analyses.idle_time import FINISHING, PREPARATION, base_idle
 from stagespan.trace.derived.advice import START_UP
-from stagespan.trace.derived.device import (
-    launch_of,
-)
+from stagespan.trace.derived.device import launch_of
 from stagespan.trace.derived.gaps import early_waiting, profiler_time
 from stagespan.trace.derived.host_work import filled_by, mostly_filled_by
 from stagespan.trace.derived.phases import PHASES, phase_of
@@ -52,7 +50,7 @@ from stagespan.trace.derived.step_times import (
 )
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.evidence import evidence, window_of
-from stagespan.trace.read.groups import grouped, interpolated_quantile, median
+from stagespan.trace.read.groups import grouped, interpolated_quantile, median, sums
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 
@@ -84,7 +82,9 @@ def analyze(trace: Trace) -> Steps | Unavailable:
     outside = times.device_rows[times.step_of < 0]
     edges = edges_of(trace, times)
     steps = _rows(ranges, times, origin, on_device)
-    earlier_ns = _earlier(ranges, times)
+    earlier_end = times.earlier.end_ns
+    # How long earlier work continues in the first step's mark.
+    earlier_ns = 0 if earlier_end is None else max(earlier_end - int(ranges.begin_ns[0]), 0)
     return Steps(
         count=len(steps),
         source=ranges.source,
@@ -100,8 +100,8 @@ def analyze(trace: Trace) -> Steps | Unavailable:
         before_device_ns=sum(edge.dur_ns for edge in edges if edge.first),
         behind_device_ns=sum(edge.dur_ns for edge in edges if not edge.first),
         outliers=outliers(trace, ranges, times, origin),
-        earlier_ns=earlier_ns,
-        earlier_recorded=None if earlier_ns is None else times.earlier.recorded,
+        earlier_ns=earlier_ns or None,
+        earlier_recorded=times.earlier.recorded if earlier_ns else None,
         outside=len(outside),
         outside_ns=int(trace.events.dur_ns[outside].sum()),
         outside_most=_most_outside(trace, times.device_rows, outside),
@@ -174,7 +174,12 @@ class Steps(StructResult, frozen=True):
         findings = [
             finding for edge in self.edges if (finding := edge.finding(whole, count, self.stacks))
         ]
-        return findings + outlier_findings(self.outliers, whole, count, self.on_device)
+        findings += [
+            finding
+            for outlier in self.outliers[:_OUTLIERS_SHOWN]
+            if (finding := outlier.finding(whole, count, self.on_device, len(self.outliers) == 1))
+        ]
+        return findings
 
     def tables(self) -> list[Table]:
         """Tables of the time by part, the first steps, and the gaps between steps."""
@@ -555,12 +560,43 @@ class Outlier(Figures, frozen=True):
     """The average in the other steps."""
     evidence: Internal[tuple[Evidence, ...]]
 
-    def sentence(self, count: int) -> str:
-        """Return a sentence about the difference to other steps."""
-        return (
+    def finding(self, whole_ns: int, count: int, on_device: bool, alone: bool) -> Finding | None:
+        """Return a finding if it took much longer; `alone` if no other step did."""
+        longer_ns = self.dur_ns - self.usual_ns
+        severity = _OUTLIER_SHARES.severity(share(longer_ns, whole_ns))
+        if severity is None and self.dur_ns >= _ALWAYS_TIMES * self.usual_ns:
+            severity = "low"
+        if severity is None:
+            return None
+        severity, action = of_size(severity, longer_ns), ""
+        gain: Gain | None = Gain(longer_ns, at_most=True, how=_AS_USUAL)
+        if self.step == 0 and alone:
+            # What only the first step contains does not come again.
+            action = f"It is the first step. {START_UP.text}"
+            severity, gain = at_most(severity, "medium"), None
+        numbers = {
+            "step_ns": self.dur_ns,
+            "median_ns": self.usual_ns,
+            "part_ns": self.part_ns,
+            "part_of_others_ns": self.part_usual_ns,
+        }
+        if self.culprit is not None:
+            numbers["event_ns"] = self.culprit_ns
+            numbers["event_of_others_ns"] = self.culprit_usual_ns
+        seen_as = _SEEN_AS if on_device else _SEEN_AS_ON_HOST
+        return Finding(
+            severity,
             f"{shortened(self.name)} took {in_words(self.dur_ns, 'ns')},"
             f" {three_digits(self.dur_ns / self.usual_ns)} times the median of {count:,} steps"
-            f" ({in_words(self.usual_ns, 'ns')})."
+            f" ({in_words(self.usual_ns, 'ns')}).",
+            self.evidence,
+            "steps.outlier",
+            numbers,
+            gain,
+            action=action,
+            details=self.details(on_device),
+            about="place",
+            seen_as=seen_as.get(self.part, ("idle.",)),
         )
 
     def details(self, on_device: bool) -> str:
@@ -596,53 +632,6 @@ def outliers(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int)
     return [_explained(trace, ranges, times, int(at), origin_ns) for at in long[:_MOST_REPORTED]]
 
 
-def outlier_findings(
-    outliers: list[Outlier], total_ns: int, count: int, on_device: bool
-) -> list[Finding]:
-    """Return findings about the outliers."""
-    result = []
-    for outlier in outliers[:_OUTLIERS_SHOWN]:
-        percent = share(outlier.dur_ns - outlier.usual_ns, total_ns)
-        severity = _OUTLIER_SHARES.severity(percent)
-        if severity is None and outlier.dur_ns >= _ALWAYS_TIMES * outlier.usual_ns:
-            severity = "low"
-        if severity is not None:
-            severity = of_size(severity, outlier.dur_ns - outlier.usual_ns)
-            action = ""
-            gain: Gain | None = Gain(outlier.dur_ns - outlier.usual_ns, at_most=True, how=_AS_USUAL)
-            if outlier.step == 0 and len(outliers) == 1:
-                # What only the first step contains does not come again.
-                action = f"It is the first step. {START_UP.text}"
-                severity = at_most(severity, "medium")
-                gain = None
-            numbers = {
-                "step_ns": outlier.dur_ns,
-                "median_ns": outlier.usual_ns,
-                "part_ns": outlier.part_ns,
-                "part_of_others_ns": outlier.part_usual_ns,
-            }
-            if outlier.culprit is not None:
-                numbers["event_ns"] = outlier.culprit_ns
-                numbers["event_of_others_ns"] = outlier.culprit_usual_ns
-            result.append(
-                Finding(
-                    severity,
-                    outlier.sentence(count),
-                    outlier.evidence,
-                    "steps.outlier",
-                    numbers,
-                    gain,
-                    action=action,
-                    details=outlier.details(on_device),
-                    about="place",
-                    seen_as=(_SEEN_AS if on_device else _SEEN_AS_ON_HOST).get(
-                        outlier.part, ("idle.",)
-                    ),
-                )
-            )
-    return result
-
-
 def _explained(
     trace: Trace, ranges: StepRanges, times: StepTimes, at: int, origin_ns: int
 ) -> Outlier:
@@ -654,8 +643,7 @@ def _explained(
     seen = [Evidence(ranges.names[at], int(times.begin_ns[at]) - origin_ns, dur, "ns")]
     culprit, time, average, row = _culprit(trace, times, at, part)
     if row >= 0:
-        longest = evidence(trace, row)
-        seen.append(longest)
+        seen.append(evidence(trace, row))
     return Outlier(
         step=at,
         name=ranges.names[at],
@@ -686,7 +674,10 @@ def _culprit(
     step = np.searchsorted(times.begin_ns, events.begin_ns[rows], side="right") - 1
     inside = (step >= 0) & (events.begin_ns[rows] < times.end_ns[np.maximum(step, 0)])
     rows, step = rows[inside], step[inside]
-    in_step, others = _by_name(trace, rows[step == at]), _by_name(trace, rows[step != at])
+    in_step, others = (
+        sums(events.name[which], events.dur_ns[which], len(trace.names) + 1)
+        for which in (rows[step == at], rows[step != at])
+    )
     average = others // max(len(times.begin_ns) - 1, 1)
     grown = in_step - average
     code = int(np.argmax(grown))
@@ -695,15 +686,6 @@ def _culprit(
     named_so = rows[(step == at) & (events.name[rows] == code)]
     row = int(named_so[np.argmax(events.dur_ns[named_so])])
     return trace.names[code], int(in_step[code]), int(average[code]), row
-
-
-def _by_name(trace: Trace, rows: Rows) -> Numbers:
-    events = trace.events
-    sums = np.bincount(
-        events.name[rows], weights=events.dur_ns[rows], minlength=len(trace.names) + 1
-    )
-    result: Numbers = sums.astype(np.int64)
-    return result
 
 
 _STEPS_SHOWN = 20
@@ -752,13 +734,6 @@ def _quartiles(durations: Numbers) -> Quartiles:
         int(interpolated_quantile(durations, at / 4)) for at in range(5)
     )
     return Quartiles(int(durations.sum()) / len(durations), least, first, median, third, most)
-
-
-def _earlier(ranges: StepRanges, times: StepTimes) -> int | None:
-    """Return how long earlier work continues in the first step's mark; None if it does not."""
-    end = times.earlier.end_ns
-    reach = 0 if end is None else end - int(ranges.begin_ns[0])
-    return reach if reach > 0 else None
 
 
 def _rows(ranges: StepRanges, times: StepTimes, origin_ns: int, on_device: bool) -> list[Step]:
