@@ -74,6 +74,7 @@ _LEAST_NS = 1_000_000
 _RANGES_NAMED = 3
 _NO_TIME = "the trace does not show the time between the graphs"
 _BUSY = "the device did not wait for the host"
+_BEFORE = "it is compiled before"
 _LEAST_LOOKUPS = 10
 
 
@@ -145,7 +146,16 @@ class Compiled(StructResult, frozen=True):
 
     def findings(self) -> list[Finding]:
         """Breaks, recompilations, compiling within the window, and what was not compiled."""
-        return compiled_findings(self)
+        findings = [
+            _breaks(self),
+            _recompiled(self),
+            _variants(self),
+            _limit_reached(self),
+            _compiled_in_window(self),
+            _no_inductor(self) or _fallbacks(self),
+            _lookups(self),
+        ]
+        return [each for each in findings if each is not None]
 
     def tables(self) -> list[Table]:
         """Frames, breaks, compiling by phase and by frame, and work in graphs."""
@@ -215,20 +225,6 @@ class Compiled(StructResult, frozen=True):
             (("kind", ""), ("kernels", ""), ("time", "ns")),
             [(kind, each.count, each.time_ns) for kind, each in self.triton.items()],
         )
-
-
-def compiled_findings(compiled: Compiled) -> list[Finding]:
-    """Return findings about graph breaks, recompilations and work that was not compiled."""
-    findings = [
-        _breaks(compiled),
-        _recompiled(compiled),
-        _variants(compiled),
-        _limit_reached(compiled),
-        _compiled_in_window(compiled),
-        _no_inductor(compiled) or _fallbacks(compiled),
-        _lookups(compiled),
-    ]
-    return [each for each in findings if each is not None]
 
 
 def _breaks(compiled: Compiled) -> Finding | None:
@@ -344,7 +340,7 @@ def _gain_of_fusion(compiled: Compiled, works: list[Work]) -> Gain | None:
     how, trace = "all of them become part of other kernels", compiled.forest.trace
     rows = launched_in_graphs(compiled.forest, {work.name for work in works})
     if not len(device_work(trace).rows):
-        return gain_on_host(trace, sum(_time(work) for work in works), how)
+        return gain_on_host(trace, _sum(works), how)
     return gain_of_rows(trace, rows, trace.events.dur_ns[rows], how)
 
 
@@ -449,7 +445,9 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
             "frames": len(first),
             "longest_phase_ns": longest,
         },
-        gain=None if on_device else _gain_without(compiled, compiling),
+        gain=None
+        if on_device
+        else gain_of_rows(trace, compiling.first_rows, compiling.first_own_ns, _BEFORE),
         about="host",
         covers=("idle.start_up",) if mostly_compiles(trace) else (),
     )
@@ -466,11 +464,6 @@ def _in_ranges(trace: Trace, compiling: CompileTime) -> str:
         for each in ranges[:_RANGES_NAMED]
     )
     return f" It compiled in {listed_ranges}." if ranges else ""
-
-
-def _gain_without(compiled: Compiled, compiling: CompileTime) -> Gain | None:
-    rows, own = compiling.first_rows, compiling.first_own_ns
-    return gain_of_rows(compiled.forest.trace, rows, own, "it is compiled before")
 
 
 _PHASE_WORDS = {
@@ -490,15 +483,14 @@ def _no_inductor(compiled: Compiled) -> Finding | None:
     names = forest.names(np.flatnonzero(forest.role == GRAPH))
     if compiled.triton or not names or any(name.startswith("##") for name in names):
         return None
-    total = sum(_time(work) for work in compiled.work)
     plain = [
         work
         for work in compiled.work
         if work.of in (FALLBACK, COPIES) and work.name.startswith("aten::")
     ]
     elementwise = [work for work in plain if kind_of(work.name) == ELEMENTWISE]
-    time = sum(_time(work) for work in plain)
-    percent = share(time, total)
+    time = _sum(plain)
+    percent = share(time, _sum(compiled.work))
     if not elementwise or percent < _EAGER_SHARE or time < _LEAST_NS:
         return None
     listed = ", ".join(work.name for work in plain[:3])
@@ -518,13 +510,12 @@ def _no_inductor(compiled: Compiled) -> Finding | None:
 def _fallbacks(compiled: Compiled) -> Finding | None:
     """Return a finding about operators in Inductor's graphs for which it generates no code."""
     left = [work for work in compiled.work if work.of == FALLBACK]
-    total = sum(_time(work) for work in compiled.work)
-    time = sum(_time(work) for work in left)
-    percent = share(time, total)
+    time = _sum(left)
+    percent = share(time, _sum(compiled.work))
     severity = _FALLBACK_SHARES.severity(percent)
     if severity is None or time < _LEAST_NS:
         return None
-    libraries = sum(_time(work) for work in compiled.work if work.of == EXTERN)
+    libraries = _sum([work for work in compiled.work if work.of == EXTERN])
     listed = ", ".join(work.name for work in left[:3])
     return Finding(
         severity,
@@ -570,6 +561,10 @@ def _evidence_of(works: list[Work]) -> tuple[Evidence, ...]:
 def _time(work: Work) -> int:
     """Return the time on the device, or on the host if there is no device."""
     return work.device_ns if work.device_ns is not None else work.host_ns or 0
+
+
+def _sum(works: list[Work]) -> int:
+    return sum(map(_time, works))
 
 
 _NOTHING = Unavailable(
