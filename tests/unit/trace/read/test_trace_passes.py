@@ -93,16 +93,21 @@ def test_the_union_of_intervals_of_several_threads_in_turns() -> None:
         assert (union[0][1:] > union[1][:-1]).all()
 
 
+def forest(source: random.Random, count: int) -> Any:
+    """Return the parents of elements, which are not always before their children; -1 for roots."""
+    points = list(range(count))
+    source.shuffle(points)
+    parent = np.full(count, -1, dtype=np.int64)
+    for at in range(1, count):
+        parent[points[at]] = points[source.randrange(at)] if source.random() < 0.8 else -1
+    return parent
+
+
 def test_nodes_of_the_paths_of_words() -> None:
     source = random.Random(12)
     for _ in range(300):
-        # GIVEN forests whose parents are not always before their children
         count, deepest = source.randint(0, 14), source.randint(1, 4)
-        points = list(range(count))
-        source.shuffle(points)
-        parent = np.full(count, -1, dtype=np.int64)
-        for at in range(1, count):
-            parent[points[at]] = points[source.randrange(at)] if source.random() < 0.8 else -1
+        parent = forest(source, count)
         word = integers(*(source.randint(0, 2) for _ in range(count)))
         found = Paths(parent, word, deepest)
         paths = [path_to(at, parent, word) for at in range(count)]
@@ -155,13 +160,8 @@ def test_the_interval_that_is_open_at_a_place() -> None:
 def test_figures_with_those_below() -> None:
     source = random.Random(15)
     for _ in range(300):
-        # GIVEN forests whose parents are not always before their children
         count = source.randint(0, 12)
-        points = list(range(count))
-        source.shuffle(points)
-        parent = np.full(count, -1, dtype=np.int64)
-        for at in range(1, count):
-            parent[points[at]] = points[source.randrange(at)] if source.random() < 0.8 else -1
+        parent = forest(source, count)
         own = integers(*(source.randint(-9, 9) for _ in range(count)))
         expected = [0] * count
         for at, figure in enumerate(own.tolist()):
@@ -249,13 +249,8 @@ def test_events_of_some_threads_on_one_axis() -> None:
 def test_the_first_chosen_element_around_each_one() -> None:
     source = random.Random(8)
     for _ in range(300):
-        # GIVEN forests whose parents are not always before their children
         count = source.randint(0, 12)
-        points = list(range(count))
-        source.shuffle(points)
-        parent = np.full(count, -1, dtype=np.intp)
-        for at in range(1, count):
-            parent[points[at]] = points[source.randrange(at)] if source.random() < 0.8 else -1
+        parent = forest(source, count)
         chosen = np.array([source.random() < 0.3 for _ in range(count)], dtype=np.bool_)
         expected = []
         for at in range(count):
