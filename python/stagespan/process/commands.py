@@ -13,7 +13,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any
 
 from stagespan import _core
@@ -43,13 +42,6 @@ class Cancelled(Exception):
     """The program that asked does not want the answer any more."""
 
 
-@dataclass
-class _Command:
-    number: int
-    work: Work
-    is_cancelled: bool = False
-
-
 class _Listener:
     """The command in progress. Only one thread uses it."""
 
@@ -58,7 +50,9 @@ class _Listener:
         self._number = 0
         """Of the latest command that was begun, or could not be."""
         self._retries = 0
-        self._current: _Command | None = None
+        self._work: Work | None = None
+        """That of this command while it is in progress."""
+        self._is_cancelled = False
         self._due_s = _NEVER
 
     def turn(self) -> float:
@@ -70,16 +64,16 @@ class _Listener:
                 self._retries += 1
                 return _RETRY_S
             self._number, self._retries = number, 0
-            if self._current is not None:  # whoever asked for it has gone
-                self._current.work.close()
-                self._current = None
+            if self._work is not None:  # whoever asked for it has gone
+                self._work.close()
+                self._work = None
             if cancelled != number:
                 self._begin(number, wish)
-        elif self._current is not None and (
-            cancelled == self._current.number or time.monotonic() >= self._due_s
+        elif self._work is not None and (
+            cancelled == self._number or time.monotonic() >= self._due_s
         ):
-            self._advance(is_cancelled=cancelled == self._current.number)
-        return _NEVER if self._current is None else max(self._due_s - time.monotonic(), 0.0)
+            self._advance(self._work, is_cancelled=cancelled == self._number)
+        return _NEVER if self._work is None else max(self._due_s - time.monotonic(), 0.0)
 
     def _begin(self, number: int, wish: Answer | None) -> None:
         # At once, because the imports can take longer than the program waits for a sign of life.
@@ -95,31 +89,28 @@ class _Listener:
                 )
             module, _, name = place.partition(":")
             begin: Callable[..., Work] = getattr(imports.load(module), name)
-            self._current = _Command(number, begin(**arguments))
+            self._work, self._is_cancelled = begin(**arguments), False
         except Exception as error:
             _refuse(number, error)
             return
-        self._advance()
+        self._advance(self._work)
 
-    def _advance(self, *, is_cancelled: bool = False) -> None:
-        current = self._current
-        assert current is not None
-        number, work = current.number, current.work
+    def _advance(self, work: Work, *, is_cancelled: bool = False) -> None:
         try:
-            if is_cancelled and not current.is_cancelled:
-                current.is_cancelled = True
+            if is_cancelled and not self._is_cancelled:
+                self._is_cancelled = True
                 done, pause_s = work.throw(Cancelled())
             else:
                 done, pause_s = next(work)
         except StopIteration as end:
-            self._current = None
-            _answer(number, "done", end.value)
+            self._work = None
+            _answer(self._number, "done", end.value)
         except Exception as error:
-            self._current = None
-            _refuse(number, error)
+            self._work = None
+            _refuse(self._number, error)
         else:
             self._due_s = time.monotonic() + pause_s
-            _answer(number, "working", done)
+            _answer(self._number, "working", done)
 
 
 def _wish(number: int, text: bytes) -> Answer | None:

@@ -90,10 +90,9 @@ class Call:
         above: Call | None = self
         while above is not None:
             if above.name == name and (above.place or place) == (place or above.place):
-                above.place, above.code = above.place or place, above.code or code
-                return above
+                break
             above = above.parent
-        call = self.children.get(name)
+        call = above or self.children.get(name)
         if call is None:
             call = self.children[name] = Call(name, kind, place, code, self)
         call.place, call.code = call.place or place, call.code or code
@@ -149,7 +148,10 @@ def roles_of(processes: Iterable[Process]) -> list[Role]:
         role = Role(name, len(alike), Call(""), defaultdict(int))
         for process in alike:
             _Stacks(process, role).add()
-        _add_up(role.top)
+        for call in reversed(list(role.top.everything())):
+            below = call.children.values()
+            call.wall_ns = sum(call.own_ns().values()) + sum(child.wall_ns for child in below)
+            call.cpu_ns = call.own_cpu_ns + sum(child.cpu_ns for child in below)
         roles.append(role)
     return sorted(roles, key=lambda role: (role.name not in (MAIN, CELL), -role.top.wall_ns))
 
@@ -179,11 +181,8 @@ class _Stacks:
     def add(self) -> None:
         """Add all of them."""
         top = self._role.top
-        is_cell = self._process.is_cell
-        places = [
-            _Place(top, is_outside=is_cell),
-            _Place(top, is_other_thread=True, is_outside=is_cell),
-        ]
+        in_main_thread = _Place(top, is_outside=self._process.is_cell)
+        places = [in_main_thread, replace(in_main_thread, is_other_thread=True)]
         for node in self._process.nodes[2:]:
             assert node is not None
             above = places[node.parent]
@@ -323,10 +322,3 @@ def _name(node: Node) -> str:
     if node.class_name and "." not in node.code.name and not node.code.name.startswith("<"):
         return f"{node.class_name}.{node.code.name}"  # Python 3.10
     return node.code.name
-
-
-def _add_up(top: Call) -> None:
-    for call in reversed(list(top.everything())):
-        below = call.children.values()
-        call.wall_ns = sum(call.own_ns().values()) + sum(child.wall_ns for child in below)
-        call.cpu_ns = call.own_cpu_ns + sum(child.cpu_ns for child in below)
