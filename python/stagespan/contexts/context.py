@@ -83,13 +83,8 @@ class Hook(ABC):
 
 _hooks: dict[str, Hook] = {}
 """By name, in the order of registration."""
-_lazy: dict[str, list[str]] = {
-    "debug": [],
-    "profiled": [],
-    "memory": [],
-    "service": [],
-    "breakdown": [],
-}
+_EVENTS = ("debug", "profiled", "memory", "service", "breakdown")
+_lazy: dict[str, list[str]] = {event: [] for event in _EVENTS}
 _lazily_made: dict[str, Hook] = {}
 _warned = False
 

@@ -34,18 +34,17 @@ def environment() -> Environment:
     device = platforms.loaded_platform()
     torch: Any = sys.modules.get("torch")
     torch_version = getattr(torch, "__version__", None)
-    clock = _core.clock_info()
     return {
         "python": platform.python_version(),
         "torch": None if torch_version is None else str(torch_version),
         "platform": device.name,
-        "device": _device_name(torch, device),
+        "device": _device_name(device),
         "hostname": system.nodename,
         "cpu": cpu_model(),
         "cpu_count": os.cpu_count(),
         "system": f"{system.sysname} {system.release} {system.machine}",
         "stagespan": version(),
-        "clock": clock.get("source"),
+        "clock": _core.clock_info().get("source"),
         "pid": os.getpid(),
     }
 
@@ -60,11 +59,9 @@ def version() -> str:
     return str(sys.modules["stagespan"].__version__)
 
 
-def _device_name(torch: Any, device: platforms.Platform) -> str | None:
-    # Only for a device in use, because the name needs a device context.
-    if not device.in_use():
-        return None
+def _device_name(device: platforms.Platform) -> str | None:
     try:
-        return str(getattr(torch, device.device_type).get_device_name())
+        # Only for a device in use, because the name needs a device context.
+        return device.get_device_name() if device.in_use() else None
     except Exception:
         return None

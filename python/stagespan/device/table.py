@@ -56,18 +56,12 @@ CUDA = Device(
     collectives="nccl",
     advice="see that no other profiler (ncu, nsys, DCGM) holds CUPTI, and that torch finds CUPTI.",
 )
-ROCM = Device(
-    "rocm",
-    "cuda",
-    "CUDA",
+ROCM = CUDA._replace(  # torch's ROCm has the names of CUDA
+    name="rocm",
     events="rocm",
     version="hip",
-    dispatch_key="CUDA",
-    communication="nccl",
-    visible_variable="CUDA_VISIBLE_DEVICES",
     trace_launches=("hipLaunchKernel", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel"),
     calls="hip",
-    has_cuda_calls=True,
     collectives="rccl",
     advice="install roctracer, or rocprofiler-sdk, for the version of ROCm that torch has.",
 )
