@@ -6,14 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "trace/wrapping.h"
+
 namespace stagespan::trace {
 
 namespace {
-
-/// The time from one moment to a later one. Damaged recordings have any numbers, and unsigned ones wrap around.
-std::int64_t between(std::int64_t begin, std::int64_t end) noexcept {
-  return static_cast<std::int64_t>(static_cast<std::uint64_t>(end) - static_cast<std::uint64_t>(begin));
-}
 
 /// Divides requests one after another, and keeps its memory from one to the next.
 class Divider {

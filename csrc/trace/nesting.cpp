@@ -6,18 +6,11 @@
 #include <numeric>
 #include <vector>
 
+#include "trace/wrapping.h"
+
 namespace stagespan::trace {
 
 namespace {
-
-/// Times of a damaged file may be too far apart for 64 bits: the result is then as wrong as they are.
-std::int64_t between(std::int64_t from, std::int64_t to) noexcept {
-  return static_cast<std::int64_t>(static_cast<std::uint64_t>(to) - static_cast<std::uint64_t>(from));
-}
-
-std::int64_t sum(std::int64_t one, std::int64_t other) noexcept {
-  return static_cast<std::int64_t>(static_cast<std::uint64_t>(one) + static_cast<std::uint64_t>(other));
-}
 
 // The number of elements below one that has been added to its parent.
 constexpr std::uint32_t done = std::numeric_limits<std::uint32_t>::max();

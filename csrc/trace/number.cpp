@@ -15,26 +15,13 @@ namespace {
 constexpr std::uint64_t kTimeLimitNs = (std::uint64_t{1} << 62) / 1000 * 1000;
 constexpr std::int32_t kExponentLimit = 100'000'000;
 
-constexpr std::uint64_t kPowers[] = {1ULL,
-                                     10ULL,
-                                     100ULL,
-                                     1000ULL,
-                                     10000ULL,
-                                     100000ULL,
-                                     1000000ULL,
-                                     10000000ULL,
-                                     100000000ULL,
-                                     1000000000ULL,
-                                     10000000000ULL,
-                                     100000000000ULL,
-                                     1000000000000ULL,
-                                     10000000000000ULL,
-                                     100000000000000ULL,
-                                     1000000000000000ULL,
-                                     10000000000000000ULL,
-                                     100000000000000000ULL,
-                                     1000000000000000000ULL,
-                                     10000000000000000000ULL};
+/// Of ten, as far as they fit into 64 bits.
+constexpr struct Powers {
+  std::uint64_t of[20] = {1};
+  constexpr Powers() {
+    for (int i = 1; i < 20; ++i) of[i] = 10 * of[i - 1];
+  }
+} kPowers;
 
 std::int64_t signed_time(std::uint64_t ns, bool negative) noexcept {
   if (ns >= kTimeLimitNs) return kMissing;
@@ -172,10 +159,10 @@ std::int64_t nanoseconds(const Number& number, std::string_view written) noexcep
   const std::int32_t scale = number.exponent + 3;
   if (scale >= 0) {
     std::uint64_t ns = 0;
-    if (__builtin_mul_overflow(number.digits, kPowers[scale], &ns)) return kMissing;
+    if (__builtin_mul_overflow(number.digits, kPowers.of[scale], &ns)) return kMissing;
     return signed_time(ns, number.negative);
   }
-  const std::uint64_t power = kPowers[-scale];
+  const std::uint64_t power = kPowers.of[-scale];
   std::uint64_t ns = number.digits / power;
   const std::uint64_t rest = number.digits % power, half = power / 2;
   if (rest > half || (rest == half && ns % 2 == 1)) ++ns;
@@ -214,11 +201,11 @@ bool as_integer(const Number& number, std::int64_t* value) noexcept {
   std::uint64_t digits = number.digits;
   if (!number.fits || number.exponent > 19 || number.exponent < -19) return false;
   if (number.exponent < 0) {
-    if (digits % kPowers[-number.exponent] != 0) return false;
-    digits /= kPowers[-number.exponent];
+    if (digits % kPowers.of[-number.exponent] != 0) return false;
+    digits /= kPowers.of[-number.exponent];
   } else if (number.exponent > 0) {
-    if (digits != 0 && digits > kTop / kPowers[number.exponent]) return false;
-    digits *= kPowers[number.exponent];
+    if (digits != 0 && digits > kTop / kPowers.of[number.exponent]) return false;
+    digits *= kPowers.of[number.exponent];
   }
   if (digits > kTop || (digits == kTop && !number.negative)) return false;
   *value = number.negative ? static_cast<std::int64_t>(~digits + 1) : static_cast<std::int64_t>(digits);
@@ -228,7 +215,7 @@ bool as_integer(const Number& number, std::int64_t* value) noexcept {
 double as_double(const Number& number, std::string_view written) noexcept {
   // Both are exact as doubles, so one rounding gives the nearest double.
   if (number.fits && number.digits <= (std::uint64_t{1} << 53) && number.exponent <= 0 && number.exponent >= -19) {
-    const double value = static_cast<double>(number.digits) / static_cast<double>(kPowers[-number.exponent]);
+    const double value = static_cast<double>(number.digits) / static_cast<double>(kPowers.of[-number.exponent]);
     return number.negative ? -value : value;
   }
   double value = 0;

@@ -4,20 +4,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "trace/wrapping.h"
+
 namespace stagespan::trace {
-
-namespace {
-
-/// Times of a damaged file may be too far apart for 64 bits: the result is then as wrong as they are.
-std::int64_t sum(std::int64_t time, std::int64_t lag) noexcept {
-  return static_cast<std::int64_t>(static_cast<std::uint64_t>(time) + static_cast<std::uint64_t>(lag));
-}
-
-std::int64_t difference(std::int64_t time, std::int64_t lag) noexcept {
-  return static_cast<std::int64_t>(static_cast<std::uint64_t>(time) - static_cast<std::uint64_t>(lag));
-}
-
-}  // namespace
 
 bool in_range(const EdgeTable& edges) noexcept {
   const auto inside = [&](std::int64_t point) { return point >= 0 && static_cast<std::size_t>(point) < edges.points; };
@@ -37,7 +26,7 @@ void earliest(const EdgeTable& edges, const std::int64_t* lags, std::size_t case
 void latest(const EdgeTable& edges, const std::int64_t* lags, std::int64_t* times) noexcept {
   for (std::size_t edge = edges.count; edge-- > 0;) {
     std::int64_t& from = times[edges.source[edge]];
-    from = std::min(from, difference(times[edges.target[edge]], lags[edge]));
+    from = std::min(from, between(lags[edge], times[edges.target[edge]]));
   }
 }
 
