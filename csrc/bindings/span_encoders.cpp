@@ -120,6 +120,13 @@ class Texts final : public otlp::RowTexts {
     return number < static_cast<std::size_t>(PyList_GET_SIZE(names_)) &&
            text_of_object(PyList_GET_ITEM(names_, static_cast<Py_ssize_t>(number)), name);
   }
+  /// The name of a stage as it is shown; empty for kNoName.
+  std::string_view name(std::uint32_t number) {
+    std::string_view name = "(unknown)";
+    if (number == kNoName) return {};
+    stage(number, name);
+    return name;
+  }
   bool kind(std::uint32_t number, std::string_view& name) override {
     return number < static_cast<std::size_t>(PyTuple_GET_SIZE(kinds_)) &&
            text_of_object(PyTuple_GET_ITEM(kinds_, static_cast<Py_ssize_t>(number)), name);
@@ -221,16 +228,6 @@ void append_object(std::string& out, PyObject* dict) {
   out += '}';
 }
 
-/// Appends the type and the message of an exception as two values of JSON.
-void append_failure(std::string& out, std::string_view type, std::string_view message) {
-  const auto append = [&out](std::string_view text) {
-    text.empty() ? void(out += "null") : kept::append_text(out, text);
-  };
-  append(type);
-  out += ',';
-  append(message);
-}
-
 /// Writes a segment as an object of JSON.
 class JsonSink {
  public:
@@ -240,26 +237,21 @@ class JsonSink {
   void write(const SegmentRow& row) {
     out_ += '{';
     visit(row, *this);
-    out_.back() = '}';
+    out_ += '}';
   }
 
   void number(std::string_view field, std::uint64_t value) {
     begin(field);
     kept::append_integer(out_, value);
-    out_ += ',';
   }
   void time(std::string_view field, std::int64_t ns) {
+    if (ns == kUnknownNs) return none(field);
     begin(field);
-    if (ns != kUnknownNs)
-      kept::append_integer(out_, ns);
-    else
-      out_ += "null";
-    out_ += ',';
+    kept::append_integer(out_, ns);
   }
   void text(std::string_view field, std::string_view value) {
     begin(field);
     kept::append_text(out_, Utf8Text(value));
-    out_ += ',';
   }
   void text_or_none(std::string_view field, std::string_view value) {
     value.empty() ? none(field) : text(field, value);
@@ -267,27 +259,22 @@ class JsonSink {
   void word(std::string_view field, std::string_view value) { text(field, value); }
   void flag(std::string_view field, bool value) {
     begin(field);
-    out_ += value ? "true," : "false,";
+    out_ += value ? "true" : "false";
   }
   void trace(std::string_view field, std::uint64_t high, std::uint64_t low) {
     if ((high | low) == 0) return none(field);
     begin(field);
     digits({high, low});
-    out_ += ',';
   }
   void id(std::string_view field, std::uint64_t value) {
     if (value == 0) return none(field);
     begin(field);
     digits({value});
-    out_ += ',';
   }
   void name(std::string_view field, std::uint32_t number) {
-    std::string_view name = "(unknown)";
     if (number == kNoName) return none(field);
-    texts_.stage(number, name);
     begin(field);
-    kept::append_text(out_, name);
-    out_ += ',';
+    kept::append_text(out_, texts_.name(number));
   }
   void link(std::string_view field, const SegmentRow& row) {
     if (row.link_segment == 0 || (row.link_trace_high | row.link_trace_low) == 0) return none(field);
@@ -296,12 +283,11 @@ class JsonSink {
     digits({row.link_trace_high, row.link_trace_low});
     out_ += ',';
     digits({row.link_segment});
-    out_ += "],";
+    out_ += ']';
   }
   void details(const SegmentRow& row) {
     begin("fields");
     append_object(out_, found_in(fields_, row.number));
-    out_ += ',';
     std::string_view type, message;
     if (row.status == kStatusError) read_failure(found_in(failures_, row.number), type, message);
     text_or_none("exception", type);
@@ -310,13 +296,14 @@ class JsonSink {
 
  private:
   void begin(std::string_view field) {
+    if (out_.back() != '{') out_ += ',';
     out_ += '"';
     out_ += field;
     out_ += "\":";
   }
   void none(std::string_view field) {
     begin(field);
-    out_ += "null,";
+    out_ += "null";
   }
   void digits(std::initializer_list<std::uint64_t> ids) {
     out_ += '"';
@@ -432,25 +419,18 @@ class PartColumns {
     return is_whole_.all()[part] != 0 && std::all_of(spans_of(part).begin(), spans_of(part).end(), has_work);
   }
 
-  static std::string_view name_at(std::uint32_t number, Texts& texts) {
-    std::string_view name = "(unknown)";
-    if (number == kNoName) return {};
-    texts.stage(number, name);
-    return name;
-  }
-
   void write_otlp(std::size_t part, PyObject* attributes, PyObject* others, otlp::SpanWriter& writer,
                   Texts& texts) const {
     const SegmentRow& row = segments_.all()[checked(part)];
     const std::array<char, 16> bytes = otlp::trace_bytes(row.trace_high, row.trace_low);
     const std::string_view trace_id(bytes.data(), bytes.size());
     const auto write_hop = [&](const SegmentRow& hop) {
-      if (hop.parent_segment != 0) otlp::write_hop(writer, hop, trace_id, name_at(hop.queue, texts));
+      if (hop.parent_segment != 0) otlp::write_hop(writer, hop, trace_id, texts.name(hop.queue));
     };
     if (!otlp::follows(row)) write_hop(row);
     for (const SegmentRow& hop : returns_of(part)) write_hop(hop);
     const Utf8Text id(text_in(row.id)), branch(text_in(row.branch));
-    otlp::PartTexts of{id, name_at(row.pipeline, texts), name_at(row.queue, texts), branch, {}, row.queue != kNoName};
+    otlp::PartTexts of{id, texts.name(row.pipeline), texts.name(row.queue), branch, {}, row.queue != kNoName};
     std::string_view message;
     if (row.status == kStatusError) read_failure(found_in(request_failures_.ptr(), row.number), of.exception, message);
     const auto add = [&](std::string_view key, const otlp::Value& value) {
@@ -477,7 +457,9 @@ class PartColumns {
     if (!work.empty()) of.work = work;
     std::string_view type, message;
     if (texts.failure(row, type, message); !type.empty()) {
-      append_failure(exception, type, message);
+      kept::append_text(exception, type);
+      exception += ',';
+      message.empty() ? void(exception += "null") : kept::append_text(exception, message);
       of.exception = exception;
     }
     if (out.back() != '[') out += ',';
