@@ -10,6 +10,8 @@
 #include <limits>
 #include <string>
 
+#include "version_change.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -81,15 +83,8 @@ ClockSource choose_clock(const char* wish) noexcept {
 }
 
 const char* clock_name(ClockSource source) noexcept {
-  switch (source) {
-    case ClockSource::kTsc:
-      return "tsc";
-    case ClockSource::kCntvct:
-      return "cntvct";
-    case ClockSource::kMonotonic:
-      break;
-  }
-  return "monotonic";
+  constexpr const char* kNames[] = {"monotonic", "tsc", "cntvct"};
+  return kNames[static_cast<std::size_t>(source)];
 }
 
 double clock_resolution_ns(ClockSource source, double ns_per_tick) noexcept {
@@ -176,22 +171,6 @@ std::uint64_t ClockFit::ticks(std::int64_t unix_ns) const noexcept {
 
 namespace {
 
-/// While this object exists, the stamps change. Readers in other processes copy them again if the version is odd, or
-/// has changed during the copy.
-class StampsChange {
- public:
-  explicit StampsChange(ArenaHeader& header) noexcept : version_(header.stamp_version) {
-    version_.fetch_add(1, std::memory_order_relaxed);
-    store_fence();  // a reader that sees a changed stamp sees the odd version
-  }
-  ~StampsChange() { version_.fetch_add(1, std::memory_order_release); }
-  StampsChange(const StampsChange&) = delete;
-  StampsChange& operator=(const StampsChange&) = delete;
-
- private:
-  std::atomic<std::uint32_t>& version_;
-};
-
 // If the system's clock was set back, adjusts the stamps so that they continue to `fresh`. If the counter shows by how
 // much the clock was set, all stamps are moved by that amount; otherwise they are removed. Returns the number of
 // remaining stamps.
@@ -214,7 +193,7 @@ std::uint32_t follow_a_step_back(ArenaHeader& header, std::uint32_t count, const
 }  // namespace
 
 ClockFit refresh_clock(ArenaHeader& header) noexcept {
-  const StampsChange change(header);
+  const VersionChange change(header.stamp_version);
   ClockStamp fresh = take_stamp();
   std::uint32_t count = follow_a_step_back(header, header.stamp_count.load(std::memory_order_relaxed), fresh);
   // Directly after the start, a fit over a shorter time would turn the bracket's error into a wrong rate.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "clock.h"
+#include "version_change.h"
 
 namespace stagespan {
 
@@ -120,12 +121,10 @@ Command read_command(const CommandBlock& block) {
 
 bool write_answer(CommandBlock& block, std::uint32_t number, std::string_view text) noexcept {
   if (text.size() > kAnswerBytes) return false;
-  block.version.fetch_add(1, relaxed);
-  store_fence();  // a reader that sees a changed answer sees the odd version
+  const VersionChange change(block.version);
   block.answered.store(number, relaxed);
   block.answer_bytes.store(static_cast<std::uint32_t>(text.size()), relaxed);
   std::memcpy(block.answer, text.data(), text.size());
-  block.version.fetch_add(1, std::memory_order_release);
   return true;
 }
 

@@ -15,11 +15,11 @@
 #include <utility>
 
 #include "cut_off.h"
-#include "figures_move.h"
 #include "process_info.h"
 #include "process_life.h"
 #include "text.h"
 #include "variables.h"
+#include "version_change.h"
 
 namespace stagespan {
 
@@ -280,7 +280,7 @@ void Recorder::reset() {
   }
   // Threads continue to write during a reset, so nothing that a thread owns is changed: rings get a new floor, and
   // blocks are set aside until their thread requests new ones.
-  const FiguresMove move(header);
+  const VersionChange move(header.fold_version);
   header.resets.fetch_add(1, relaxed);
   for (std::atomic<std::uint64_t>& lost : header.lost) lost.store(0, relaxed);
   for (std::uint32_t i = 0; i < header.slot_high_water.load(relaxed); ++i)
@@ -416,13 +416,6 @@ void Recorder::reserve_frames(std::uint32_t slot_index, std::uint32_t first) noe
     header.frame_pieces[slot_index].store(kPieceRefused, relaxed);
 }
 
-void Recorder::reserve_blocks_locked(std::uint32_t first) noexcept {
-  if (!recording_.is_active()) return;
-  const bool has_room = reserve_locked(kRegionBlocks, first, kBlocksAtOnce);
-  arena_.header().block_pieces[first / kBlocksAtOnce].store(has_room ? kPieceRecorded : kPieceRefused,
-                                                            std::memory_order_release);
-}
-
 void Recorder::reserve_device_ring_locked() noexcept {
   claim_piece_locked(&arena_.header().device_ring_piece, kRegionDevice, 0, kDeviceSpans);
 }
@@ -441,11 +434,8 @@ void Recorder::claim_cpu_times(ThreadState& thread) noexcept {
 }
 
 void Recorder::reserve_device_stages_locked(std::uint32_t first) noexcept {
-  if (!recording_.is_active()) return;
-  const bool has_room = reserve_locked(kRegionDeviceBlocks, std::uint64_t{first} * kDeviceFigures,
-                                       std::uint64_t{kDeviceStagesAtOnce} * kDeviceFigures);
-  arena_.header().device_block_pieces[first / kDeviceStagesAtOnce].store(has_room ? kPieceRecorded : kPieceRefused,
-                                                                         std::memory_order_release);
+  claim_piece_locked(arena_.header().device_block_pieces, kRegionDeviceBlocks, std::uint64_t{first} * kDeviceFigures,
+                     std::uint64_t{kDeviceStagesAtOnce} * kDeviceFigures);
 }
 
 RecordingPlace Recorder::recording_place() {
@@ -469,11 +459,8 @@ void Recorder::describe_process(const ProcessInfo& info) noexcept {
   const std::lock_guard lock(cold_);
   process_info_ = info;
   if (!arena_ || !is_recording_started_) return;
-  ArenaHeader& header = arena_.header();
-  header.info_version.fetch_add(1, relaxed);
-  store_fence();  // a reader that sees a changed text sees the odd version
-  header.info = info;
-  header.info_version.fetch_add(1, std::memory_order_release);
+  const VersionChange change(arena_.header().info_version);
+  arena_.header().info = info;
 }
 
 void Recorder::end_recording() noexcept {

@@ -338,7 +338,6 @@ class Recorder {
   }
   bool reserve_frames_locked(std::uint32_t slot_index, std::uint32_t first, std::uint32_t count) noexcept;
   void reserve_slot_locked(std::uint32_t slot_index) noexcept;
-  void reserve_blocks_locked(std::uint32_t first) noexcept;
 
   ArenaView arena_;
   std::uint64_t arena_bytes_ = 0;

@@ -11,8 +11,8 @@
 #include <new>
 #include <utility>
 
-#include "figures_move.h"
 #include "recorder.h"
+#include "version_change.h"
 
 namespace stagespan {
 
@@ -273,7 +273,7 @@ void Recorder::detach(ThreadState* thread) noexcept {
 
 void Recorder::fold_thread(ThreadSlot& slot) noexcept {
   ArenaHeader& header = arena_.header();
-  const FiguresMove move(header);
+  const VersionChange move(header.fold_version);
   const std::uint32_t stages = header.name_count.load(relaxed);
   for (std::uint32_t stage = 0; stage < stages; ++stage) {
     const std::uint32_t block = slot.stats[stage].load(relaxed);
@@ -302,7 +302,7 @@ std::uint32_t Recorder::take_block_locked() noexcept {
     ArenaHeader& header = arena_.header();
     const std::uint32_t used = header.block_count.load(relaxed);
     if (used >= kMaxBlocks) return 0;
-    if (used % kBlocksAtOnce == 0) reserve_blocks_locked(used);
+    claim_piece_locked(header.block_pieces, kRegionBlocks, used, kBlocksAtOnce);
     header.block_count.store(used + 1, relaxed);
     block = used + 1;
   }

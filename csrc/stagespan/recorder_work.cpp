@@ -7,10 +7,10 @@
 #include <new>
 #include <utility>
 
-#include "figures_move.h"
 #include "histogram.h"
 #include "recorder.h"
 #include "text.h"
+#include "version_change.h"
 
 namespace stagespan {
 
@@ -37,7 +37,7 @@ void add_amount(ArenaHeader& header, WorkEntry& entry, std::int64_t whole, doubl
     return;
   }
   const double carried = static_cast<double>(before) + static_cast<double>(whole) + fraction;
-  const FiguresMove move(header);
+  const VersionChange move(header.fold_version);
   entry.whole.store(0, relaxed);
   entry.fraction.store(saturated_sum(entry.fraction.load(relaxed), carried), relaxed);
 }
