@@ -22,6 +22,13 @@ namespace {
 // A daemon thread may be ended when it takes the lock again or imports numpy. No code that is compiled with exceptions,
 // such as pybind11, may be on the stack then.
 
+/// Calls a function without the interpreter's lock.
+template <class Function>
+auto without_lock(Function function) noexcept {
+  const Unlocked unlocked;
+  return function();
+}
+
 double known(std::int64_t ns) noexcept {
   return ns == kUnknownNs ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(ns);
 }
@@ -129,14 +136,8 @@ PyObject* spans_since(CursorObject& cursor) {
     ReadPositions positions = *cursor.positions;
     std::vector<SpanCopy> copies;
     DeviceCopies devices;
-    if (Recorder::get().arena()) {
-      bool is_read = false;
-      {
-        const Unlocked unlocked;
-        is_read = try_read_new_spans(Recorder::get().arena(), positions, copies, devices);
-      }
-      if (!is_read) return PyErr_NoMemory();
-    }
+    const auto read = [&] { return try_read_spans(Recorder::get().arena(), &positions, copies, devices); };
+    if (Recorder::get().arena() && !without_lock(read)) return PyErr_NoMemory();
     Ref rows(rows_of(copies, devices));
     if (!rows) return nullptr;
     if (cursor.reads != reads || cursor.generation != Recorder::get().generation()) continue;
@@ -164,14 +165,8 @@ PyObject* spans(PyObject*, PyObject* args, PyObject* kwargs) {
   }
   std::vector<SpanCopy> copies;
   DeviceCopies devices;
-  if (Recorder::get().arena()) {
-    bool is_read = false;
-    {
-      const Unlocked unlocked;
-      is_read = try_read_spans(Recorder::get().arena(), copies, devices);
-    }
-    if (!is_read) return PyErr_NoMemory();
-  }
+  const auto read = [&] { return try_read_spans(Recorder::get().arena(), nullptr, copies, devices); };
+  if (Recorder::get().arena() && !without_lock(read)) return PyErr_NoMemory();
   return rows_of(copies, devices);
 }
 
@@ -180,12 +175,7 @@ PyObject* wait_for_work(PyObject*, PyObject* args, PyObject* kwargs) {
   double timeout_s = 0;
   if (PyArg_ParseTupleAndKeywords(args, kwargs, "d:wait_for_work", const_cast<char**>(names), &timeout_s) == 0)
     return nullptr;
-  bool is_work = false;
-  {
-    const Unlocked unlocked;
-    is_work = wait_for_completions(timeout_s);
-  }
-  return PyBool_FromLong(is_work ? 1 : 0);
+  return PyBool_FromLong(without_lock([&] { return wait_for_completions(timeout_s); }) ? 1 : 0);
 }
 
 PyObject* resolve_device(PyObject*, PyObject* args, PyObject* kwargs) {
@@ -193,11 +183,7 @@ PyObject* resolve_device(PyObject*, PyObject* args, PyObject* kwargs) {
   double timeout_s = 0;
   if (PyArg_ParseTupleAndKeywords(args, kwargs, "|d:resolve_device", const_cast<char**>(names), &timeout_s) == 0)
     return nullptr;
-  std::uint32_t left = 0;
-  {
-    const Unlocked unlocked;
-    left = device::resolve(timeout_s);
-  }
+  const std::uint32_t left = without_lock([&] { return device::resolve(timeout_s); });
   wake_for_results();
   return PyLong_FromUnsignedLong(left);
 }
@@ -213,8 +199,7 @@ bool init_waiting(PyObject* module) {
   g_cursor_type.tp_new = cursor_new;
   g_cursor_type.tp_dealloc = cursor_dealloc;
   g_cursor_type.tp_getset = g_cursor_getset;
-  return PyType_Ready(&g_cursor_type) == 0 &&
-         PyModule_AddObjectRef(module, "SpanCursor", reinterpret_cast<PyObject*>(&g_cursor_type)) == 0;
+  return PyModule_AddType(module, &g_cursor_type) == 0;
 }
 
 PyMethodDef g_waiting_functions[] = {

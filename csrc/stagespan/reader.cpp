@@ -143,13 +143,6 @@ ReadPositions positions_of_newest(ArenaView arena) {
   return positions;
 }
 
-std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::uint64_t since_ticks, bool* complete) {
-  std::uint64_t complete_from = 0;
-  std::vector<SpanCopy> result = read_requests(arena, {request}, since_ticks, &complete_from);
-  *complete = since_ticks >= complete_from;
-  return result;
-}
-
 std::vector<SpanCopy> read_requests(ArenaView arena, const std::vector<std::uint64_t>& requests,
                                     std::uint64_t since_ticks, std::uint64_t* complete_from) {
   constexpr std::uint64_t kNever = ~std::uint64_t{0};
@@ -226,21 +219,10 @@ std::unordered_map<std::uint64_t, DeviceFields> read_device_spans(ArenaView aren
   return result;
 }
 
-bool try_read_spans(ArenaView arena, std::vector<SpanCopy>& spans,
+bool try_read_spans(ArenaView arena, ReadPositions* positions, std::vector<SpanCopy>& spans,
                     std::unordered_map<std::uint64_t, DeviceFields>& devices) noexcept {
   try {
-    spans = read_spans(arena);
-    devices = read_device_spans(arena);
-    return true;
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
-}
-
-bool try_read_new_spans(ArenaView arena, ReadPositions& positions, std::vector<SpanCopy>& spans,
-                        std::unordered_map<std::uint64_t, DeviceFields>& devices) noexcept {
-  try {
-    spans = read_new_spans(arena, positions);
+    spans = positions != nullptr ? read_new_spans(arena, *positions) : read_spans(arena);
     devices = read_device_spans(arena);
     return true;
   } catch (const std::bad_alloc&) {

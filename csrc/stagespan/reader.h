@@ -38,12 +38,9 @@ std::vector<SpanCopy> read_new_spans(ArenaView arena, ReadPositions& positions);
 /// The positions after all records written so far.
 ReadPositions positions_of_newest(ArenaView arena);
 
-/// The records of one request, from the newest record of each ring back to the first one that ended before
-/// `since_ticks`. Sets `complete` to false if a ring has wrapped in that time.
-std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::uint64_t since_ticks, bool* complete);
-
-/// The same of several requests, whose sorted numbers are given, in one pass. The records of those that began at
-/// `complete_from` or later are complete.
+/// The records of requests, whose sorted numbers are given, from the newest record of each ring back to the first one
+/// that ended before `since_ticks`. Those of requests that began at `complete_from` or later are complete: no ring has
+/// wrapped since.
 std::vector<SpanCopy> read_requests(ArenaView arena, const std::vector<std::uint64_t>& requests,
                                     std::uint64_t since_ticks, std::uint64_t* complete_from);
 
@@ -64,12 +61,10 @@ std::unordered_map<std::uint64_t, std::map<std::uint32_t, Amount>> read_amounts(
 /// The device times of spans, by span id.
 std::unordered_map<std::uint64_t, DeviceFields> read_device_spans(ArenaView arena);
 
-/// Returns both of these without exceptions. False if there was not enough memory.
-bool try_read_spans(ArenaView arena, std::vector<SpanCopy>& spans,
+/// Returns the spans, or with positions those that read_new_spans() returns, and their device times, without
+/// exceptions. False if there was not enough memory.
+bool try_read_spans(ArenaView arena, ReadPositions* positions, std::vector<SpanCopy>& spans,
                     std::unordered_map<std::uint64_t, DeviceFields>& devices) noexcept;
-/// The same for the spans that read_new_spans() returns.
-bool try_read_new_spans(ArenaView arena, ReadPositions& positions, std::vector<SpanCopy>& spans,
-                        std::unordered_map<std::uint64_t, DeviceFields>& devices) noexcept;
 
 struct OpenCopy {
   std::uint64_t id;

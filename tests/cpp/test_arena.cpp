@@ -242,10 +242,10 @@ TEST(Arena, FramesAndRingsShrinkIfTheSystemRefusesTheirSize) {
 
 TEST(Arena, NothingIsReadFromNoArena) {
   const ArenaView none;
-  bool complete = false;
+  std::uint64_t complete_from = 0;
   EXPECT_TRUE(read_spans(none).empty());
   EXPECT_TRUE(read_open(none).empty());
-  EXPECT_TRUE(read_request(none, 1, 0, &complete).empty());
+  EXPECT_TRUE(read_requests(none, {1}, 0, &complete_from).empty());
   EXPECT_EQ(overwritten(none), 0U);
   EXPECT_TRUE(take_snapshot(none, ClockFit({})).stages.empty());
 }

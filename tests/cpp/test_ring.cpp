@@ -16,6 +16,12 @@ using test::spans_of;
 constexpr std::uint32_t kRing = 256;
 const bool g_small_rings = setenv("STAGESPAN_RING_SPANS", "200", 1) == 0;  // rounded up to a power of two
 
+// The spans of one request, and whether all since that time are there.
+std::pair<std::vector<SpanCopy>, bool> read_request(ArenaView arena, std::uint64_t request, std::uint64_t since_ticks) {
+  std::uint64_t complete_from = 0;
+  return {read_requests(arena, {request}, since_ticks, &complete_from), since_ticks >= complete_from};
+}
+
 class Ring : public test::RecorderTest {
  protected:
   ThreadState& thread() { return recorder().this_thread(); }
@@ -180,8 +186,7 @@ TEST_F(Ring, ARequestIsReadFromAllThreads) {
   run();
   test::in_thread(run);
   for (std::uint64_t request = 1; request <= 3; ++request) {
-    bool complete = false;
-    const std::vector<SpanCopy> spans = read_request(arena(), request, since, &complete);
+    const auto [spans, complete] = read_request(arena(), request, since);
     EXPECT_EQ(spans.size(), 2 * request * 10);
     EXPECT_TRUE(complete);
     for (const SpanCopy& span : spans) EXPECT_EQ(span.request, request);
@@ -197,15 +202,16 @@ TEST_F(Ring, AnOverwrittenRequestIsMarkedAsIncomplete) {
   thread().scope->request = 4;
   for (std::uint32_t i = 0; i < 2 * kRing; ++i) const ScopedTimer timer(stage);
   thread().scope->request = 0;
-  bool complete = true;
-  EXPECT_EQ(read_request(arena(), 4, since, &complete).size(), kRing);
-  EXPECT_FALSE(complete);
+  const auto [wrapped, all_of_wrapped] = read_request(arena(), 4, since);
+  EXPECT_EQ(wrapped.size(), kRing);
+  EXPECT_FALSE(all_of_wrapped);
   // THEN one that began later is complete: what was overwritten ended before it
   const std::uint64_t later = now_ticks();
   thread().scope->request = 5;
   for (std::uint32_t i = 0; i < 10; ++i) const ScopedTimer timer(stage);
   thread().scope->request = 0;
-  EXPECT_EQ(read_request(arena(), 5, later, &complete).size(), 10U);
+  const auto [spans, complete] = read_request(arena(), 5, later);
+  EXPECT_EQ(spans.size(), 10U);
   EXPECT_TRUE(complete);
 }
 
@@ -218,8 +224,7 @@ TEST_F(Ring, RecordedTimesDoNotHideARequestsSpans) {
   ASSERT_TRUE(recorder().record(stage, long_ago, long_ago + 1000, 0));
   for (std::uint32_t i = 0; i < 10; ++i) const ScopedTimer timer(stage);
   thread().scope->request = 0;
-  bool complete = false;
-  const std::vector<SpanCopy> spans = read_request(arena(), 6, since, &complete);
+  const auto [spans, complete] = read_request(arena(), 6, since);
   EXPECT_EQ(spans.size(), 21U);
   EXPECT_TRUE(complete);
 }
