@@ -204,27 +204,29 @@ std::map<std::uint32_t, StageFigures> read_blocks(ArenaView arena) {
   return result;
 }
 
+/// The bucket below whose upper bound a share `q` is; there is at least one bucket.
+std::uint32_t bucket_at(const BucketCounts& buckets, double q) {
+  std::uint64_t total = 0, seen = 0;
+  for (const auto& [bucket, n] : buckets) total += n;
+  const auto rank = static_cast<std::uint64_t>(std::ceil(std::clamp(q, 0.0, 1.0) * static_cast<double>(total)));
+  for (const auto& [bucket, n] : buckets)
+    if ((seen += n) >= rank) return bucket;
+  return buckets.back().first;
+}
+
 }  // namespace
 
 std::optional<double> Distribution::quantile_ticks(double q) const {
-  std::uint64_t total = 0;
-  for (const auto& [bucket, n] : buckets) total += n;
   if (count == 0) return std::nullopt;
   const auto low = static_cast<double>(min_ticks);
   const auto high = static_cast<double>(max_ticks);
   // The first span was counted, but is not in a bucket yet: its thread writes it now, or was killed at this point.
-  if (total == 0)
+  if (buckets.empty())
     return std::clamp(static_cast<double>(sum_ticks) / static_cast<double>(count), low, std::max(low, high));
-  const auto rank = static_cast<std::uint64_t>(std::ceil(std::clamp(q, 0.0, 1.0) * static_cast<double>(total)));
-  std::uint64_t seen = 0;
-  for (const auto& [bucket, n] : buckets) {
-    seen += n;
-    if (seen < rank || n == 0) continue;
-    // The last bucket has no upper bound. The largest span seen is the best estimate.
-    if (bucket == kBuckets - 1) return high;
-    return std::clamp(bucket_value(bucket), low, std::max(low, high));
-  }
-  return high;
+  const std::uint32_t bucket = bucket_at(buckets, q);
+  // The last bucket has no upper bound. The largest span seen is the best estimate.
+  if (bucket == kBuckets - 1) return high;
+  return std::clamp(bucket_value(bucket), low, std::max(low, high));
 }
 
 double AmountDistribution::amount_in(std::uint32_t bucket) const {
@@ -237,16 +239,7 @@ double AmountDistribution::amount_in(std::uint32_t bucket) const {
 
 std::optional<double> AmountDistribution::quantile(double q) const {
   if (count == 0) return std::nullopt;
-  std::uint64_t total = 0;
-  for (const auto& [bucket, n] : buckets) total += n;
-  const auto rank = static_cast<std::uint64_t>(std::ceil(std::clamp(q, 0.0, 1.0) * static_cast<double>(total)));
-  std::uint64_t seen = 0;
-  for (const auto& [bucket, n] : buckets) {
-    seen += n;
-    if (seen < rank) continue;
-    return amount_in(bucket);
-  }
-  return most;
+  return buckets.empty() ? most : amount_in(bucket_at(buckets, q));
 }
 
 Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
