@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "object.h"
+#include "timed_object.h"
 
 namespace stagespan::python {
 
@@ -83,10 +84,7 @@ void bound_dealloc(PyObject* object) {
 
 // What it does not have itself, such as its name, is that of the function.
 PyObject* bound_attribute(PyObject* object, PyObject* name) {
-  PyObject* const own = PyObject_GenericGetAttr(object, name);
-  if (own != nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return own;
-  PyErr_Clear();
-  return PyObject_GetAttr(bound_of(object)->function, name);
+  return get_attribute(object, bound_of(object)->function, name);
 }
 
 PyObject* bound_repr(PyObject* object) {

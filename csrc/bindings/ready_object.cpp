@@ -21,11 +21,7 @@ void ready_dealloc(PyObject* object) {
 
 PyObject* ready_next(PyObject* object) {
   PyObject* const value = reinterpret_cast<ReadyObject*>(object)->value;
-  if (value != Py_None) {
-    const Ref stop(PyObject_CallOneArg(PyExc_StopIteration, value));
-    if (stop) PyErr_SetObject(PyExc_StopIteration, stop.get());
-  }
-  return nullptr;
+  return value != Py_None ? stop_with(value) : nullptr;
 }
 
 PyAsyncMethods g_ready_async = {PyObject_SelfIter, nullptr, nullptr, nullptr};
@@ -41,6 +37,12 @@ PyObject* ready(PyObject* owned_value) {
   }
   object->value = owned_value;
   return reinterpret_cast<PyObject*>(object);
+}
+
+PyObject* stop_with(PyObject* value) noexcept {
+  const Ref stop(PyObject_CallOneArg(PyExc_StopIteration, value));
+  if (stop) PyErr_SetObject(PyExc_StopIteration, stop.get());
+  return nullptr;
 }
 
 bool init_ready_type() {

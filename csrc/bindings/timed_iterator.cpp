@@ -6,6 +6,7 @@
 #include <new>
 
 #include "object.h"
+#include "ready_object.h"
 #include "suspendable_run.h"
 #include "timed_async_generator.h"
 #include "timed_object.h"
@@ -105,20 +106,9 @@ PySendResult iterator_send(PyObject* object, PyObject* value, PyObject** result)
 // The protocol of `send` methods: a StopIteration contains the return value.
 PyObject* as_method_result(PySendResult status, PyObject* result) {
   if (status != PYGEN_RETURN) return result;
-  if (result == Py_None) {
-    PyErr_SetNone(PyExc_StopIteration);
-  } else {
-    const Ref stop(PyObject_CallOneArg(PyExc_StopIteration, result));
-    if (stop) PyErr_SetObject(PyExc_StopIteration, stop.get());
-  }
-  Py_DECREF(result);
-  return nullptr;
-}
-
-PyObject* iterator_next(PyObject* object) {
-  PyObject* result = nullptr;
-  const PySendResult status = iterator_send(object, Py_None, &result);
-  return as_method_result(status, result);
+  const Ref returned(result);
+  if (result == Py_None) PyErr_SetNone(PyExc_StopIteration);
+  return result == Py_None ? nullptr : stop_with(result);
 }
 
 PyObject* iterator_send_method(PyObject* object, PyObject* value) {
@@ -126,6 +116,8 @@ PyObject* iterator_send_method(PyObject* object, PyObject* value) {
   const PySendResult status = iterator_send(object, value, &result);
   return as_method_result(status, result);
 }
+
+PyObject* iterator_next(PyObject* object) { return iterator_send_method(object, Py_None); }
 
 // The value of a pending StopIteration, for the hooks.
 Ref stop_value() {
@@ -214,14 +206,11 @@ void iterator_dealloc(PyObject* object) {
     PyObject_GC_Del(object);
 }
 
-IteratorObject* new_iterator(PyTypeObject& type) noexcept {
-  if (g_spares == 0) return PyObject_GC_New(IteratorObject, &type);
-  return iterator_of(PyObject_Init(reinterpret_cast<PyObject*>(g_spare[--g_spares]), &type));
-}
-
-PyObject* make_iterator(PyTypeObject& type, SpanObject* span, PyObject* inner, PyObject* function, PyObject* args,
-                        PyObject* kwargs, std::uint16_t flags) {
-  IteratorObject* const self = new_iterator(type);
+/// An iterator without a run, which is not tracked yet and takes the reference to `inner`; null with an exception set.
+IteratorObject* new_iterator(PyTypeObject& type, PyObject* inner) noexcept {
+  IteratorObject* const self =
+      g_spares == 0 ? PyObject_GC_New(IteratorObject, &type)
+                    : iterator_of(PyObject_Init(reinterpret_cast<PyObject*>(g_spare[--g_spares]), &type));
   if (self == nullptr) {
     Py_DECREF(inner);
     return nullptr;
@@ -229,8 +218,15 @@ PyObject* make_iterator(PyTypeObject& type, SpanObject* span, PyObject* inner, P
   self->inner = inner;
   self->generator = nullptr;
   self->weak_references = nullptr;
+  self->has_run = self->closes = false;
+  return self;
+}
+
+PyObject* make_iterator(PyTypeObject& type, SpanObject* span, PyObject* inner, PyObject* function, PyObject* args,
+                        PyObject* kwargs, std::uint16_t flags) {
+  IteratorObject* const self = new_iterator(type, inner);
+  if (self == nullptr) return nullptr;
   self->has_run = true;
-  self->closes = false;
   new (self->storage) SuspendableRun(span, function, args, kwargs, flags);
   PyObject_GC_Track(reinterpret_cast<PyObject*>(self));
   return reinterpret_cast<PyObject*>(self);
@@ -266,9 +262,7 @@ bool ready_iterator(PyTypeObject& type, PyAsyncMethods* async_methods) {
   return PyType_Ready(&type) == 0;
 }
 
-enum class Wrapped { kGenerator, kAsyncGenerator };
-
-template <Wrapped kind>
+template <decltype(wrap_generator) wrap>
 PyObject* call_and_wrap(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 4 || !is_span(args[0]) || !PyTuple_Check(args[2]) || !PyDict_Check(args[3])) {
     PyErr_SetString(PyExc_TypeError, "expected (span, function, args, kwargs)");
@@ -277,8 +271,7 @@ PyObject* call_and_wrap(PyObject*, PyObject* const* args, Py_ssize_t count) {
   auto* const span = reinterpret_cast<SpanObject*>(args[0]);
   PyObject* const inner = PyObject_Call(args[1], args[2], args[3]);
   if (inner == nullptr) return nullptr;
-  if constexpr (kind == Wrapped::kGenerator) return wrap_generator(span, inner, args[1], args[2], args[3]);
-  return wrap_async_generator(span, inner, args[1], args[2], args[3]);
+  return wrap(span, inner, args[1], args[2], args[3]);
 }
 
 PyObject* timed_coroutine(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
@@ -316,16 +309,10 @@ PyObject* wrap_generator(SpanObject* span, PyObject* inner, PyObject* function, 
 
 PyObject* make_step(AsyncGeneratorObject* generator, PyObject* inner, bool closes) {
   if (inner == nullptr) return nullptr;
-  IteratorObject* const self = new_iterator(g_step_type);
-  if (self == nullptr) {
-    Py_DECREF(inner);
-    return nullptr;
-  }
-  self->inner = inner;
+  IteratorObject* const self = new_iterator(g_step_type, inner);
+  if (self == nullptr) return nullptr;
   self->generator = generator;
   Py_INCREF(reinterpret_cast<PyObject*>(generator));
-  self->weak_references = nullptr;
-  self->has_run = false;
   self->closes = closes;
   PyObject_GC_Track(reinterpret_cast<PyObject*>(self));
   return reinterpret_cast<PyObject*>(self);
@@ -335,8 +322,8 @@ PyMethodDef g_timed_iterator_functions[] = {
     {"timed_coroutine", as_method(timed_coroutine), METH_FASTCALL | METH_KEYWORDS,
      "timed_coroutine(span, function, /, *args, **kwargs)\n--\n\nCall a coroutine function; its coroutine is one run "
      "of a stage."},
-    {"timed_generator", as_method(call_and_wrap<Wrapped::kGenerator>), METH_FASTCALL, nullptr},
-    {"timed_async_generator", as_method(call_and_wrap<Wrapped::kAsyncGenerator>), METH_FASTCALL, nullptr},
+    {"timed_generator", as_method(call_and_wrap<wrap_generator>), METH_FASTCALL, nullptr},
+    {"timed_async_generator", as_method(call_and_wrap<wrap_async_generator>), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
