@@ -42,13 +42,7 @@ struct Waiter {
 };
 
 // Never destroyed: the service thread may still wait when the process ends.
-template <class T>
-struct Immortal {
-  alignas(T) std::byte storage[sizeof(T)];
-  Immortal() { renew(); }
-  void renew() { new (storage) T; }
-  T& get() { return *std::launder(reinterpret_cast<T*>(storage)); }
-};
+Waiter& g_waiter = *new Waiter;
 
 // Completions in their order, at most kMostQueued. The memory is reserved at the start, so that a context that ends
 // does not allocate. Unused pages take no memory.
@@ -71,31 +65,26 @@ class Queue {
   alignas(Completion) std::byte storage_[kMostQueued * sizeof(Completion)];
 };
 
-Immortal<Waiter> g_waiter;
 Queue g_queue;                              // guarded by the interpreter's lock
 std::uint64_t g_unqueued = 0;               // since the queue was last read; guarded like it
 std::int64_t g_peak_rss_bytes[kMaxStages];  // by stage, 0 if not known; guarded like the queue
 
-Waiter& waiter() { return g_waiter.get(); }
-
 void notify(bool woken) {
-  Waiter& w = waiter();
   {
-    const std::lock_guard lock(w.mutex);
-    w.woken = w.woken || woken;
+    const std::lock_guard lock(g_waiter.mutex);
+    g_waiter.woken = g_waiter.woken || woken;
   }
-  w.condition.notify_all();
+  g_waiter.condition.notify_all();
 }
 
 // Sequentially consistent with the flag: either the waiter sees the work, or the producer sees that it sleeps.
 void announce_work() {
-  Waiter& w = waiter();
-  w.has_work.store(true);
-  if (w.sleeps.load() && w.sleeps.exchange(false)) notify(false);
+  g_waiter.has_work.store(true);
+  if (g_waiter.sleeps.load() && g_waiter.sleeps.exchange(false)) notify(false);
 }
 
 void wake_for_device(bool urgent) {
-  if (!urgent || !waiter().urgent.exchange(true)) notify(false);
+  if (!urgent || !g_waiter.urgent.exchange(true)) notify(false);
 }
 
 enum class Slept { kReason, kTimeOver, kWrongClock };
@@ -112,25 +101,24 @@ Slept sleep_until(std::unique_lock<std::mutex>& lock, Clock::time_point time, Pr
       lock.lock();
       return has_reason() ? Slept::kReason : Slept::kWrongClock;
     }
-    waiter().condition.wait_until(lock, time);
+    g_waiter.condition.wait_until(lock, time);
   }
   return Slept::kReason;
 }
 
 // Checks device spans until the waiter has another reason to return. False if the clock is wrong.
 bool wait_for_devices(std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
-  Waiter& w = waiter();
-  const auto has_reason = [&w] { return w.woken || w.has_work.load(); };
+  const auto has_reason = [] { return g_waiter.woken || g_waiter.has_work.load(); };
   Clock::duration pause = kFirstLook;
   while (!has_reason() && Clock::now() < deadline) {
-    w.urgent.store(false);
+    g_waiter.urgent.store(false);
     lock.unlock();
     const std::uint32_t settled = device::resolve_pass();
     const std::uint32_t left = device::pending();
     lock.lock();
-    if (settled != 0 && w.awaiting.load() != 0) w.has_work.store(true);
+    if (settled != 0 && g_waiter.awaiting.load() != 0) g_waiter.has_work.store(true);
     if (left == 0) return true;
-    const auto is_urgent = [&] { return has_reason() || w.urgent.load(); };
+    const auto is_urgent = [&] { return has_reason() || g_waiter.urgent.load(); };
     if (sleep_until(lock, std::min(deadline, Clock::now() + pause), is_urgent) == Slept::kWrongClock) return false;
     pause = settled != 0 ? Clock::duration(kNextLook) : std::min<Clock::duration>(pause * 2, kRarestLook);
   }
@@ -149,7 +137,7 @@ void push_completion(const Completion& completion) noexcept {
     ++g_unqueued;
     return;
   }
-  if (completion.device_span != 0) waiter().awaiting.fetch_add(1);
+  if (completion.device_span != 0) g_waiter.awaiting.fetch_add(1);
   // Hooks may have run since the span ended. Checked after counting, so that a thread that resolves it later sees that
   // it is awaited.
   if (completion.device_span == 0 || device::has_result(completion.device_span) || device::pending() == 0)
@@ -162,15 +150,14 @@ void count_unqueued_completions(bool were_wanted) noexcept {
 }
 
 std::vector<Completion> take_completions(bool everything) {
-  Waiter& w = waiter();
   // Before any change, because this may run out of memory.
   std::vector<Completion> taken;
   std::vector<std::uint32_t> held_back;  // threads, of which there are few
   taken.reserve(g_queue.size());
-  held_back.reserve(w.awaiting.load() != 0 ? g_queue.size() : 0);
-  w.has_work.store(false);
+  held_back.reserve(g_waiter.awaiting.load() != 0 ? g_queue.size() : 0);
+  g_waiter.has_work.store(false);
   // Read before the check, so that later results are found the next time.
-  const bool none_comes = w.awaiting.load() == 0 || device::pending() == 0;
+  const bool none_comes = g_waiter.awaiting.load() == 0 || device::pending() == 0;
   std::size_t left = 0;
   for (std::size_t i = 0; i < g_queue.size(); ++i) {
     Completion& completion = g_queue[i];
@@ -182,7 +169,7 @@ std::vector<Completion> take_completions(bool everything) {
       if (result || everything || none_comes) {
         if (result) completion.device = *result;
         completion.device_span = 0;
-        w.awaiting.fetch_sub(1);
+        g_waiter.awaiting.fetch_sub(1);
       } else {
         held_back.push_back(completion.thread);
       }
@@ -201,36 +188,35 @@ const std::int64_t* peak_rss_bytes_by_stage() { return g_peak_rss_bytes; }
 void forget_peak_rss() { std::fill(std::begin(g_peak_rss_bytes), std::end(g_peak_rss_bytes), std::int64_t{0}); }
 
 bool wait_for_completions(double timeout_s) {
-  Waiter& w = waiter();
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
                                            timeout_s > 1e9 ? 1e9 : (timeout_s < 0 ? 0 : timeout_s)));
-  std::unique_lock lock(w.mutex);
+  std::unique_lock lock(g_waiter.mutex);
   // The clock may have been set back since the last return.
-  const auto earliest = std::min(w.last_return, Clock::now()) + kShortestInterval;
-  sleep_until(lock, std::min(deadline, earliest), [&] { return w.woken || w.urgent.load(); });
+  const auto earliest = std::min(g_waiter.last_return, Clock::now()) + kShortestInterval;
+  sleep_until(lock, std::min(deadline, earliest), [&] { return g_waiter.woken || g_waiter.urgent.load(); });
   for (bool is_over = false; !is_over;) {
     is_over = !wait_for_devices(lock, deadline);
-    if (is_over || w.woken || w.has_work.load()) break;
+    if (is_over || g_waiter.woken || g_waiter.has_work.load()) break;
     is_over = sleep_until(lock, deadline, [&] {
                 // Set before each check: either the producer sees them, or this thread sees its work. The thread that
                 // wakes this one clears them.
-                w.sleeps.store(true);
+                g_waiter.sleeps.store(true);
                 device::g_waker.sleeps.store(true);
-                return w.woken || w.has_work.load() || device::pending() != 0;
+                return g_waiter.woken || g_waiter.has_work.load() || device::pending() != 0;
               }) != Slept::kReason;
-    w.sleeps.store(false);
+    g_waiter.sleeps.store(false);
     device::g_waker.sleeps.store(false);
-    is_over = is_over || w.woken || w.has_work.load() || Clock::now() >= deadline;
+    is_over = is_over || g_waiter.woken || g_waiter.has_work.load() || Clock::now() >= deadline;
   }
-  w.woken = false;
-  w.last_return = Clock::now();
-  return w.has_work.load();
+  g_waiter.woken = false;
+  g_waiter.last_return = Clock::now();
+  return g_waiter.has_work.load();
 }
 
 void wake_waiter() { notify(true); }
 
 void wake_for_results() {
-  if (waiter().awaiting.load() != 0) announce_work();
+  if (g_waiter.awaiting.load() != 0) announce_work();
 }
 
 void wait_for_devices_too() { device::g_waker.wake.store(wake_for_device); }
@@ -241,7 +227,7 @@ void completions_after_fork() {
   g_queue.shrink(0);
   g_unqueued = 0;
   forget_peak_rss();
-  g_waiter.renew();
+  new (&g_waiter) Waiter;
   device::g_waker.sleeps.store(false);
 }
 
