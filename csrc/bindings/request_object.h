@@ -13,9 +13,6 @@
 
 namespace stagespan::python {
 
-inline constexpr const char* kStatusNames[kStatusCount] = {"open",      "ok",        "error", "cancelled",
-                                                           "discarded", "abandoned", "unused"};
-
 /// The keys of a carrier.
 enum Key : std::size_t { kTraceParent, kTraceState, kOwnKey, kKeys };
 

@@ -642,6 +642,7 @@ enum SegmentOrigin : std::uint8_t {
   kOriginRepeated,  // the carrier was received before
   kOriginNested,    // it began inside of another request of this process, its parent
 };
+inline constexpr const char* kOriginNames[] = {"root", "remote", "return", "repeated", "nested"};
 
 enum SegmentStatus : std::uint8_t {
   kStatusOpen,
@@ -653,6 +654,8 @@ enum SegmentStatus : std::uint8_t {
   kStatusUnused,  // received, and never entered
   kStatusCount,
 };
+inline constexpr const char* kStatusNames[kStatusCount] = {"open",      "ok",        "error", "cancelled",
+                                                           "discarded", "abandoned", "unused"};
 
 enum SegmentTrait : std::uint32_t {
   kTraitHttp = 1,   // it serves a call by HTTP

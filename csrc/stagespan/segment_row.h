@@ -76,9 +76,6 @@ std::int64_t key_of(const SegmentCopy& copy) noexcept;
 /// has ended, what was open was abandoned.
 std::vector<SegmentRow> segment_rows(const RecordingCopy& copy, const std::vector<std::int64_t>* keys, bool has_ended);
 
-inline constexpr const char* kStatusNames[] = {"open", "ok", "error", "cancelled", "discarded", "abandoned", "unused"};
-inline constexpr const char* kOriginNames[] = {"root", "remote", "return", "repeated", "nested"};
-
 /// Hands each field of a row to a function of `sink`, by the name that it has in dicts and in files. `sink.name(field,
 /// number)` gets numbers of names, and `sink.details(row)` writes what is in no row: the fields, and the exception.
 template <class Sink>
