@@ -31,7 +31,7 @@ inline pybind11::object text_or_none(std::string_view text) {
 
 template <std::size_t size>
 pybind11::object field_text(const char (&field)[size]) {
-  return text_of(text_in(field, size));
+  return text_of(text_in(field));
 }
 
 /// An open span as a dict; `now_ns` is when it was read, if that is known.

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <deque>
@@ -46,27 +47,13 @@ namespace {
 
 // --- of this process --------------------------------------------------------------------------------------
 
-const char* kind_name(RecordingKind kind) {
-  switch (kind) {
-    case RecordingKind::kNotYet:
-      return "not yet";
-    case RecordingKind::kOff:
-      return "off";
-    case RecordingKind::kFile:
-      return "file";
-    case RecordingKind::kMemfd:
-      return "memfd";
-    case RecordingKind::kMemory:
-      break;
-  }
-  return "memory";
-}
+constexpr const char* kKindNames[] = {"not yet", "off", "file", "memfd", "memory"};  // by RecordingKind
 
 py::dict recording_place() {
   const NoCollection by_allocations;
   const RecordingPlace place = Recorder::get().recording_place();
   py::dict result;
-  result["kind"] = kind_name(place.kind);
+  result["kind"] = kKindNames[static_cast<std::size_t>(place.kind)];
   result["path"] = text_or_none(place.path);
   result["is_fault"] = place.is_fault;
   result["why"] = text_or_none(place.why);
@@ -93,7 +80,7 @@ void describe(ProcessInfo info) {
   if (info.world_size == 0) info.world_size = before.world_size;
   if (g_start.is_worker) {
     const Worker worker = worker_of_this_process();
-    set_text(info.worker, sizeof(info.worker), worker.name);
+    set_text(info.worker, worker.name);
     info.shares_rank = info.rank >= 0 && (worker.is_data_loader || info.rank == g_start.rank) ? 1 : 0;
   }
   Recorder::get().describe_process(info);
@@ -106,13 +93,13 @@ void describe_worker(std::optional<std::int32_t> rank) {
 
 void describe_program(const std::string& version, const py::bytes& arguments) {
   ProcessInfo info = Recorder::get().process_info();
-  set_text(info.version, sizeof(info.version), version);
+  set_text(info.version, version);
   const std::string python = Py_GetVersion();
-  set_text(info.python_version, sizeof(info.python_version), python.substr(0, python.find(' ')));
+  set_text(info.python_version, python.substr(0, python.find(' ')));
   const Program program = program_in(std::string(arguments));
   if (!program.name.empty()) {
-    set_text(info.program, sizeof(info.program), program.name);
-    set_text(info.argument, sizeof(info.argument), program.argument);
+    set_text(info.program, program.name);
+    set_text(info.argument, program.argument);
   }
   Recorder::get().describe_process(info);
   describe(process_info_from_environment());
@@ -452,13 +439,6 @@ py::object segments_of(const Recording& recording, const Keys& keys, bool has_en
   return owned(segment_row_type().array_of(rows_of(recording, keys, has_ended)));
 }
 
-template <std::size_t count>
-py::tuple words(const char* const (&names)[count]) {
-  py::tuple result(count);
-  for (std::size_t i = 0; i < count; ++i) result[i] = names[i];
-  return result;
-}
-
 // Numbers, in a table with open addressing. Looking up is linear, also for the numbers of a forged file, which cannot
 // know the factor.
 class Numbers {
@@ -720,12 +700,10 @@ void define_recording(py::module_& module) {
   module.def(
       "recording_marks",
       [](int fd) {
-        std::string marks;
-        {
+        return py::bytes([fd] {
           const py::gil_scoped_release unlocked;
-          marks = recording_marks(fd);
-        }
-        return py::bytes(marks);
+          return recording_marks(fd);
+        }());
       },
       py::arg("fd"));
   module.attr("RING_ENOUGH_S") = kEnough_s;
@@ -737,8 +715,8 @@ void define_recording(py::module_& module) {
   module.def("segment_type", []() -> py::object {
     return owned(segment_row_type().array_of(std::vector<SegmentRow>{})).attr("dtype");
   });
-  module.attr("STATUSES") = words(kStatusNames);
-  module.attr("ORIGINS") = words(kOriginNames);
+  module.attr("STATUSES") = py::tuple(py::cast(std::to_array(kStatusNames)));
+  module.attr("ORIGINS") = py::tuple(py::cast(std::to_array(kOriginNames)));
   module.def("are_in", are_in, py::arg("numbers"), py::arg("among"));
   module.def("spans_of_requests", spans_of_requests, py::arg("arrays"), py::arg("requests") = py::none());
   module.def("segment_dicts", segment_dicts, py::arg("rows"), py::arg("names"), py::arg("fields"), py::arg("failures"));

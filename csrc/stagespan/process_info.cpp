@@ -99,11 +99,6 @@ std::string word_in(const std::vector<std::string_view>& arguments) {
   return {};
 }
 
-template <std::size_t size>
-void set(char (&field)[size], std::string_view text) {
-  set_text(field, size, text);
-}
-
 }  // namespace
 
 Program program_in(std::string_view arguments) {
@@ -163,16 +158,16 @@ ProcessInfo process_info_from_environment() {
   info.rank = rank && *rank <= INT32_MAX ? static_cast<std::int32_t>(*rank) : -1;
   const auto world_size = whole_number(variable("WORLD_SIZE"));
   info.world_size = world_size && *world_size <= INT32_MAX ? static_cast<std::uint32_t>(*world_size) : 0;
-  set(info.job, job_name());
-  set(info.service, first_of({"STAGESPAN_JOB", "OTEL_SERVICE_NAME"}));
+  set_text(info.job, job_name());
+  set_text(info.service, first_of({"STAGESPAN_JOB", "OTEL_SERVICE_NAME"}));
   const std::string_view pipeline = first_of({"STAGESPAN_PIPELINE_NAME", "TELEFUSER_PIPELINE_NAME"});
-  set(info.pipeline, pipeline.empty() ? "default" : pipeline);
+  set_text(info.pipeline, pipeline.empty() ? "default" : pipeline);
   const Program program = program_of_this_process();
-  set(info.program, program.name);
-  set(info.argument, program.argument);
-  set(info.name, variable("STAGESPAN_PROCESS_NAME"));
+  set_text(info.program, program.name);
+  set_text(info.argument, program.argument);
+  set_text(info.name, variable("STAGESPAN_PROCESS_NAME"));
   char host[sizeof(info.host)] = {};
-  if (gethostname(host, sizeof(host)) == 0) set(info.host, text_in(host, sizeof(host)));
+  if (gethostname(host, sizeof(host)) == 0) set_text(info.host, text_in(host));
   return info;
 }
 

@@ -581,7 +581,7 @@ void RecordingFile::end(ArenaHeader& header) noexcept {
 
 // Whether another process of the same job may live. If not, removes the files of those that have ended before.
 bool RecordingFile::job_goes_on(const ArenaHeader& header) noexcept {
-  const std::string_view job = text_in(header.info.job, sizeof(header.info.job));
+  const std::string_view job = text_in(header.info.job);
   if (job.empty()) return false;
   try {
     const Folder folder(folder_);
@@ -598,8 +598,7 @@ bool RecordingFile::job_goes_on(const ArenaHeader& header) noexcept {
       struct stat status{};
       if (!file || fstat(file.get(), &status) != 0 || (status.st_dev == device_ && status.st_ino == inode_) ||
           pread(file.get(), static_cast<void*>(other.get()), sizeof(*other), 0) != ssize_t{sizeof(*other)} ||
-          other->magic != kMagic || other->layout_version != kLayoutVersion ||
-          text_in(other->info.job, sizeof(other->info.job)) != job)
+          other->magic != kMagic || other->layout_version != kLayoutVersion || text_in(other->info.job) != job)
         continue;
       if (other->end_unix_ns.load() != 0) {
         if (other->is_deferred.load() != 0) ended.push_back(name);

@@ -28,7 +28,15 @@ inline std::string_view text_in(const char* field, std::size_t size_bytes) noexc
   return {field, strnlen(field, size_bytes)};
 }
 
-/// The same for a field of whole words.
+/// The same for fields whose size is that of their type, which may be of whole words.
+template <std::size_t size>
+void set_text(char (&field)[size], std::string_view text) noexcept {
+  set_text(field, size, text);
+}
+template <std::size_t size>
+std::string_view text_in(const char (&field)[size]) noexcept {
+  return text_in(field, size);
+}
 template <std::size_t size>
 void set_text(std::array<std::uint64_t, size>& field, std::string_view text) noexcept {
   set_text(reinterpret_cast<char*>(field.data()), sizeof(field), text);
