@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstring>
 
 #include "text.h"
@@ -331,11 +332,7 @@ std::size_t write_sent_hop(const SentHop& hop, char (&to)[kMostCarrierBytes]) no
   *at++ = ';';
   at = put_encoded(at, hop.queue, kMostQueueBytes);
   *at++ = ';';
-  char digits[10];
-  int count = 0;
-  for (std::uint32_t rest = hop.attempt; count == 0 || rest != 0; rest /= 10)
-    digits[count++] = static_cast<char>('0' + rest % 10);
-  while (count > 0) *at++ = digits[--count];
+  at = std::to_chars(at, to + sizeof(to), hop.attempt).ptr;
   *at++ = ';';
   at = put_encoded(at, hop.branch, kMostBranchBytes);
   if (hop.age_ns >= 0) {
