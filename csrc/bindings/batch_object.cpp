@@ -163,8 +163,7 @@ bool init_batch_type(PyObject* module) {
   g_batch_type.tp_traverse = batch_traverse;
   g_batch_type.tp_clear = batch_clear;
   g_batch_type.tp_dealloc = batch_dealloc;
-  return PyType_Ready(&g_batch_type) == 0 &&
-         PyModule_AddObjectRef(module, "batch", reinterpret_cast<PyObject*>(&g_batch_type)) == 0;
+  return PyModule_AddType(module, &g_batch_type) == 0;
 }
 
 }  // namespace stagespan::python

@@ -5,6 +5,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <utility>
+
 #include "completions.h"
 #include "context_layout.h"
 #include "current_request.h"
@@ -83,20 +85,16 @@ void define_hooks(py::module_& module) {
         keep(g_hooks.exit, or_null(exit));
       },
       py::arg("enter"), py::arg("leave"), py::arg("exit"));
-  module.def(
-      "profiler_set_names",
-      [](const py::iterable& names) {
-        set_profiled(names.ptr());
-        if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-      },
-      py::arg("names"));
-  module.def(
-      "profiler_set_annotated_names",
-      [](const py::iterable& names) {
-        set_annotated(names.ptr());
-        if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-      },
-      py::arg("names"));
+  const std::pair<const char*, void (*)(PyObject*)> of_names[] = {{"profiler_set_names", set_profiled},
+                                                                  {"profiler_set_annotated_names", set_annotated}};
+  for (const auto& [name, set] : of_names)
+    module.def(
+        name,
+        [set = set](const py::iterable& names) {
+          set(names.ptr());
+          if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+        },
+        py::arg("names"));
   module.def(
       "calls_set_descriptions",
       [](const py::object& describe, const py::object& keep_one) {
@@ -116,16 +114,13 @@ void define_hooks(py::module_& module) {
       "hooks_set_decorator", [](const py::object& decorate) { set_decorator(or_null(decorate)); }, py::arg("decorate"));
 }
 
-void define_variables(py::module_& module) {
+void define_constants(py::module_& module) {
   module.attr("RING_SPANS_DEFAULT") = kDefaultRingSpans;
   module.attr("RING_SPANS_LEAST") = kLeastRingSpans;
   module.attr("RING_SPANS_MOST") = kMostRingSpans;
   module.attr("REQUESTS_DEFAULT") = kDefaultRequests;
   module.attr("REQUESTS_LEAST") = kFewestRequests;
   module.attr("REQUESTS_MOST") = kMostRequests;
-}
-
-void define_flags(py::module_& module) {
   module.attr("FLAG_ERROR") = static_cast<int>(kFlagError);
   module.attr("FLAG_ASYNC") = static_cast<int>(kFlagAsync);
   module.attr("FLAG_GENERATOR") = static_cast<int>(kFlagGenerator);
@@ -186,8 +181,7 @@ PYBIND11_MODULE(_core_of_main, module) {
   sp::define_hot_objects(module);
   sp::define_switches(module);
   sp::define_hooks(module);
-  sp::define_variables(module);
-  sp::define_flags(module);
+  sp::define_constants(module);
   sp::define_statistics(module);
   sp::define_reading(module);
   sp::define_recording(module);

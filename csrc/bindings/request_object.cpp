@@ -890,8 +890,6 @@ PyObject* get_counted_queue(PyObject* object, void*) {
   return self.queue != nullptr && mode_has(kModeEnabled) ? stage_name(queue_stage(self, kQueue)) : Py_NewRef(Py_None);
 }
 
-PyObject* get_is_new(PyObject* object, void*) { return PyBool_FromLong(self_of(object)->is_new); }
-
 // What W3C Trace Context says of it: (trace_high, trace_low, segment, flags); None if it is not recorded.
 PyObject* get_w3c(PyObject* object, void*) {
   const RequestObject& self = *self_of(object);
@@ -930,6 +928,7 @@ PyMemberDef g_members[] = {
     {"attempt", T_USHORT, offsetof(RequestObject, attempt), READONLY, docs::kRequestAttempt},
     {"branch", T_OBJECT, offsetof(RequestObject, branch), READONLY, docs::kRequestBranch},
     {"queue", T_OBJECT, offsetof(RequestObject, queue), READONLY, docs::kRequestQueue},
+    {"_is_new", T_BOOL, offsetof(RequestObject, is_new), READONLY, nullptr},
     {"_traceparent", T_OBJECT, offsetof(RequestObject, texts) + kTraceParent * sizeof(PyObject*), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
@@ -939,7 +938,6 @@ PyGetSetDef g_getset[] = {
     {"trace_id", get_trace_id, nullptr, docs::kRequestTraceId, nullptr},
     {"pipeline", get_pipeline, set_pipeline_of, nullptr, nullptr},
     {"_is_open", get_is_open, nullptr, nullptr, nullptr},
-    {"_is_new", get_is_new, nullptr, nullptr, nullptr},
     {"_w3c", get_w3c, nullptr, nullptr, nullptr},
     {"_counted_queue", get_counted_queue, nullptr, nullptr, nullptr},
     {"_given_id", get_given_id, nullptr, nullptr, nullptr},

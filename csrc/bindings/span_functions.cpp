@@ -106,11 +106,6 @@ PyTypeObject g_unnamed_type = static_type("stagespan.UnnamedSpan", sizeof(Unname
 
 const Options& options_of(PyObject* object) { return reinterpret_cast<UnnamedObject*>(object)->options; }
 
-const char* made_by(Kind kind) {
-  if (kind == Kind::kDebug) return "ProfilingContext4Debug";
-  return kind == Kind::kProfiling ? "ProfilingContext" : "span";
-}
-
 PyObject* make_unnamed(const Options& options) {
   auto* const self = PyObject_New(UnnamedObject, &g_unnamed_type);
   if (self != nullptr) self->options = options;
@@ -200,6 +195,11 @@ PyObject* context_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObje
 
 }  // namespace
 
+const char* made_by(Kind kind) noexcept {
+  if (kind == Kind::kDebug) return "ProfilingContext4Debug";
+  return kind == Kind::kProfiling ? "ProfilingContext" : "span";
+}
+
 bool is_extended(std::uint32_t stage) noexcept { return g_cpu_time || is_annotated(stage); }
 
 void set_cpu_time(bool on) noexcept {
@@ -223,8 +223,7 @@ bool init_unnamed_span_type(PyObject* module) {
   g_unnamed_type.tp_call = unnamed_call;
   g_unnamed_type.tp_repr = unnamed_repr;
   g_unnamed_type.tp_methods = g_unnamed_methods;
-  return PyType_Ready(&g_unnamed_type) == 0 &&
-         PyModule_AddObjectRef(module, "UnnamedSpan", reinterpret_cast<PyObject*>(&g_unnamed_type)) == 0;
+  return PyModule_AddType(module, &g_unnamed_type) == 0;
 }
 
 PyMethodDef g_span_functions[] = {

@@ -263,10 +263,7 @@ PyObject* span_aexit(PyObject* object, PyObject* const* args, Py_ssize_t count) 
     PyErr_Format(PyExc_TypeError, "__aexit__ takes 3 arguments, not %zd", count);
     return nullptr;
   }
-  PyObject* error = nullptr;
-  if (args[0] != Py_None) error = args[1] != Py_None ? args[1] : args[0];
-  leave(self_of(object), error);
-  return ready(Py_NewRef(Py_None));
+  return ready(call_span(object, args, 3, nullptr));
 }
 
 // --- data that a block adds to its span ------------------------------------------------------------------
@@ -362,24 +359,13 @@ void span_dealloc(PyObject* object) {
 }
 
 PyObject* kind_text(PyObject* object, void*) {
-  switch (self_of(object)->kind) {
-    case Kind::kProfiling:
-      return PyUnicode_FromString("profiling");
-    case Kind::kDebug:
-      return PyUnicode_FromString("debug");
-    case Kind::kSpan:
-    case Kind::kExtended:
-      break;
-  }
-  return PyUnicode_FromString("span");
+  const Kind kind = self_of(object)->kind;
+  return PyUnicode_FromString(kind == Kind::kProfiling ? "profiling" : kind == Kind::kDebug ? "debug" : "span");
 }
 
 PyObject* span_repr(PyObject* object) {
   const SpanObject* const self = self_of(object);
-  const char* const made_by = !is_context(self->kind)          ? "span"
-                              : self->kind == Kind::kProfiling ? "ProfilingContext"
-                                                               : "ProfilingContext4Debug";
-  return PyUnicode_FromFormat("%s(%R)", made_by, self->name);
+  return PyUnicode_FromFormat("%s(%R)", made_by(self->kind), self->name);
 }
 
 // Pickled and copied as the call that creates it: an open run belongs to its process.

@@ -17,6 +17,9 @@ enum class Kind : std::uint8_t { kSpan, kProfiling, kDebug, kExtended };
 /// Whether it is a context, whose runs have a log line.
 inline bool is_context(Kind kind) noexcept { return kind == Kind::kProfiling || kind == Kind::kDebug; }
 
+/// The name of the function that makes spans of a kind.
+const char* made_by(Kind kind) noexcept;
+
 /// What `span.__enter__` returns, a part of the span itself. It holds one reference while the span has
 /// references. A span that loses its last one while its `__enter__` is still referenced lives until that is freed too.
 struct EnterObject {

@@ -162,8 +162,7 @@ bool init_token_type(PyObject* module) {
   g_token_type.tp_members = g_token_members;
   g_token_type.tp_methods = g_token_methods;
   g_token_type.tp_getset = g_token_getset;
-  return PyType_Ready(&g_token_type) == 0 &&
-         PyModule_AddObjectRef(module, "Token", reinterpret_cast<PyObject*>(&g_token_type)) == 0;
+  return PyModule_AddType(module, &g_token_type) == 0;
 }
 
 }  // namespace stagespan::python
