@@ -63,30 +63,22 @@ void link(std::uint32_t stage, PyObject* requests) noexcept {
     Recorder::get().add_links(span, numbers, take_from(first), batch_size);
 }
 
-PyObject* enter(BatchObject& self) noexcept {
-  Ref span(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&reinterpret_cast<SpanObject*>(self.span)->enter)));
-  if (span) link(reinterpret_cast<SpanObject*>(self.span)->stage, self.requests);
-  return span.release();
+PyObject* batch_enter(PyObject* object, PyObject*) {
+  auto* const span = reinterpret_cast<SpanObject*>(self_of(object)->span);
+  Ref entered(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&span->enter)));
+  if (entered) link(span->stage, self_of(object)->requests);
+  return entered.release();
 }
-
-bool leave(BatchObject& self, PyObject* const* args, Py_ssize_t count) noexcept {
-  if (count != 3) {
-    PyErr_Format(PyExc_TypeError, "__exit__ takes 3 arguments, not %zd", count);
-    return false;
-  }
-  return static_cast<bool>(Ref(PyObject_Vectorcall(self.span, args, 3, nullptr)));
-}
-
-PyObject* batch_enter(PyObject* object, PyObject*) { return enter(*self_of(object)); }
 
 PyObject* batch_exit(PyObject* object, PyObject* const* args, Py_ssize_t count) {
-  return leave(*self_of(object), args, count) ? Py_NewRef(Py_None) : nullptr;
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "__exit__ takes 3 arguments, not %zd", count);
+  return PyObject_Vectorcall(self_of(object)->span, args, 3, nullptr);
 }
 
-PyObject* batch_aenter(PyObject* object, PyObject*) { return ready(enter(*self_of(object))); }
+PyObject* batch_aenter(PyObject* object, PyObject*) { return ready(batch_enter(object, nullptr)); }
 
 PyObject* batch_aexit(PyObject* object, PyObject* const* args, Py_ssize_t count) {
-  return leave(*self_of(object), args, count) ? ready(Py_NewRef(Py_None)) : nullptr;
+  return ready(batch_exit(object, args, count));
 }
 
 /// batch(name, requests)
