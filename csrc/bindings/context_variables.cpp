@@ -188,10 +188,12 @@ bool has_memory_for_token() noexcept {
   return probe != nullptr;
 }
 
-/// Sets a variable in the current context. Returns the token, which refers to the previous value.
-Ref set_variable(PyObject* variable, PyObject* value) noexcept {
-  const bool can_set = value != nullptr && has_memory_for_token();
-  Ref token(can_set ? PyContextVar_Set(variable, value) : nullptr);
+/// Makes a value and sets it in the current context; without a request, it has that of the previous value. Returns the
+/// token, which refers to the previous value. Supports no re-entrant calls.
+Ref set_value(Ref& value, const Inherited& inherited, PyObject* request) noexcept {
+  const Ref current = request == nullptr ? current_value() : Ref();
+  value = Ref(make_value(inherited, request != nullptr ? request : request_of(current.get())));
+  Ref token(value && has_memory_for_token() ? PyContextVar_Set(g_variable, value.get()) : nullptr);
   if (!token) PyErr_Clear();
   return token;
 }
@@ -246,11 +248,8 @@ void write_inherited(const ThreadState& thread, const Inherited& inherited, PyOb
   } else {
     Ref value;
     {
-      // Neither PyContextVar_Set nor this scope supports re-entrant calls.
       const NoCollection by_allocations;
-      const Ref current = request == nullptr ? current_value() : Ref();
-      value = Ref(make_value(inherited, request != nullptr ? request : request_of(current.get())));
-      before = set_variable(g_variable, value.get());
+      before = set_value(value, inherited, request);
     }
     keep_last(std::move(value));
   }
@@ -267,9 +266,7 @@ void write_elsewhere(const ThreadState& thread, PyObject* context, const Inherit
     const NoCollection by_allocations;
     entered = to_enter(context);
     if (!entered) return;
-    const Ref current = request == nullptr ? current_value() : Ref();
-    value = Ref(make_value(inherited, request != nullptr ? request : request_of(current.get())));
-    before = set_variable(g_variable, value.get());
+    before = set_value(value, inherited, request);
     PyContext_Exit(entered.get());
     if (entered.get() != context) swap_variables(context, entered.get());
   }
