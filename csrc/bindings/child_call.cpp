@@ -35,10 +35,8 @@ bool is_written_in_c(PyObject* function) noexcept {
 }
 
 PyObject* call_in_child(PyObject*, PyObject* const* args, Py_ssize_t count) noexcept {
-  if (count != 2 || !is_written_in_c(args[0])) {
-    PyErr_SetString(PyExc_TypeError, "call_in_child() takes a function that is written in C, and its argument");
-    return nullptr;
-  }
+  if (count != 2 || !is_written_in_c(args[0]))
+    return PyErr_Format(PyExc_TypeError, "call_in_child() takes a function that is written in C, and its argument");
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return PyErr_SetFromErrno(PyExc_OSError);
   // A signal handler of Python in the child would write to the descriptor that wakes the parent's event loop.

@@ -753,10 +753,8 @@ bool is_amount(PyObject* given, std::uint64_t& to) noexcept {
 PyObject* request_chunk(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   const Py_ssize_t named = kwnames != nullptr ? PyTuple_GET_SIZE(kwnames) : 0;
   if (count + named > 1 ||
-      (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "tokens") != 0)) {
-    PyErr_SetString(PyExc_TypeError, "chunk() takes one argument: tokens");
-    return nullptr;
-  }
+      (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "tokens") != 0))
+    return PyErr_Format(PyExc_TypeError, "chunk() takes one argument: tokens");
   RequestObject& self = *self_of(object);
   std::uint64_t tokens = 1;
   if (count + named == 1 && !is_amount(args[0], tokens)) return nullptr;

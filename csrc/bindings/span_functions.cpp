@@ -115,14 +115,14 @@ PyObject* make_unnamed(const Options& options) {
 PyObject* unnamed_call(PyObject* object, PyObject* args, PyObject* kwargs) {
   if (PyTuple_GET_SIZE(args) == 1 && (kwargs == nullptr || PyDict_GET_SIZE(kwargs) == 0))
     return decorate_under_its_name(PyTuple_GET_ITEM(args, 0), options_of(object));
-  PyErr_Format(PyExc_TypeError, "%R takes one function to decorate: write `@%R` above a function", object, object);
-  return nullptr;
+  return PyErr_Format(PyExc_TypeError, "%R takes one function to decorate: write `@%R` above a function", object,
+                      object);
 }
 
 PyObject* unnamed_enter(PyObject* object, PyObject*) {
   const char* const function = made_by(options_of(object).kind);
-  PyErr_Format(PyExc_TypeError, "%s() needs a name to time a block: write `with %s(\"name\"):`", function, function);
-  return nullptr;
+  return PyErr_Format(PyExc_TypeError, "%s() needs a name to time a block: write `with %s(\"name\"):`", function,
+                      function);
 }
 
 PyObject* unnamed_repr(PyObject* object) { return PyUnicode_FromFormat("%s()", made_by(options_of(object).kind)); }
@@ -146,10 +146,7 @@ PyObject* span_from(PyObject*, PyObject* args) {
   int kind = 0, reset_peak_memory = 0, capture_memory = 0, cpu_time = 0;
   if (PyArg_ParseTuple(args, "Oiii|i", &name, &kind, &reset_peak_memory, &capture_memory, &cpu_time) == 0)
     return nullptr;
-  if (kind < 0 || kind > 2) {
-    PyErr_Format(PyExc_ValueError, "no kind of context has the number %d", kind);
-    return nullptr;
-  }
+  if (kind < 0 || kind > 2) return PyErr_Format(PyExc_ValueError, "no kind of context has the number %d", kind);
   return make(name, {static_cast<Kind>(kind), reset_peak_memory != 0, capture_memory != 0, cpu_time != 0});
 }
 

@@ -171,10 +171,9 @@ PyObject* call_span(PyObject* callable, PyObject* const* args, std::size_t nargs
     Py_RETURN_NONE;
   }
   if (named == 0 && count == 1) return decorate(callable, args[0]);
-  PyErr_Format(PyExc_TypeError,
-               "%R was called with %zd arguments: write `with %R:` around a block, or `@%R` above a function", callable,
-               count + named, callable, callable);
-  return nullptr;
+  return PyErr_Format(PyExc_TypeError,
+                      "%R was called with %zd arguments: write `with %R:` around a block, or `@%R` above a function",
+                      callable, count + named, callable, callable);
 }
 
 SpanObject* span_of_enter(PyObject* enter) {
@@ -185,8 +184,7 @@ PyObject* call_enter(PyObject* callable, PyObject* const*, std::size_t nargsf, P
   const Py_ssize_t count = PyVectorcall_NARGS(nargsf) + (kwnames != nullptr ? PyTuple_GET_SIZE(kwnames) : 0);
   if (count == 0) [[likely]]
     return enter(span_of_enter(callable));
-  PyErr_Format(PyExc_TypeError, "__enter__ takes no arguments, but %zd were given", count);
-  return nullptr;
+  return PyErr_Format(PyExc_TypeError, "__enter__ takes no arguments, but %zd were given", count);
 }
 
 // Only if the span has lost its last reference, so that this object owns it.
@@ -229,10 +227,8 @@ PyObject* bind_exit(PyObject* descriptor, PyObject* object, PyObject*) {
 template <vectorcallfunc call>
 PyObject* call_unbound(PyObject* descriptor, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
-  if (count < 1 || !is_span(args[0])) {
-    PyErr_SetString(PyExc_TypeError, "a context of stagespan must be the first argument");
-    return nullptr;
-  }
+  if (count < 1 || !is_span(args[0]))
+    return PyErr_Format(PyExc_TypeError, "a context of stagespan must be the first argument");
   const Ref bound(Py_TYPE(descriptor)->tp_descr_get(descriptor, args[0], nullptr));
   return call(bound.get(), args + 1, static_cast<std::size_t>(count - 1), kwnames);
 }
@@ -259,10 +255,7 @@ bool add_descriptor(const char* name, PyTypeObject& type, descrgetfunc bind, vec
 PyObject* span_aenter(PyObject* object, PyObject*) { return ready(enter(self_of(object))); }
 
 PyObject* span_aexit(PyObject* object, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3) {
-    PyErr_Format(PyExc_TypeError, "__aexit__ takes 3 arguments, not %zd", count);
-    return nullptr;
-  }
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "__aexit__ takes 3 arguments, not %zd", count);
   return ready(call_span(object, args, 3, nullptr));
 }
 
@@ -280,10 +273,7 @@ Ref call_of(SpanObject* self) noexcept {
 
 PyObject* span_add(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   SpanObject* const self = self_of(object);
-  if (count != 0) {
-    PyErr_SetString(PyExc_TypeError, "add() takes counters by name, for example add(tokens=230)");
-    return nullptr;
-  }
+  if (count != 0) return PyErr_Format(PyExc_TypeError, "add() takes counters by name, for example add(tokens=230)");
   if (!mode_has(self->mask)) Py_RETURN_NONE;
   const WorkingSpan span = working_span(self, self->stage);
   for (Py_ssize_t i = 0; kwnames != nullptr && i < PyTuple_GET_SIZE(kwnames); ++i) {
@@ -298,9 +288,8 @@ PyObject* span_add(PyObject* object, PyObject* const* args, Py_ssize_t count, Py
     if (PyErr_Occurred() != nullptr) {
       if (PyErr_ExceptionMatches(PyExc_Exception) == 0) return nullptr;
       PyErr_Clear();
-      PyErr_Format(PyExc_TypeError, "the work counter %R of stage %R must be a number, not %R",
-                   PyTuple_GET_ITEM(kwnames, i), self->name, args[i]);
-      return nullptr;
+      return PyErr_Format(PyExc_TypeError, "the work counter %R of stage %R must be a number, not %R",
+                          PyTuple_GET_ITEM(kwnames, i), self->name, args[i]);
     }
     Recorder::get().add_work(self->stage, {key, static_cast<std::size_t>(length)}, whole, fraction, span);
   }
@@ -308,10 +297,8 @@ PyObject* span_add(PyObject* object, PyObject* const* args, Py_ssize_t count, Py
 }
 
 PyObject* span_inputs(PyObject* object, PyObject* args, PyObject* kwargs) {
-  if (PyTuple_GET_SIZE(args) != 0) {
-    PyErr_SetString(PyExc_TypeError, "inputs() takes values by name, for example inputs(latents=latents)");
-    return nullptr;
-  }
+  if (PyTuple_GET_SIZE(args) != 0)
+    return PyErr_Format(PyExc_TypeError, "inputs() takes values by name, for example inputs(latents=latents)");
   const Ref call = call_of(self_of(object));
   if (call && kwargs != nullptr && PyObject_SetAttrString(call.get(), "inputs", kwargs) != 0) return nullptr;
   Py_RETURN_NONE;
@@ -417,10 +404,8 @@ SpanObject* allocate_span() {
 }
 
 PyObject* decorate(PyObject* span, PyObject* function) {
-  if (g_decorate == nullptr) {
-    PyErr_SetString(PyExc_RuntimeError, "import stagespan before you use a span as a decorator");
-    return nullptr;
-  }
+  if (g_decorate == nullptr)
+    return PyErr_Format(PyExc_RuntimeError, "import stagespan before you use a span as a decorator");
   PyObject* const arguments[] = {span, function};
   return PyObject_Vectorcall(g_decorate, arguments, 2, nullptr);
 }

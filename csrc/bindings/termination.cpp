@@ -311,10 +311,8 @@ PyObject* end_after(PyObject*, PyObject* arguments) {
   auto deadline = std::make_unique<Deadline>();
   if (PyArg_ParseTuple(arguments, "il", &deadline->fd, &deadline->milliseconds) == 0) return nullptr;
   pthread_t thread;
-  if (!start_thread(thread, end_late, deadline.get())) {
-    PyErr_SetString(PyExc_RuntimeError, "can't start new thread");
-    return nullptr;
-  }
+  if (!start_thread(thread, end_late, deadline.get()))
+    return PyErr_Format(PyExc_RuntimeError, "can't start new thread");
   pthread_detach(thread);
   (void)deadline.release();  // the thread owns it
   Py_RETURN_NONE;

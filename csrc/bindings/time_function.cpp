@@ -218,25 +218,19 @@ PyMethodDef g_forget = {"forget", forget, METH_O, nullptr};
 }  // namespace
 
 PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count < 2 || count > 3 || !PyFunction_Check(args[0]) || !PyTuple_Check(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "expected (function, spans, inner)");
-    return nullptr;
-  }
+  if (count < 2 || count > 3 || !PyFunction_Check(args[0]) || !PyTuple_Check(args[1]))
+    return PyErr_Format(PyExc_TypeError, "expected (function, spans, inner)");
   // A cell of the closure lives as long as the function.
   PyObject* const closure = PyFunction_GET_CLOSURE(args[0]);
   PyObject* inner = nullptr;
   for (Py_ssize_t i = 0; count == 3 && closure != nullptr && i < PyTuple_GET_SIZE(closure); ++i)
     if (PyTuple_GET_ITEM(closure, i) == args[2]) inner = args[2];
-  if (count == 3 && inner == nullptr) {
-    PyErr_Format(PyExc_TypeError, "%R is not a cell of the function", args[2]);
-    return nullptr;
-  }
+  if (count == 3 && inner == nullptr) return PyErr_Format(PyExc_TypeError, "%R is not a cell of the function", args[2]);
   PyObject* const function = args[0];
   const Py_ssize_t wanted = PyTuple_GET_SIZE(args[1]);
   for (Py_ssize_t i = 0; i < wanted; ++i) {
     if (is_span(PyTuple_GET_ITEM(args[1], i))) continue;
-    PyErr_Format(PyExc_TypeError, "%R is not a span", PyTuple_GET_ITEM(args[1], i));
-    return nullptr;
+    return PyErr_Format(PyExc_TypeError, "%R is not a span", PyTuple_GET_ITEM(args[1], i));
   }
   auto entry = table().find(function);
   if (entry == table().end()) {
@@ -269,10 +263,8 @@ PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
 #if PY_VERSION_HEX >= 0x030c0000
 
 PyObject* share_version(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2 || !PyFunction_Check(args[0]) || !PyFunction_Check(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "expected (function, original)");
-    return nullptr;
-  }
+  if (count != 2 || !PyFunction_Check(args[0]) || !PyFunction_Check(args[1]))
+    return PyErr_Format(PyExc_TypeError, "expected (function, original)");
   const auto found = table().find(args[1]);
   set_version(as_function(args[0]), found != table().end() ? found->second->version : version_of(as_function(args[1])));
   Py_RETURN_NONE;

@@ -88,10 +88,8 @@ PyObject* timed_new(PyTypeObject*, PyObject* args, PyObject* kwargs) {
   PyObject* span = nullptr;
   PyObject* function = nullptr;
   if (PyTuple_GET_SIZE(args) != 2 || (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0) ||
-      !is_span(span = PyTuple_GET_ITEM(args, 0)) || PyCallable_Check(function = PyTuple_GET_ITEM(args, 1)) == 0) {
-    PyErr_SetString(PyExc_TypeError, "TimedFunction(span, function) takes a context and something to call");
-    return nullptr;
-  }
+      !is_span(span = PyTuple_GET_ITEM(args, 0)) || PyCallable_Check(function = PyTuple_GET_ITEM(args, 1)) == 0)
+    return PyErr_Format(PyExc_TypeError, "TimedFunction(span, function) takes a context and something to call");
   return timed(span, function);
 }
 
@@ -186,11 +184,9 @@ bool ready_type(PyTypeObject& type, descrgetfunc descr_get) {
 
 PyObject* call_timed_function(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   constexpr Py_ssize_t kOwn = 2;  // the span and the function
-  if (count < kOwn || !is_span(args[0])) [[unlikely]] {
-    PyErr_SetString(PyExc_TypeError,
-                    "call_timed(span, function, *args, **kwargs) takes a context and something to call");
-    return nullptr;
-  }
+  if (count < kOwn || !is_span(args[0])) [[unlikely]]
+    return PyErr_Format(PyExc_TypeError,
+                        "call_timed(span, function, *args, **kwargs) takes a context and something to call");
   PyObject* const function = args[1];
   PyObject* const* const passed = args + kOwn;
   const auto passed_count = static_cast<std::size_t>(count - kOwn);

@@ -264,10 +264,8 @@ bool ready_iterator(PyTypeObject& type, PyAsyncMethods* async_methods) {
 
 template <decltype(wrap_generator) wrap>
 PyObject* call_and_wrap(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 4 || !is_span(args[0]) || !PyTuple_Check(args[2]) || !PyDict_Check(args[3])) {
-    PyErr_SetString(PyExc_TypeError, "expected (span, function, args, kwargs)");
-    return nullptr;
-  }
+  if (count != 4 || !is_span(args[0]) || !PyTuple_Check(args[2]) || !PyDict_Check(args[3]))
+    return PyErr_Format(PyExc_TypeError, "expected (span, function, args, kwargs)");
   auto* const span = reinterpret_cast<SpanObject*>(args[0]);
   PyObject* const inner = PyObject_Call(args[1], args[2], args[3]);
   if (inner == nullptr) return nullptr;
@@ -276,11 +274,9 @@ PyObject* call_and_wrap(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* timed_coroutine(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   constexpr Py_ssize_t kOwn = 2;  // the span and the function
-  if (count < kOwn || !is_span(args[0])) [[unlikely]] {
-    PyErr_SetString(PyExc_TypeError,
-                    "timed_coroutine(span, function, *args, **kwargs) takes a context and something to call");
-    return nullptr;
-  }
+  if (count < kOwn || !is_span(args[0])) [[unlikely]]
+    return PyErr_Format(PyExc_TypeError,
+                        "timed_coroutine(span, function, *args, **kwargs) takes a context and something to call");
   auto* const span = reinterpret_cast<SpanObject*>(args[0]);
   PyObject* const function = args[1];
   PyObject* const* const passed = args + kOwn;

@@ -81,10 +81,9 @@ PyObject* begin(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kw
     return nullptr;
   if (std::string_view(kind) == "queue") return open(name, kQueue);
   if (std::string_view(kind) == "execution") return open(name, kExecution);
-  PyErr_Format(PyExc_ValueError,
-               "%R is not a kind of span that begin() opens: pass kind=\"queue\" for a wait, or leave it out",
-               PyDict_GetItemString(named.get(), "kind"));
-  return nullptr;
+  return PyErr_Format(PyExc_ValueError,
+                      "%R is not a kind of span that begin() opens: pass kind=\"queue\" for a wait, or leave it out",
+                      PyDict_GetItemString(named.get(), "kind"));
 }
 
 PyObject* close(TokenObject* self, bool error) {
@@ -106,10 +105,8 @@ PyObject* end(PyObject*, PyObject* args, PyObject* kwargs) {
   int error = 0;
   if (PyArg_ParseTupleAndKeywords(args, kwargs, "O|$p:end", const_cast<char**>(names), &token, &error) == 0)
     return nullptr;
-  if (Py_TYPE(token) != &g_token_type) {
-    PyErr_Format(PyExc_TypeError, "end() takes a token that begin() returned, not %R", token);
-    return nullptr;
-  }
+  if (Py_TYPE(token) != &g_token_type)
+    return PyErr_Format(PyExc_TypeError, "end() takes a token that begin() returned, not %R", token);
   return close(token_of(token), error != 0);
 }
 
@@ -133,13 +130,11 @@ PyObject* record(PyObject*, PyObject* args, PyObject* kwargs) {
   if (PyArg_ParseTupleAndKeywords(args, kwargs, "OLL|$p:record", const_cast<char**>(names), &name, &begin_ns, &end_ns,
                                   &error) == 0)
     return nullptr;
-  if (end_ns < begin_ns) {
-    PyErr_Format(
+  if (end_ns < begin_ns)
+    return PyErr_Format(
         PyExc_ValueError,
         "the span %R would end at %lld, before it begins at %lld: pass begin_ns and end_ns as Unix times in ns", name,
         end_ns, begin_ns);
-    return nullptr;
-  }
   if (!mode_has(kModeEnabled)) Py_RETURN_NONE;
   const std::uint32_t stage = stage_of(name);
   current_thread();

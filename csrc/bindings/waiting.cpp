@@ -155,14 +155,12 @@ PyObject* spans(PyObject*, PyObject* args, PyObject* kwargs) {
     const Ref cursor(Py_NewRef(since));
     return spans_since(*cursor_of(cursor.get()));
   }
-  if (since != Py_None) {
-    PyErr_Format(
+  if (since != Py_None)
+    return PyErr_Format(
         PyExc_TypeError,
         "spans(since=...) takes a SpanCursor(), not %R: because spans do not end in the order in which they begin, an "
         "id or a time cannot say which spans have been read",
         since);
-    return nullptr;
-  }
   std::vector<SpanCopy> copies;
   DeviceCopies devices;
   const auto read = [&] { return try_read_spans(Recorder::get().arena(), nullptr, copies, devices); };
