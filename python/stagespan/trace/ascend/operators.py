@@ -208,15 +208,12 @@ def _operators(source: str, sums: _Sums, unread: int, kernels: _Sums | None = No
     whole = sum(each.total_ns for each in sums.values())
     kernels_ns = {key: each.total_ns for key, each in (kernels or {}).items()}
     types = [
-        OperatorType(
+        OperatorType.taken(
+            work,
             type=type_,
             core=core,
-            count=work.count,
-            total_ns=work.total_ns,
             kernels_ns=kernels_ns.get((type_, core)),
-            min_ns=work.min_ns,
             mean_ns=work.total_ns / work.count if work.count else None,
-            max_ns=work.max_ns,
             percent=share(work.total_ns, whole),
         )
         for (type_, core), work in sums.items()

@@ -134,21 +134,16 @@ class Ranks(JobTraces, Titled):
     def figures(self) -> RanksFigures:
         """The job's verdict, its ranks, and their collectives."""
         some = bool(self.waits.instances)
-        return RanksFigures(
+        return RanksFigures.taken(
+            self,
             verdict=JobVerdict(*self.title()),
-            world_size=self.world_size,
-            world_size_from=self.world_size_from,
             found=self.numbers,
-            missing=self.missing,
             duplicated={str(rank): paths for rank, paths in self.duplicated.items()},
-            without_rank=self.without_rank,
-            unreadable=self.unreadable,
             remarks=list(self.remarks),
             matched_collectives=self.matched.count,
             waited_ns=int(self.waits.waited_ns.sum()) if some else None,
             lost_ns=self.lost_ns if some else None,
             lost_percent=share(self.lost_ns, self.common_ns) if self.common_ns else None,
-            imbalance=self.imbalance,
             ranks=self.rank_figures,
             collectives=self.groups,
             worst=self.worst(TOP),
@@ -179,8 +174,9 @@ class Ranks(JobTraces, Titled):
 
     def head(self) -> list[Block]:
         """The verdict, the ranks, and what is known about their collectives."""
+        shown = f", {_ROWS_SHOWN} of them shown" if len(self.summaries) > _ROWS_SHOWN else ""
         blocks: list[Block] = [
-            Line(f"{Path(self.folder).name}: {self._counted_ranks()}", "strong"),
+            Line(f"{Path(self.folder).name}: {self.amount()}{shown}", "strong"),
             Line(self.title()[1], "strong"),
             Line(headline(self)),
             *(Line(remark, "remark") for remark in self.remarks),
@@ -200,11 +196,6 @@ class Ranks(JobTraces, Titled):
                 _collectives(self).selected(_ROWS_SHOWN, ("collective", *group, *headings))
             )
         return blocks
-
-    def _counted_ranks(self) -> str:
-        count = len(self.summaries)
-        shown = f", {_ROWS_SHOWN} of them shown" if count > _ROWS_SHOWN else ""
-        return f"{self.amount()}{shown}"
 
     def tables(self) -> list[Table]:
         """Ranks, collectives, and the single collectives with the longest waits."""
@@ -232,24 +223,15 @@ class Ranks(JobTraces, Titled):
         known_clock = self.clocks.how[at] != UNKNOWN_CLOCK
         computing_known = matched and summary.collectives.computing_known
         reasons = zip(REASONS, waits.reasons_ns[at].tolist(), strict=True)
-        return RankFigures(
-            rank=summary.rank,
-            path=summary.path,
-            rank_from=summary.rank_from,
-            backend=summary.backend,
-            host=summary.host,
-            window_ns=summary.window_ns,
-            steps=summary.steps,
-            step_ns=summary.step_ns,
+        return RankFigures.taken(
+            summary,
             verdict=self.verdict_of(at),
-            verdict_sentence=summary.verdict_sentence,
             time_ns=summary.usage.time_ns,
             parts_ns=self.usage(at),
             idle_percent=share(summary.usage.idle_ns, summary.usage.time_ns),
             exposed_percent=share(summary.usage.communicating_ns, summary.usage.time_ns),
             stage_ns=summary.usage.stage_ns,
             stage_exposed_comm_ns=summary.usage.stage_communicating_ns,
-            pipeline_stage=summary.pipeline_stage,
             span_ns=None if device is None else device.span_ns,
             busy_ns=None if device is None else device.busy_ns,
             idle_ns=None if device is None else device.idle_ns,
