@@ -252,7 +252,7 @@ def _trace(output: Path, problems: list[str]) -> Trace | None:
     return trace
 
 
-def _document(file: Path, problems: list[str]) -> Any:
+def _document(file: Path, problems: list[str]) -> dict[str, Any] | None:
     data, problem = bytes_of(file)
     if problem is not None:
         problems.append(problem)
@@ -275,13 +275,13 @@ def _info(folder: Path, output: Path) -> tuple[str | None, int | None]:
             named = _INFO.match(file.name)
             if named is None:
                 continue
-            document = _document(file, [])
-            config = document.get("config") if isinstance(document, dict) else None
-            config = config.get("experimental_config") if isinstance(config, dict) else None
-            level = config.get("_profiler_level") if isinstance(config, dict) else None
-            rank = document.get("rank_id") if isinstance(document, dict) else None
-            if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
-                rank = int(named[1]) if named[1] else None
+            document = _document(file, []) or {}
+            level: Any = document
+            for key in ("config", "experimental_config", "_profiler_level"):
+                level = level.get(key) if isinstance(level, dict) else None
+            rank = _count(document.get("rank_id"))
+            if rank is None and named[1]:
+                rank = int(named[1])
             return level if isinstance(level, str) else None, rank
     return None, None
 
@@ -291,7 +291,7 @@ def _job(folder: Path, output: Path) -> tuple[int | None, int | None]:
     for place in dict.fromkeys((folder, output, output.parent)):
         file = place / METADATA
         document = _document(file, []) if file.is_file() else None
-        if not isinstance(document, dict):
+        if document is None:
             continue
         arguments, groups = document.get("distributed_args"), document.get("parallel_group_info")
         world = arguments.get("world_size") if isinstance(arguments, dict) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from stagespan.trace.rates.collectives import (
     work_of,
 )
 from stagespan.trace.read.csv_tables import CsvTable
-from stagespan.trace.read.groups import values_of
+from stagespan.trace.read.groups import numbered
 from stagespan.trace.read.intervals import Cover, Numbers, Rows
 from stagespan.trace.read.model import Trace
 
@@ -47,7 +47,7 @@ TOGETHER = frozenset(
 BETWEEN_TWO = frozenset({"send", "recv"})
 """Operations between two ranks."""
 # `hcom_allReduce__586_0_1`: the 0th of group 586.
-ASCEND_GROUP = re.compile(r"^hcom_[A-Za-z]+__(\d+)_\d+_")
+_ASCEND_GROUP = re.compile(r"^hcom_[A-Za-z]+__(\d+)_\d+_")
 
 
 class Collectives(msgspec.Struct, frozen=True):
@@ -129,7 +129,9 @@ def collectives(
     rows = every[:most]
     group, groups = argument_of(trace, rows, "Process Group Name")
     if not groups:
-        group, groups = _groups_in_names(trace, rows)
+        codes, which = numbered(trace.events.name[rows])
+        of_code, groups = _groups_in(trace.names[code] for code in codes.tolist())
+        group = of_code[which]
     ops, op = ops_of(trace, rows)
     busy = computes | Cover(events.begin_ns[every], events.end_ns[every])
     begin = events.begin_ns[rows]
@@ -183,14 +185,11 @@ def _steps(trace: Trace, rows: Rows) -> Numbers:
     return np.searchsorted(edges, at, side="right").astype(np.int64)
 
 
-def _groups_in_names(trace: Trace, rows: Rows) -> tuple[Numbers, list[str]]:
+def _groups_in(names: Iterable[str]) -> tuple[Numbers, list[str]]:
     """The groups in Ascend's names of collectives, in the form that `argument_of` returns."""
     groups: dict[str, int] = {}
-    of_name = {}
-    for code in values_of(trace.events.name[rows]).tolist():
-        found = ASCEND_GROUP.match(trace.names[code])
-        of_name[code] = -1 if found is None else groups.setdefault(found[1], len(groups))
-    codes = [of_name[code] for code in trace.events.name[rows].tolist()]
+    found = map(_ASCEND_GROUP.match, names)
+    codes = [-1 if each is None else groups.setdefault(each[1], len(groups)) for each in found]
     return np.array(codes, dtype=np.int64), list(groups)
 
 
@@ -239,19 +238,15 @@ def collectives_of_files(
     calls, begin, end = calls[:most], begin[:most], end[:most]
     since = np.full(len(calls), busy.begin[0] if len(busy.begin) else 0)
     ops, op = numbered_ops([each.name for each in calls])
-    groups: dict[str, int] = {"": 0}
+    group, groups = _groups_in(each.name for each in calls)
     steps: dict[str, int] = {}
-    of_group = []
-    for each in calls:
-        named = ASCEND_GROUP.match(each.name)
-        of_group.append(groups.setdefault(named[1] if named else "", len(groups)))
     of_step = [steps.setdefault(each.step, len(steps) + 1) for each in calls]
     unknown = np.full(len(calls), -1, dtype=np.int64)
     return Collectives.small(
         ops=ops,
         op=op,
-        groups=list(groups),
-        group=np.array(of_group, dtype=np.int32),
+        groups=["", *groups],
+        group=group + 1,
         bytes_in=unknown,
         members=unknown.copy(),
         begin_ns=begin,

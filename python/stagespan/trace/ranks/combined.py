@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -213,27 +214,23 @@ class WaitedFor:
 
 def most_waited_for(instances: Sequence[CollectiveInstance]) -> WaitedFor | None:
     """The rank for which the others lost most; None if no rank was last."""
-    lost: dict[int, int] = {}
-    times: dict[int, int] = {}
+    times, lost = _times_last(instances), Counter[int]()
     for instance in instances:
-        if instance.last_at != NOBODY:
-            lost[instance.last_at] = lost.get(instance.last_at, 0) + instance.lost_ns
-            times[instance.last_at] = times.get(instance.last_at, 0) + 1
-    if not lost:
+        lost[instance.last_at] += instance.lost_ns
+    if not times:
         return None
-    rank = max(lost, key=lambda at: (lost[at], times[at], -at))
+    rank = max(times, key=lambda at: (lost[at], times[at], -at))
     return WaitedFor(rank, lost[rank], times[rank])
 
 
 def most_often_last(instances: Sequence[CollectiveInstance]) -> tuple[int, int] | None:
     """The rank that was last most often, and how often; None if no rank was ever last."""
-    counts: dict[int, int] = {}
-    for each in instances:
-        if each.last_at != NOBODY:
-            counts[each.last_at] = counts.get(each.last_at, 0) + 1
-    if not counts:
-        return None
-    return max(counts.items(), key=lambda item: (item[1], -item[0]))
+    counts = _times_last(instances).items()
+    return max(counts, key=lambda item: (item[1], -item[0]), default=None)
+
+
+def _times_last(instances: Sequence[CollectiveInstance]) -> Counter[int]:
+    return Counter(each.last_at for each in instances if each.last_at != NOBODY)
 
 
 @dataclass(frozen=True, slots=True)
