@@ -302,10 +302,7 @@ def _about_windows(summaries: list[RankSummary]) -> list[str]:
             " compared."
         )
     if all(each.unix_clock for each in summaries):
-        begin, end = (
-            np.array([each.begin_ns for each in summaries]),
-            np.array([each.end_ns for each in summaries]),
-        )
+        begin, end = np.array([(each.begin_ns, each.end_ns) for each in summaries]).T
         overlap = np.minimum(end, np.median(end)) - np.maximum(begin, np.median(begin))
         other_times = [
             each.rank

@@ -307,7 +307,10 @@ def align(summaries: Sequence[RankSummary], matched: Matched) -> Clocks:
 
 
 def _relaxed(count: int, matched: Matched) -> tuple[list[float | None], NDArray[np.float64]]:
-    """Return the offsets with the best agreement of the ends, and each rank's deviation."""
+    """Return the offsets with the best agreement of the ends, and each rank's median deviation.
+
+    The deviation is None for a rank without any end.
+    """
     ends = []
     for block in matched.blocks:
         together = np.array([op in TOGETHER for op in block.ops], dtype=np.bool_)
@@ -327,15 +330,11 @@ def _relaxed(count: int, matched: Matched) -> tuple[list[float | None], NDArray[
         offset += step
         if np.abs(step).max(initial=0.0) < 1.0:
             break
-    spread = [_spread(each) for each in _residuals(count, ends, offset)]
+    spread = [
+        float(np.median(np.abs(each - np.median(each)))) if len(each) else None
+        for each in _residuals(count, ends, offset)
+    ]
     return spread, offset
-
-
-def _spread(residuals: NDArray[np.float64]) -> float | None:
-    """Return the median deviation; None without any end."""
-    if len(residuals) == 0:
-        return None
-    return float(np.median(np.abs(residuals - np.median(residuals))))
 
 
 def _residuals(

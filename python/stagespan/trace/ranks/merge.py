@@ -34,10 +34,8 @@ _JOINING = (
 _JOINED = re.compile(
     rb'("(?:%s)"\s*:\s*)(-?\d+|"[^"\\]*")(?=\s*[,}])' % "|".join(_JOINING).encode()
 )
-_FLOWS = frozenset((b'"s"', b'"t"', b'"f"'))
-_WITH_ID = frozenset(
-    (b'"b"', b'"n"', b'"e"', b'"N"', b'"O"', b'"D"', b'"S"', b'"T"', b'"F"', b'"p"')
-)
+# The phases of flows, and of other events with ids.
+_WITH_ID = frozenset(b'"%c"' % phase for phase in b"stfbneNODSTFp")
 _LARGEST = 1 << 62
 _NOTHING = msgspec.Raw()
 # The distance between the first sort indices of two ranks.
@@ -82,15 +80,13 @@ def _write(job: JobTraces, file: BinaryIO | gzip.GzipFile) -> int:
         for summary, offset in zip(job.summaries, job.clocks.offset_ns, strict=True)
     ]
     file.write(b'\n"merged_ranks": ' + msgspec.json.encode(merged) + b',\n"traceEvents": [')
-    first = True
     count = 0
 
     def write(entries: Sequence[Any]) -> None:
-        nonlocal first, count
+        nonlocal count
         if not entries:
             return
-        file.write((b"\n" if first else b",\n") + msgspec.json.encode(entries)[1:-1])
-        first = False
+        file.write((b",\n" if count else b"\n") + msgspec.json.encode(entries)[1:-1])
         count += len(entries)
 
     numbers = _Numbers()
@@ -130,12 +126,12 @@ class _Rank:
 
     def copy(self, path: Path, shift_ns: int) -> None:
         """Copy all entries with shifted times, and name the processes."""
-        copy_raw_events(_file_of(path), lambda entries: self._take(entries, shift_ns))
-        self._write(self._about_processes())
 
-    def _take(self, entries: list[RawEvent], shift_ns: int) -> None:
-        kept = [each for each in entries if self._rewrite(each, shift_ns)]
-        self._write(kept)
+        def take(entries: list[RawEvent]) -> None:
+            self._write([each for each in entries if self._rewrite(each, shift_ns)])
+
+        copy_raw_events(_file_of(path), take)
+        self._write(self._about_processes())
 
     def _rewrite(self, entry: RawEvent, shift_ns: int) -> bool:
         """Change an entry in place; False if it is to be skipped."""
@@ -157,7 +153,7 @@ class _Rank:
             time = _time_ns(bytes(entry["ts"]))
             if time is not None:
                 entry["ts"] = _microseconds(time + shift_ns)
-        if "id" in entry and (phase in _FLOWS or phase in _WITH_ID):
+        if "id" in entry and phase in _WITH_ID:
             entry["id"] = msgspec.Raw(self._id(bytes(entry["id"])))
         if "bind_id" in entry:
             entry["bind_id"] = msgspec.Raw(self._id(bytes(entry["bind_id"])))

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
+from msgspec import structs
 
 from stagespan.pages.amounts import in_percent, in_words
 from stagespan.pages.result import (
@@ -150,8 +151,7 @@ def slower_stages(
         if 2 * len(slow) > len(runs):
             continue
         for candidate in slow:
-            waiting = _waiting(candidate, times)
-            candidate = _with(candidate, waiting)
+            candidate = structs.replace(candidate, waiting=_waiting(candidate, times))
             # Half of the ranks: either half may wait for the other.
             is_open = 2 * len(slow) == len(runs) and not waits_are_known
             is_open = is_open and is_wait(candidate.rank, stage) is None
@@ -172,18 +172,6 @@ def _slower(at: int, stage: str, runs: Mapping[int, StageRuns]) -> Slower | None
     if run_ns <= 0 or run_ns < _LEAST_TIMES * others:
         return None
     return Slower(at, stage, run_ns, others, (run_ns - others) * runs[at].runs)
-
-
-def _with(slower: Slower, waiting: Waiting | None, *, is_cause: bool = True) -> Slower:
-    return Slower(
-        slower.rank,
-        slower.stage,
-        slower.run_ns,
-        slower.others_ns,
-        slower.more_ns,
-        waiting,
-        is_cause,
-    )
 
 
 def _waiting(slower: Slower, times: Sequence[Mapping[str, StageRuns]]) -> Waiting | None:
@@ -218,7 +206,7 @@ def _decided(undecided: Iterable[Slower]) -> list[Slower]:
         pair = frozenset(
             (suspect.stage, suspect.waiting.stage if suspect.waiting else f"{suspect.rank}")
         )
-        kept.setdefault(pair, _with(suspect, suspect.waiting, is_cause=suspect.waiting is None))
+        kept.setdefault(pair, structs.replace(suspect, is_cause=suspect.waiting is None))
     return list(kept.values())
 
 
