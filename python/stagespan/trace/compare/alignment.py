@@ -30,6 +30,7 @@ from stagespan.trace.derived.launch_sources import launch_sources, stage_marks
 from stagespan.trace.derived.modules import class_of_module
 from stagespan.trace.derived.step_ranges import FRAMEWORK, PROFILER_STEP
 from stagespan.trace.derived.windows import Windows, steps_of, whole
+from stagespan.trace.rates.collectives import argument_of
 from stagespan.trace.read.groups import counts_of
 from stagespan.trace.read.intervals import Cover, Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -64,16 +65,13 @@ def shapes_of(trace: Trace, kernels: set[str]) -> dict[str, frozenset[str]]:
     codes = [code for code, name in enumerate(trace.names) if name in kernels]
     rows = np.flatnonzero(np.isin(trace.events.name, codes))
     launched = launch_sources(trace, rows) if len(rows) else None
-    written = trace.argument("Input Dims") if launched is not None else None
-    if launched is None or written is None or written.numbers is not None:
+    if launched is None:
         return {}
-    at = np.minimum(np.searchsorted(written.rows, launched.operator), len(written.rows) - 1)
-    same = written.rows[at] == launched.operator
+    shape, texts = argument_of(trace, launched.operator, "Input Dims")
     by_name: dict[str, set[str]] = {}
-    for name, code in zip(
-        trace.events.name[rows[same]].tolist(), written.codes[at[same]].tolist(), strict=True
-    ):
-        by_name.setdefault(trace.names[name], set()).add(written.texts[code])
+    for name, code in zip(trace.events.name[rows].tolist(), shape.tolist(), strict=True):
+        if code >= 0:
+            by_name.setdefault(trace.names[name], set()).add(texts[code])
     return {name: frozenset(shapes) for name, shapes in by_name.items()}
 
 
@@ -83,22 +81,17 @@ def _signatures(cells: Cells, others: set[str]) -> dict[frozenset[object], list[
     for cell, number in cells.count.items():
         place = structs.replace(cell, shape="")
         counts[place] = counts.get(place, 0) + number
-    cells = Cells(dict.fromkeys(counts, 0), counts, cells.per)
     places: dict[str, set[object]] = {}
-    for cell in cells.time_ns:
+    for cell, count in counts.items():
         if cell.group == COMPUTING and cell.kernel not in others and cell.operator:
-            places.setdefault(cell.kernel, set()).add(_place(cell, cells))
+            # Products are compared, so that no division rounds; see the counts in Cells.
+            whole, rest = divmod(count, cells.per)
+            work = (cell.part, cell.stage, cell.layer, cell.operator, whole, rest / cells.per)
+            places.setdefault(cell.kernel, set()).add(work)
     signatures: dict[frozenset[object], list[str]] = {}
     for name, where in places.items():
         signatures.setdefault(frozenset(where), []).append(name)
     return signatures
-
-
-def _place(cell: CostCell, cells: Cells) -> object:
-    # Products are compared, so that no division rounds; see the counts in Cells.
-    count = cells.count[cell]
-    whole, rest = divmod(count, cells.per)
-    return (cell.part, cell.stage, cell.layer, cell.operator, whole, rest / cells.per)
 
 
 # --- Whether two traces show the same program ---
@@ -181,17 +174,14 @@ class _Work:
 
 
 def _shapes(trace: Trace, operators: Rows) -> Counter[tuple[str, str]]:
-    written = trace.argument("Input Dims") if len(operators) else None
-    if written is None or written.numbers is not None or len(written.rows) == 0:
-        return Counter()
-    at = np.minimum(np.searchsorted(written.rows, operators), len(written.rows) - 1)
-    has = written.rows[at] == operators
+    shape, texts = argument_of(trace, operators, "Input Dims")
+    has = shape >= 0
     if has.sum() < _LEAST_KNOWN * len(operators):
         return Counter()
-    texts = len(written.texts)
-    code = trace.events.name[operators[has]].astype(np.int64) * texts + written.codes[at[has]]
+    count = len(texts)
+    code = trace.events.name[operators[has]].astype(np.int64) * count + shape[has]
     return Counter(
-        {(trace.names[each // texts], written.texts[each % texts]): n for each, n in _counts(code)}
+        {(trace.names[each // count], texts[each % count]): n for each, n in _counts(code)}
     )
 
 
@@ -385,23 +375,12 @@ def _waits(before: Trace, after: Trace, stretches: tuple[Windows, Windows]) -> l
 
 
 def _work(trace: Trace, on_device: bool) -> Counter[str]:
-    """Return the counts of device work or, without a device, of operators, by name."""
+    """Return the counts of device work by name; without a device, of operators but steps."""
+    rows = device_work(trace).rows if on_device else np.flatnonzero(trace.rows_of(["cpu_op"]))
+    counts = {trace.names[code]: count for code, count in _counts(trace.events.name[rows])}
     if not on_device:
-        return _calls(trace, ["cpu_op"])
-    return _counted(trace, device_work(trace).rows)
-
-
-def _calls(trace: Trace, categories: list[str]) -> Counter[str]:
-    """Return the counts of events of some categories by name, without the profiler's steps."""
-    found = _counted(trace, np.flatnonzero(trace.rows_of(categories)))
-    return Counter({n: c for n, c in found.items() if PROFILER_STEP.match(n) is None})
-
-
-def _counted(trace: Trace, rows: NDArray[np.intp]) -> Counter[str]:
-    codes, counts = counts_of(trace.events.name[rows])
-    return Counter(
-        {trace.names[c]: int(n) for c, n in zip(codes.tolist(), counts.tolist(), strict=True)}
-    )
+        counts = {name: n for name, n in counts.items() if PROFILER_STEP.match(name) is None}
+    return Counter(counts)
 
 
 def _written(before: Trace, after: Trace) -> tuple[list[str], list[str]]:
