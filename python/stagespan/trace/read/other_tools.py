@@ -16,43 +16,39 @@ from pathlib import Path
 from stagespan.trace.read.model import Trace
 
 _RECORD = "record the program with torch.profiler (`stagespan run --profile STAGE`)"
-_WITH_ITS_OWN = f"open it with {{}}, or {_RECORD}"
 
+
+def _for_viewer(what: str, viewer: str) -> str:
+    return f"{what}: open it with {viewer}, or {_RECORD}"
+
+
+_AS_TEXT = "parse its folder with export_type Text, which writes a trace, and pass the folder"
+_OF_NSIGHT = _for_viewer("a report of Nsight Systems", "Nsight Systems")
+_OF_PERFETTO = "a trace of Perfetto: convert it with Perfetto's `traceconv json FILE`"
 _BY_SUFFIX = {
-    ".nsys-rep": ("a report of Nsight Systems", _WITH_ITS_OWN.format("Nsight Systems")),
-    ".qdrep": ("a report of Nsight Systems", _WITH_ITS_OWN.format("Nsight Systems")),
-    ".ncu-rep": (
-        "a report of Nsight Compute",
-        "read it with `stagespan show FILE`",
-    ),
-    ".pftrace": ("a trace of Perfetto", "convert it with Perfetto's `traceconv json FILE`"),
-    ".perfetto-trace": ("a trace of Perfetto", "convert it with Perfetto's `traceconv json FILE`"),
-    ".pb": ("a protobuf file, as JAX and TensorFlow write it", _WITH_ITS_OWN.format("XProf")),
+    ".nsys-rep": _OF_NSIGHT,
+    ".qdrep": _OF_NSIGHT,
+    ".ncu-rep": "a report of Nsight Compute: read it with `stagespan show FILE`",
+    ".pftrace": _OF_PERFETTO,
+    ".perfetto-trace": _OF_PERFETTO,
+    ".pb": _for_viewer("a protobuf file, as JAX and TensorFlow write it", "XProf"),
 }
 # Names of tables, of which one is enough.
 _BY_TABLE = (
     (
         re.compile(r"^(CUPTI_ACTIVITY_|TARGET_INFO_|NVTX_EVENTS$)"),
-        ("a database of Nsight Systems", _WITH_ITS_OWN.format("Nsight Systems")),
+        _for_viewer("a database of Nsight Systems", "Nsight Systems"),
     ),
     (
         re.compile(r"^rocpd_"),
-        ("a database of rocprofv3 (rocpd)", _WITH_ITS_OWN.format("ROCm's `rocpd`")),
+        _for_viewer("a database of rocprofv3 (rocpd)", "ROCm's `rocpd`"),
     ),
     (
         re.compile(r"^(TASK|CANN_API|PYTORCH_API|COMMUNICATION_OP|STEP_TIME)$"),
-        (
-            "a database of torch_npu.profiler",
-            "parse its folder with export_type Text, which writes a trace, and pass the folder",
-        ),
+        f"a database of torch_npu.profiler: {_AS_TEXT}",
     ),
 )
-_BY_KEY = (
-    (
-        re.compile(rb'^\s*\{\s*"rocprofiler-sdk-tool"\s*:'),
-        ("JSON of rocprofv3", _WITH_ITS_OWN.format("ROCm's tools")),
-    ),
-)
+_OF_ROCPROF = re.compile(rb'^\s*\{\s*"rocprofiler-sdk-tool"\s*:')
 # Categories of Kineto (ActivityType.cpp) and torch_npu.
 _OF_TORCH = re.compile(
     r"^(cpu_op|(gpu_)?user_annotation|(concurrent_)?kernel|gpu_\w+|\w+_(runtime|driver)|python_function"
@@ -70,10 +66,11 @@ def what_bytes_are(path: Path, begin: bytes) -> str | None:
     The text continues "FILE is": "a report of Nsight Systems: open it with ...".
     """
     if begin.startswith(b"SQLite format 3\x00"):
-        return _sentence(_of_tables(_tables(path)))
+        return _of_tables(_tables(path))
     if begin.lstrip()[:1] in (b"{", b"["):
-        return _sentence(next((what for key, what in _BY_KEY if key.match(begin)), None))
-    return _sentence(_BY_SUFFIX.get(path.suffix))
+        of_rocprof = _OF_ROCPROF.match(begin) is not None
+        return _for_viewer("JSON of rocprofv3", "ROCm's tools") if of_rocprof else None
+    return _BY_SUFFIX.get(path.suffix)
 
 
 def what_events_are(trace: Trace) -> str | None:
@@ -97,10 +94,10 @@ def what_events_are(trace: Trace) -> str | None:
         tool, viewer = "TensorFlow", "Perfetto"
     elif categories == {""} and any(map(_DRIVER_CALL.match, trace.names)):
         what = "a timeline of driver calls without the work of a device, as eBPF tools write it"
-        return _sentence((what, _RECORD))
+        return f"{what}: {_RECORD}"
     else:
         return None
-    return _sentence((f"a trace of {tool}, not of torch.profiler", _WITH_ITS_OWN.format(viewer)))
+    return _for_viewer(f"a trace of {tool}, not of torch.profiler", viewer)
 
 
 def unknown_categories(trace: Trace) -> list[str]:
@@ -113,16 +110,12 @@ def unknown_categories(trace: Trace) -> list[str]:
     return [] if any(map(_OF_TORCH.match, names)) else sorted(names) or none
 
 
-def _sentence(what: tuple[str, str] | None) -> str | None:
-    return None if what is None else ": ".join(what)
-
-
-def _of_tables(tables: Iterable[str]) -> tuple[str, str]:
+def _of_tables(tables: Iterable[str]) -> str:
     for table in tables:
         for pattern, what in _BY_TABLE:
             if pattern.match(table):
                 return what
-    return "an SQLite database", "pass the JSON file that the profiler exported"
+    return "an SQLite database: pass the JSON file that the profiler exported"
 
 
 def _tables(path: Path) -> list[str]:
