@@ -13,7 +13,6 @@ from stagespan.pages.amounts import counted, in_percent, in_words
 from stagespan.pages.result import (
     Evidence,
     Finding,
-    Gain,
     Severity,
     Thresholds,
     at_most,
@@ -36,6 +35,7 @@ from stagespan.trace.derived.advice import START_UP, Facts, advice_on, steadily
 from stagespan.trace.derived.call_site import CallSites
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.device_time import device_rows
+from stagespan.trace.derived.gains import HOW_IDLE, idle_gain
 from stagespan.trace.derived.gap_patterns import Pattern, StartUp
 from stagespan.trace.derived.gaps import NAMES, Gaps, IdleParts, early_waits
 from stagespan.trace.derived.host_work import mostly_filled_by
@@ -74,7 +74,6 @@ _AT_EDGES = (
     causes.EARLIER_WORK,
 )
 _NOT_KNOWN = "it depends on what the device waited for"
-_HOW_IDLE = "the device does not wait there"
 _HOW_SEEN = "the device does not wait where the trace shows the reason"
 _HOW = {causes.QUEUED: "each kernel begins when the one before it ends"}
 
@@ -92,6 +91,7 @@ def idle_findings(
     """
     gaps, parts = base_idle.gaps, base_idle.parts
     kernels = trace.events.dur_ns[device_work(trace).kernels]
+    queued = gaps.dur_ns[parts.cause == NAMES.index(causes.QUEUED)]
     between = sums_by_cause(parts)
     places = {cause: _evidence(where, gaps, parts, cause) for cause in between}
     base, events, device = base_idle.base, trace.events, device_work(trace).rows
@@ -117,7 +117,7 @@ def idle_findings(
         patterns=alike,
         start=base_idle.start,
         kernel_ns=int(median(kernels)) if len(kernels) else None,
-        queued_gap_ns=_median_of(gaps, parts, causes.QUEUED),
+        queued_gap_ns=int(median(queued)) if len(queued) else None,
         steady=frozenset(
             cause for at, cause in enumerate(NAMES) if steadily(parts.parts[:, at], most=1)
         ),
@@ -158,12 +158,6 @@ def _of_start(trace: Trace, base_idle: BaseIdle, cause: str) -> tuple[Evidence, 
     starts = cause == causes.START_UP and base_idle.started_in >= 0
     started = [base_idle.started_in] if starts else []
     return tuple(evidence(trace, row) for row in longest + started)
-
-
-def _median_of(gaps: Gaps, parts: IdleParts, cause: str) -> int | None:
-    """Return the median length in ns of the gaps whose largest part has this cause, or None."""
-    chosen = gaps.dur_ns[parts.cause == NAMES.index(cause)] if len(parts.parts) else gaps.dur_ns
-    return int(median(chosen)) if len(chosen) else None
 
 
 def _evidence(where: CallSites, gaps: Gaps, parts: IdleParts, cause: str) -> tuple[Evidence, ...]:
@@ -226,10 +220,6 @@ class IdleFindings(msgspec.Struct, frozen=True):
     """Returns the stage during which most of the time of some causes passed."""
 
     @property
-    def _subject(self) -> str:
-        return "The device was" if self.devices == 1 else f"All {self.devices} devices were"
-
-    @property
     def idle_ns(self) -> int:
         """Idle time for all causes that findings name."""
         return sum(time for cause, time in self.by_cause.items() if cause in self.evidence)
@@ -288,9 +278,10 @@ class IdleFindings(msgspec.Struct, frozen=True):
         return _SHARES.severity(share(time, self.base.whole_ns))
 
     def _idle_for(self, time: int, gaps: int) -> str:
+        subject = "The device was" if self.devices == 1 else f"All {self.devices} devices were"
         counted = f", {gaps:,} gaps" if gaps > 1 else ""
         return (
-            f"{self._subject} idle for {in_words(time, 'ns')} of {self.base.whose}"
+            f"{subject} idle for {in_words(time, 'ns')} of {self.base.whose}"
             f" ({in_percent(share(time, self.base.whole_ns))}{counted})"
         )
 
@@ -340,7 +331,7 @@ class IdleFindings(msgspec.Struct, frozen=True):
             self.evidence[cause] if pattern is None else pattern.evidence,
             CODES[cause],
             numbers,
-            gain=_gain(time, _HOW.get(cause, _HOW_IDLE)) if is_explained else None,
+            gain=idle_gain(time, _HOW.get(cause, HOW_IDLE)) if is_explained else None,
             no_gain="" if is_explained else _NOT_KNOWN,
             action=advised.action,
             details=" ".join(filter(None, (*details, advised.details))),
@@ -402,7 +393,7 @@ class IdleFindings(msgspec.Struct, frozen=True):
             tuple(dict.fromkeys(seen)),
             CODES[cause],
             numbers | advised.numbers,
-            _gain(total),
+            idle_gain(total),
             action=advised.action,
             details=advised.details,
             caveat=advised.caveat,
@@ -511,7 +502,7 @@ class IdleFindings(msgspec.Struct, frozen=True):
                 (work,),
                 f"idle.{cause}",
                 self.base.figures_of(time),
-                _gain(time, "the device works in that time"),
+                idle_gain(time, "the device works in that time"),
                 action=f"If the program does this once, {once}, or mark the steps"
                 " (a profiler with a schedule=... marks them): then all shares refer to them.",
             )
@@ -527,29 +518,21 @@ class IdleFindings(msgspec.Struct, frozen=True):
             f"{in_words(time, 'ns')} because {causes.CAUSES[cause]}" for cause, time in largest
         ]
         gaps = sum(self.gaps_by_cause.values())
-        sentence = (
-            f"{self._idle_for(self.idle_ns, gaps)} for several reasons, each below 3 %:"
-            f" {', '.join(parts)}."
-        )
-        examples = tuple(each for cause, _ in largest for each in self.evidence[cause][:1])
         numbers = self._numbers(self.idle_ns, gaps)
         numbers |= {f"{cause}_ns": time for cause, time in largest}
         unseen = [cause for cause, row in causes.ROWS.items() if not row.is_explained]
         seen = sum(time for cause, time in self.by_cause.items() if cause not in unseen)
-        gain = _gain(min(seen, self.idle_ns), _HOW_SEEN if seen < self.idle_ns else _HOW_IDLE)
+        how = _HOW_SEEN if seen < self.idle_ns else HOW_IDLE
         return Finding(
             severity,
-            sentence,
-            examples,
+            f"{self._idle_for(self.idle_ns, gaps)} for several reasons, each below 3 %:"
+            f" {', '.join(parts)}.",
+            tuple(each for cause, _ in largest for each in self.evidence[cause][:1]),
             "idle.several",
             numbers,
-            gain=gain if seen else None,
+            gain=idle_gain(min(seen, self.idle_ns), how),
             no_gain="" if seen else _NOT_KNOWN,
         )
-
-
-def _gain(idle_ns: int, how: str = _HOW_IDLE) -> Gain:
-    return Gain(idle_ns, at_most=True, how=how)
 
 
 def _numbers_of_pattern(pattern: Pattern) -> dict[str, float]:

@@ -85,8 +85,6 @@ def sums_by_cause(parts: IdleParts) -> dict[str, int]:
 
 def gaps_by_cause(parts: IdleParts) -> dict[str, int]:
     """Return, by cause, the number of gaps of which it has the largest part."""
-    if len(parts.parts) == 0:
-        return dict.fromkeys(NAMES, 0)
     counts = np.bincount(parts.cause, minlength=len(NAMES)).tolist()
     return dict(zip(NAMES, counts, strict=True))
 

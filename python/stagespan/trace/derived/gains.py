@@ -28,7 +28,10 @@ _SLOWS_DOWN = 3
 _FASTER = 2
 
 
-def idle_gain(idle_ns: int, how: str = "the device does not wait there") -> Gain | None:
+HOW_IDLE = "the device does not wait there"
+
+
+def idle_gain(idle_ns: int, how: str = HOW_IDLE) -> Gain | None:
     """Return the gain if the device does not wait for a time; None if it does not wait."""
     return Gain(idle_ns, at_most=True, how=how) if idle_ns else None
 
