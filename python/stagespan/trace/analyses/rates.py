@@ -70,7 +70,6 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
 _SHOWN = 15
-_WRITTEN = 50
 _DRAWN = 100
 # Percent of all work: with less in products that have no rate, the sum is almost complete.
 _MUCH_UNRATED = 5.0
@@ -389,7 +388,6 @@ class _Found:
         self._rows, self._time = work.rows, work.time_ns
         self._call: Rows = np.where(work.without_shapes, -1, work.call)
         self._kinds: list[_Kind] = []
-        self._kind_of_call: dict[int, int] = {}
         self._find()
 
     def _find(self) -> None:
@@ -398,7 +396,6 @@ class _Found:
         columns = [_Column(self._hosts, key) for key in _ARGUMENTS]
         called = self._different_calls()
         kind = self._kinds_of(called, self._call, columns)
-        self._wraps = np.zeros(0, dtype=np.intp)
         other, wraps = self._around(called, kind)
         if (other != called).any():
             moved = self._call >= 0
@@ -626,25 +623,20 @@ class _Found:
         used = dict.fromkeys(names.get(each, other) for each in devices)
         if not self._on_device:
             used = {} if peaks is None else {peaks.name: None}
-        return [
-            DevicePeaks(
-                device=name,
-                known_as=None if peaks is None else peaks.name,
-                source=None if peaks is None else peaks.source,
-                date=None if peaks is None else peaks.date,
-                tflop_s={} if peaks is None else dict(peaks.tflops),
-                memory_tb_s=None if peaks is None else peaks.memory_tb_s,
-            )
-            for name in used
-        ]
+        if peaks is None:
+            return [DevicePeaks(name, None, None, None, {}, None) for name in used]
+        tflop_s = dict(peaks.tflops)
+        known = (peaks.name, peaks.source, peaks.date, tflop_s, peaks.memory_tb_s)
+        return [DevicePeaks(name, *known) for name in used]
 
     def _shape_rate(self, work: Work) -> ShapeRate:
         total = together([work], self._total)
         kernels = work.call.kernels
-        limit = limit_of(total.peak_percent, total.memory_percent, work.time_ns / work.calls)
+        mean_ns = work.time_ns / work.calls
+        limit = None
+        if not has_other_algorithm(kernels):
+            limit = limit_of(total.peak_percent, total.memory_percent, mean_ns)
         units = None if work.peaks is None else work.peaks.units
-        if has_other_algorithm(kernels):
-            limit = None
         return ShapeRate(
             **msgspec.structs.asdict(total),
             operator=work.call.name,
@@ -655,7 +647,7 @@ class _Found:
             longest_ns=work.longest_ns,
             bytes_at_least=work.cost.bytes_at_least,
             limit=limit,
-            reason=reason_of(work.call, work.cost, limit, work.time_ns / work.calls, units),
+            reason=reason_of(work.call, work.cost, limit, mean_ns, units),
             units=units,
             call=work.call,
             cost=work.cost,
