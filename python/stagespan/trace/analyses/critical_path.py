@@ -184,7 +184,7 @@ def analyze(trace: Trace) -> CriticalPath | Unavailable:
         if not isinstance(other, int):
             left -= other.points // 2
             edges_of_step[at] = other
-    path = _segments(edges)
+    path = _path(edges)
     names = _names(trace, edges)
     parts, gains = _parts(edges, path, names)
     return CriticalPath(
@@ -192,7 +192,7 @@ def analyze(trace: Trace) -> CriticalPath | Unavailable:
         whole_ns=edges.end_ns - edges.begin_ns,
         parts=parts,
         gains=gains,
-        off_path=_off_path(edges, path, names),
+        off_path=_off_path(edges, path[0], names),
         steps=[
             StepPath(windows[at].step, each.end_ns - each.begin_ns, _by_kind(each))
             for at, each in sorted(edges_of_step.items())
@@ -200,7 +200,7 @@ def analyze(trace: Trace) -> CriticalPath | Unavailable:
         ],
         segments=[
             Segment(begin, end, _NAMES[edges.kind[edge]], names.words[names.word[edge]])
-            for edge, begin, end in path
+            for edge, begin, end in zip(*(column.tolist() for column in path), strict=True)
         ],
     )
 
@@ -289,15 +289,11 @@ def _edges(trace: Trace, window: _Window, most: int) -> Edges | int:
     return dependencies(trace, window.begin_ns, window.end_ns, window.host_end_ns, most)
 
 
-def _segments(edges: Edges) -> list[tuple[int, int, int]]:
+def _path(edges: Edges) -> tuple[Rows, Numbers, Numbers]:
     """Return the edges of the path with their begins and ends; each moment belongs to one.
 
     An event that begins before the end of the one that it waited for gets the time of both.
     """
-    return list(zip(*(column.tolist() for column in _shown(edges)), strict=True))
-
-
-def _shown(edges: Edges) -> tuple[Rows, Numbers, Numbers]:
     path = edges.path
     begin = edges.times[edges.source[path]]
     # Each ends where the first of those after it begins.
@@ -307,7 +303,7 @@ def _shown(edges: Edges) -> tuple[Rows, Numbers, Numbers]:
 
 
 def _by_kind(edges: Edges) -> dict[str, int]:
-    edge, begin, until = _shown(edges)
+    edge, begin, until = _path(edges)
     kind = edges.kind[edge].astype(np.int64)
     times = sums(kind, until - begin, len(_NAMES))
     return {kind: time for kind, time in zip(_NAMES, times.tolist(), strict=True) if time}
@@ -339,11 +335,7 @@ def _names(trace: Trace, edges: Edges) -> _Named:
         else "after the last call or work"
         for code in codes.tolist()
     ]
-    return _joined(words, word)
-
-
-def _joined(words: list[str], word: Rows) -> _Named:
-    """Give equal names one index, such as a kernel called "before x" and the time before x."""
+    # Equal names get one index, such as a kernel called "before x" and the time before x.
     number = {each: at for at, each in enumerate(dict.fromkeys(words))}
     return _Named(list(number), np.array([number[each] for each in words], dtype=np.intp)[word])
 
@@ -372,11 +364,11 @@ def _operators(trace: Trace, rows: Rows) -> Rows:
 
 
 def _parts(
-    edges: Edges, path: list[tuple[int, int, int]], names: _Named
+    edges: Edges, path: tuple[Rows, Numbers, Numbers], names: _Named
 ) -> tuple[list[PathPart], dict[str, int]]:
     """Return the parts of the path, and what half of the time of each kind would gain."""
     of_edge = edges.kind.astype(np.int64) * len(names.words) + names.word
-    edge, begin, end = np.array(path, dtype=np.int64).reshape(-1, 3).T
+    edge, begin, end = path
     keys, first, of = np.unique(of_edge[edge], return_index=True, return_inverse=True)
     of = of.reshape(-1)
     counts, times = np.bincount(of), sums(of, end - begin, len(keys))
@@ -412,9 +404,9 @@ def _parts(
     return parts, dict(zip(_CAN_BE_SHORTER, gains[len(chosen) :], strict=True))
 
 
-def _off_path(edges: Edges, path: list[tuple[int, int, int]], names: _Named) -> list[OffPath]:
+def _off_path(edges: Edges, path: Rows, names: _Named) -> list[OffPath]:
     on_path = np.zeros(len(names.words), dtype=np.bool_)
-    on_path[names.word[[edge for edge, _, _ in path]]] = True
+    on_path[names.word[path]] = True
     work = np.flatnonzero((edges.kind == _NAMES.index(WORK)) & ~on_path[names.word])
     time = edges.times[edges.target[work]] - edges.times[edges.source[work]]
     slack = edges.slack_ns()[work]

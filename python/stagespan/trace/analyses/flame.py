@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Annotated
 
@@ -169,17 +169,16 @@ class Flame(Result, msgspec.Struct, frozen=True, dict=True):
 
     def folded(self) -> str:
         """Return one line for each stack: `thread;caller;called 123`, own time in microseconds."""
-        return "".join(f"{stack} {time}\n" for stack, time in self._stacks())
-
-    def _stacks(self) -> Iterator[tuple[str, int]]:
         stacks: list[str] = []
+        lines: list[str] = []
         times = ((self.tree.self_ns + 500) // 1000).tolist()
         for name, parent, time in zip(self.tree.names, self.tree.parent, times, strict=True):
             # Names must not contain the separators of frames and lines.
             word = one_line(name).replace(";", ",")
             stacks.append(f"{stacks[parent]};{word}" if parent >= 0 else word)
             if time:
-                yield stacks[-1], time
+                lines.append(f"{stacks[-1]} {time}\n")
+        return "".join(lines)
 
     def _kept(self) -> list[bool]:
         """Which frames the nested form contains, limited in number and depth for JSON readers."""

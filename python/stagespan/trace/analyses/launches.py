@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
 
@@ -45,13 +43,16 @@ def analyze(trace: Trace) -> Launches | Unavailable:
     single = (calls >= 0) & ~of_graph
     launched, call = rows[single], calls[single]
     begin, issued = events.begin_ns[launched], events.end_ns[call]
+    depth, found_empty = _queue(trace, launched, call)
+    graphs = {"call": Column(name_codes(trace, calls[of_graph]), trace.names)}
     return Launches(
         launched=len(launched),
         without_launch=int((calls < 0).sum()),
         delay_ns=_percentiles(np.maximum(begin - issued, 0)),
         call_ns=_percentiles(events.dur_ns[call]),
-        **_queue(trace, launched, call),
-        graphs=_graphs(trace, rows[of_graph], calls[of_graph]),
+        depth=depth,
+        found_empty=found_empty,
+        graphs=WorkTable(events.dur_ns[rows[of_graph]], calls[of_graph], graphs).by(Graph, "call"),
     )
 
 
@@ -131,10 +132,10 @@ class QueueDepth(Figures, frozen=True):
     max: Count
 
 
-def _queue(trace: Trace, rows: Numbers, calls: Numbers) -> dict[str, Any]:
+def _queue(trace: Trace, rows: Numbers, calls: Numbers) -> tuple[QueueDepth | None, int]:
     """The queue's length at each launch, and the number of launches with an empty device."""
     if len(rows) == 0:
-        return {"depth": None, "found_empty": 0}
+        return None, 0
     events = trace.events
     # Stable sorts are fast for times that are almost in order.
     issued = np.sort(events.begin_ns[calls], kind="stable")
@@ -145,15 +146,8 @@ def _queue(trace: Trace, rows: Numbers, calls: Numbers) -> dict[str, Any]:
     times = (events.begin_ns[every], events.end_ns[every])
     begins, ends = (np.sort(each, kind="stable") for each in times)
     running = np.searchsorted(begins, issued, "right") > np.searchsorted(ends, issued, "right")
-    return {
-        "depth": QueueDepth(float(waiting.mean()), int(waiting.max())),
-        "found_empty": int(((waiting == 0) & ~running).sum()),
-    }
-
-
-def _graphs(trace: Trace, rows: Numbers, calls: Numbers) -> list[Graph]:
-    columns = {"call": Column(name_codes(trace, calls), trace.names)}
-    return WorkTable(trace.events.dur_ns[rows], calls, columns).by(Graph, "call")
+    depth = QueueDepth(float(waiting.mean()), int(waiting.max()))
+    return depth, int(((waiting == 0) & ~running).sum())
 
 
 def _percentiles(times: Numbers) -> Percentiles | None:

@@ -115,11 +115,13 @@ def _repeated(trace: Trace, base: BaseWindow) -> list[RepeatedCall]:
     groups = by_group(codes, len(names))
     order = sorted(range(len(names)), key=lambda at: -int(events.dur_ns[rows[groups[at]]].sum()))
     for at in order[:_MOST_NAMES]:
-        some = rows[groups[at]]
-        some = outermost(trace, some)
+        some = outermost(trace, rows[groups[at]])
         if len(some) < 2 or (steps and len(some) < 2 * steps):
             continue
-        length, total = _times(trace, some, device, calls) if all_ns else _on_host(trace, some)
+        length = events.dur_ns[some]
+        total = int(length.sum())
+        if all_ns:
+            length, total = _times(trace, some, device, calls)
         if len(length) < 2 or share(total, whole) < _LEAST:
             continue
         repeated.append(
@@ -171,8 +173,3 @@ def _times(trace: Trace, rows: Rows, device: Rows, calls: Rows) -> tuple[Numbers
     np.maximum.at(last, at, events.end_ns[device])
     known = last > first
     return (last - first)[known], int(events.dur_ns[device].sum())
-
-
-def _on_host(trace: Trace, rows: Rows) -> tuple[Numbers, int]:
-    time = trace.events.dur_ns[rows]
-    return time, int(time.sum())
