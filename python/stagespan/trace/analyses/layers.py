@@ -131,9 +131,9 @@ class Layers(StructResult, frozen=True):
     def findings(self) -> list[Finding]:
         """Findings about modules that take much longer than the same module in other layers."""
         findings: list[Finding] = []
-        whole = self.modules.device_ns if self.modules else None
-        slow = [(each, _extra_ns(each)) for each in (self.modules.modules if self.modules else [])]
-        slow = [(each, extra) for each, extra in slow if extra]
+        if self.modules is None or not self.modules.device_ns:
+            return findings
+        slow = [(each, extra) for each in self.modules.modules if (extra := _extra_ns(each))]
         for module, extra in slow:
             median, most = module.call_ns.median, module.call_ns.max
             path = module.path
@@ -141,28 +141,22 @@ class Layers(StructResult, frozen=True):
             # A module that is slow because one inside it is slow is not a second cause.
             if 2 * max(inside, default=0) > extra:
                 continue
-            if whole and share(extra, whole) >= _LEAST_PERCENT:
-                sentence = (
+            if share(extra, self.modules.device_ns) < _LEAST_PERCENT:
+                continue
+            numbers = {"call_ns": most, "median_call_ns": median, "instances": module.instances}
+            findings.append(
+                Finding(
+                    "low",
                     f"{shortened(module.slowest)} takes {in_words(most, 'ns')} of device time per"
                     f" call. The median of its {module.instances:,} instances"
-                    f" ({shortened(' / '.join(module.path), 80)}) is {in_words(median, 'ns')}."
+                    f" ({shortened(' / '.join(module.path), 80)}) is {in_words(median, 'ns')}.",
+                    (Evidence(f"{MODULE}{module.slowest}", None, most, "ns"),),
+                    "layers.slow_module",
+                    numbers,
+                    Gain(extra, at_most=True, how="it takes as long as the median"),
+                    about="place",
                 )
-                seen = Evidence(f"{MODULE}{module.slowest}", None, most, "ns")
-                findings.append(
-                    Finding(
-                        "low",
-                        sentence,
-                        (seen,),
-                        "layers.slow_module",
-                        numbers={
-                            "call_ns": most,
-                            "median_call_ns": median,
-                            "instances": module.instances,
-                        },
-                        gain=Gain(extra, at_most=True, how="it takes as long as the median"),
-                        about="place",
-                    )
-                )
+            )
         return findings[:2]
 
     def line(self) -> str:
@@ -253,19 +247,14 @@ class Blocks(msgspec.Struct, frozen=True):
 
     blocks: list[LayerBlock]
     """The blocks in the order of time."""
-    of_kernels: bool
-    """Whether the blocks consist of kernels on the device, or of operators on the host."""
+    what: str
+    """What repeats: "kernels" on the device, or "operators" on the host."""
     step: str | None
     """The examined step; None for the whole trace."""
     total_ns: int
     """The sum of the durations of all examined events."""
     median_layer: MedianLayer
     """The median repetition of the block with the most time."""
-
-    @property
-    def what(self) -> str:
-        """The kind of the events that repeat."""
-        return "kernels" if self.of_kernels else "operators"
 
 
 def blocks_of(trace: Trace, ranges: StepRanges | None) -> Blocks | None:
@@ -309,7 +298,7 @@ def blocks_of(trace: Trace, ranges: StepRanges | None) -> Blocks | None:
     _, heaviest = max(repeated, key=lambda each: each[0].total_ns)
     return Blocks(
         sorted((block for block, _ in repeated), key=lambda block: block.begin_ns),
-        of_kernels,
+        "kernels" if of_kernels else "operators",
         step,
         total,
         _median_layer(trace, rows, heaviest, begin, of_kernels),
@@ -503,6 +492,11 @@ class Module(Figures, frozen=True):
     slowest: str
     """The instance with the longest time."""
 
+    @property
+    def work_ns(self) -> int:
+        """The durations of the work of its forward and backward passes."""
+        return (self.device_ns or 0) + (self.backward_ns or 0)
+
 
 class Modules(msgspec.Struct, frozen=True):
     """The tree of modules; times in ns."""
@@ -646,14 +640,13 @@ _TIMES, _LEAST_PERCENT, _LEAST_LIKE = 1.5, 5.0, 4
 
 def _has_large_class(modules: Modules) -> bool:
     """Whether a class with several modules takes a large part of the time."""
-    if modules.device_ns:
-        time = {m.path: (m.device_ns or 0) + (m.backward_ns or 0) for m in modules.modules}
-        whole = modules.device_ns
-    else:
-        time = {m.path: m.host_ns for m in modules.modules}
-        whole = sum(m.host_self_ns for m in modules.modules)
-    several = (m for m in modules.modules if m.instances >= _LEAST_LIKE)
-    return any(share(time[m.path], whole) >= _LEAST_CLASS_SHARE for m in several)
+    whole = modules.device_ns or sum(module.host_self_ns for module in modules.modules)
+    times = [
+        module.work_ns if modules.device_ns else module.host_ns
+        for module in modules.modules
+        if module.instances >= _LEAST_LIKE
+    ]
+    return share(max(times, default=0), whole) >= _LEAST_CLASS_SHARE
 
 
 def _extra_ns(module: Module) -> int:
@@ -669,8 +662,8 @@ def _modules_line(modules: Modules | None) -> str:
     several = [] if modules is None else [m for m in modules.modules if m.instances >= _LEAST_LIKE]
     if modules is None or not several or not modules.device_ns:
         return ""
-    most = max(several, key=lambda m: (m.device_ns or 0) + (m.backward_ns or 0))
-    percent = share((most.device_ns or 0) + (most.backward_ns or 0), modules.device_ns)
+    most = max(several, key=lambda module: module.work_ns)
+    percent = share(most.work_ns, modules.device_ns)
     if percent < _LEAST_PERCENT_IN_LINE:
         return ""
     return (
@@ -680,7 +673,7 @@ def _modules_line(modules: Modules | None) -> str:
 
 
 def _modules_table(modules: Modules) -> Table:
-    kept = largest(modules.modules, _SHOWN, _weight)
+    kept = largest(modules.modules, _SHOWN, lambda module: module.host_ns + module.work_ns)
     on_device = modules.device_ns is not None
     columns: list[Column] = [
         (lambda module: ". " * (len(module.path) - 1) + module.path[-1], "module", ""),
@@ -705,10 +698,6 @@ def _modules_table(modules: Modules) -> Table:
             " not launched by a module's forward or backward."
         )
     return Table.of("Modules", kept, *columns, note=note.strip())
-
-
-def _weight(module: Module) -> int:
-    return module.host_ns + (module.device_ns or 0) + (module.backward_ns or 0)
 
 
 def _blocks_table(blocks: Blocks) -> Table:
