@@ -57,6 +57,7 @@ _SHARES = Thresholds(25.0, 10.0, 5.0)
 _WITHIN_DEVICE = re.compile(r"DtoD|DeviceToDevice|Device -> Device", re.IGNORECASE)
 _PAGEABLE = re.compile(r"Pageable", re.IGNORECASE)
 WITHIN_DEVICE, PAGEABLE, PINNED = "within_device", "pageable", "other"
+_SEPARATE = "On a separate stream, independent computation can hide {}."
 
 
 def analyze(trace: Trace) -> Use | Unavailable:
@@ -177,7 +178,7 @@ class Use(DeviceUse, StructResult, frozen=True):
                 f" {in_percent(share(whole - exposed, whole))} of"
                 f" all {'its ' if several else ''}{what} was hidden behind {behind}."
             )
-            details, action = self._advice(worst, kind)
+            details, action, numbers = self._advice(worst, kind)
             findings.append(
                 Finding(
                     of_size(severity, exposed),
@@ -186,23 +187,13 @@ class Use(DeviceUse, StructResult, frozen=True):
                     f"device_use.exposed_{what}",
                     numbers=self.base.figures_of(exposed)
                     | {"hidden_percent": share(whole - exposed, whole), "device": worst}
-                    | self._numbers(worst, kind),
+                    | numbers,
                     gain=self._gain(worst, kind, exposed),
                     action=action,
                     details=details,
                 )
             )
         return findings
-
-    def _numbers(self, device: int, kind: int) -> dict[str, float]:
-        """Return the figures in the advice."""
-        time = self.by_device[device]
-        if kind == COPY:
-            told = self.copies.get(device) != WITHIN_DEVICE and not _can_hide(time, kind)
-            return {"computing_ns": time.compute_ns, "copying_ns": time.copy_ns} if told else {}
-        if self.shares_stream.get((device, kind)) or _can_hide(time, kind):
-            return {}
-        return {"computing_ns": time.compute_ns, "communication_ns": time.communication_ns}
 
     def _gain(self, device: int, kind: int, exposed: int) -> Gain:
         """Return what is won if none of it is left, by hiding it and by making it shorter.
@@ -219,59 +210,51 @@ class Use(DeviceUse, StructResult, frozen=True):
             return gain_shared_by(*self.exposed_calls[device], exposed, how, launched=True)
         return Gain(exposed, at_most=True, how=how)
 
-    def _advice(self, device: int, kind: int) -> tuple[str, str]:
-        """Return where it runs or what it is, and how computation could hide it."""
+    def _advice(self, device: int, kind: int) -> tuple[str, str, dict[str, float]]:
+        """Return where it runs or what it is, how computation could hide it, and the figures."""
+        of, time = self.copies.get(device), self.by_device[device]
+        whole_ns, shares_stream = _exposed(time, kind)[1], self.shares_stream.get((device, kind))
+        # Whether there is as much computation as communication or copies.
+        can_hide = time.compute_ns >= whole_ns
+        against = f"({in_words(time.compute_ns, 'ns')} against {in_words(whole_ns, 'ns')})."
         if kind == COMMUNICATION:
-            if self.shares_stream.get((device, kind)):
-                return (
-                    "It runs on a stream that also computes.",
-                    "On a separate stream, independent computation can hide communication.",
+            if shares_stream:
+                details = "It runs on a stream that also computes."
+                return details, _SEPARATE.format("communication"), {}
+            if not can_hide:
+                details = (
+                    "It runs on its own stream, and takes longer than all computation, which"
+                    f" therefore cannot hide all of it {against}"
                 )
-            time = self.by_device[device]
-            if not _can_hide(time, kind):
-                return (
-                    (
-                        "It runs on its own stream, and takes longer than all computation, which"
-                        " therefore cannot hide all of it"
-                        f" ({in_words(time.compute_ns, 'ns')} against"
-                        f" {in_words(time.communication_ns, 'ns')})."
-                    ),
-                    "",
-                )
-            return (
-                "It runs on its own stream.",
-                "Computation can hide communication if it starts earlier or in smaller parts.",
-            )
-        of = self.copies.get(device)
+                return details, "", {"computing_ns": time.compute_ns, "communication_ns": whole_ns}
+            action = "Computation can hide communication if it starts earlier or in smaller parts."
+            return "It runs on its own stream.", action, {}
         if of == WITHIN_DEVICE:
-            return (
-                (
-                    "Most of this time is in copies within the device. They come from clones,"
-                    " changes of layout and concatenation, or fill the inputs of device graphs."
-                ),
-                "Reduce the number of copies within the device.",
+            details = (
+                "Most of this time is in copies within the device. They come from clones,"
+                " changes of layout and concatenation, or fill the inputs of device graphs."
             )
-        time = self.by_device[device]
+            return details, "Reduce the number of copies within the device.", {}
         pageable = (
             "Most of this time is in copies to or from pageable memory, for which the host waits."
         )
-        if not _can_hide(time, kind):
-            longer = (
+        if not can_hide:
+            details = (
                 "Copies take longer than all computation, which therefore cannot hide all of them"
-                f" ({in_words(time.compute_ns, 'ns')} against {in_words(time.copy_ns, 'ns')})."
+                f" {against}"
             )
+            action = "Copy less data, such as in a smaller type."
             if of == PAGEABLE:
-                return f"{pageable} {longer}", "With pinned memory, these copies are faster."
-            return longer, "Copy less data, such as in a smaller type."
+                details = f"{pageable} {details}"
+                action = "With pinned memory, these copies are faster."
+            return details, action, {"computing_ns": time.compute_ns, "copying_ns": whole_ns}
         if of == PAGEABLE:
             action = "With pinned memory and non_blocking=True, computation can hide copies."
-            return pageable, action
-        if self.shares_stream.get((device, kind)):
-            return "", "On a separate stream, independent computation can hide copies."
-        return (
-            "They run on their own stream.",
-            "Computation can hide copies if they start earlier, for example by prefetching.",
-        )
+            return pageable, action, {}
+        if shares_stream:
+            return "", _SEPARATE.format("copies"), {}
+        action = "Computation can hide copies if they start earlier, for example by prefetching."
+        return "They run on their own stream.", action, {}
 
     def tables(self) -> list[Table]:
         """Tables of the time of each device, and of each stream; the verdict has that of all."""
@@ -354,11 +337,6 @@ def _on_computing_stream(trace: Trace, rows: Rows, kind: NDArray[np.int8], of: i
         if int(durations[here & (kinds == COMPUTE)].sum()) > mine:
             shared += mine
     return 2 * shared > int(durations[kinds == of].sum())
-
-
-def _can_hide(time: DeviceTime, kind: int) -> bool:
-    """Whether there is as much computation as communication or copies."""
-    return time.compute_ns >= _exposed(time, kind)[1]
 
 
 def _exposed(time: DeviceTime, kind: int) -> tuple[int, int]:
