@@ -71,19 +71,13 @@ def breakdown(trace: Trace, name: str) -> Breakdown:
     """
     trace = TraceView.of(trace)
     kernels = device_work(trace).kernels
-    if len(kernels):
-        calls = launch_of(trace, kernels)
-        times = _device_times(trace, kernels, calls)
-        return _breakdown(name, True, _rows(trace, kernels, *times, on_device=True))
-    host = host_operators(trace)
-    if host is None:
-        return _breakdown(name, False, [])
-    own = host.own_ns
-    launched = own.astype(np.float64), np.ones(len(own), bool)
-    return _breakdown(name, False, _rows(trace, host.rows, own, *launched, on_device=False))
-
-
-def _breakdown(name: str, on_device: bool, rows: list[KernelRow]) -> Breakdown:
+    on_device, rows = len(kernels) > 0, list[KernelRow]()
+    if on_device:
+        times = _device_times(trace, kernels, launch_of(trace, kernels))
+        rows = _rows(trace, kernels, *times, on_device=True)
+    elif (host := host_operators(trace)) is not None:
+        own, launched = host.own_ns, np.ones(len(host.rows), bool)
+        rows = _rows(trace, host.rows, own, own.astype(np.float64), launched, on_device=False)
     total = sum(row.time_ns for row in rows)
     return Breakdown(
         name=name,

@@ -417,12 +417,9 @@ class Communication(StructResult, frozen=True):
             f" {in_words(int(sizes.min()), 'bytes')} to {in_words(int(sizes.max()), 'bytes')} took"
             f" {in_words(total, 'ns')}"
         )
-        per_call = in_words(worst.per_call_ns, "ns")
         rate, more = "", dict[str, float]()
         if part != WAITING and worst.bus_gb_per_s is not None:
             rate = f" ({in_words(worst.bus_gb_per_s * 1e9, 'bytes/s')} of the bus)"
-        if part == PER_CALL:
-            more["per_call_ns"] = worst.per_call_ns
         if part == WAITING:
             which = " of its size" if worst.grows else ""
             code, how = "communication.waiting", f"each call is as short as the shortest{which}"
@@ -432,23 +429,24 @@ class Communication(StructResult, frozen=True):
                 " waited for other ranks, or shared the link."
             )
             action = "The traces of all ranks in one folder show which rank was late."
-        elif part == PER_CALL and worst.per_call_ns >= _CALL_NS:
-            code, how = "communication.waiting", "a call takes only the time that depends on size"
-            text = (
-                f", and {in_percent(percent)} of it does not depend on the size: each call takes at"
-                f" least {per_call}{rate}. That is more than a call of a library costs: the ranks"
-                " wait for each other in each call, or the link needs this long to begin."
-            )
-            action = "The traces of all ranks in one folder show whether ranks wait."
         elif part == PER_CALL:
+            more["per_call_ns"] = worst.per_call_ns
             code, how = "communication.latency", "one call a step carries the data of all"
             text = (
                 f", and {in_percent(percent)} of it does not depend on the size: each call takes at"
-                f" least {per_call}{rate}."
+                f" least {in_words(worst.per_call_ns, 'ns')}{rate}."
             )
             action = (
                 "Fewer collectives with more data in each (for DDP, bucket_cap_mb) need less time."
             )
+            if worst.per_call_ns >= _CALL_NS:
+                code = "communication.waiting"
+                how = "a call takes only the time that depends on size"
+                text += (
+                    " That is more than a call of a library costs: the ranks wait for each other in"
+                    " each call, or the link needs this long to begin."
+                )
+                action = "The traces of all ranks in one folder show whether ranks wait."
         else:
             code, how = "communication.volume", "each call carries half of the bytes"
             text = f", and {in_percent(percent)} of it grows with the size{rate}."

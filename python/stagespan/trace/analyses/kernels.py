@@ -39,7 +39,27 @@ class Kernels(Result, msgspec.Struct, frozen=True):
 
     def figures(self) -> KernelsFigures:
         """By kind, name, shape, operator and stage."""
-        return _figures(self.work)
+        kernels, launched, work = self.work, self.work.launched, self.work.work
+        on_device, time = launched is not None, kernels.time_ns
+        forward = work.by(ForwardTime, "forward", where=kernels.forward >= 0)
+        return KernelsFigures(
+            on_device=kernels.on_device,
+            time_ns=kernels.total_ns,
+            count=len(kernels.rows),
+            names=len(kernels.names),
+            kernel_time_ns=int(time[kernels.is_kernel].sum()) if on_device else None,
+            kernels=int(kernels.is_kernel.sum()) if on_device else None,
+            without_launch=None if launched is None else _time_of(time, launched.calls < 0),
+            of_graphs=None if launched is None else _time_of(time, launched.of_graph),
+            by_kind=work.by(KindTime, "kind"),
+            top=kernels.by_name[:TOP],
+            by_stage=work.by(StageTime, "stage")[:TOP],
+            by_shape=_by_shape(kernels)[:TOP] or None,
+            by_forward_operator=forward[:TOP] or None,
+            operators_by_device_time=work.by(OperatorTime, "operator")[:TOP] if on_device else None,
+            operators_by_host_time=_by_host_time(kernels),
+            breakdown=breakdown(kernels.trace, _stem(kernels.trace.path)),
+        )
 
     def findings(self) -> list[Finding]:
         """Findings about kernels that take much of the device's time."""
@@ -136,30 +156,6 @@ class KernelsFigures(Figures, frozen=True):
     operators_by_device_time: list[OperatorTime] | None
     operators_by_host_time: list[HostTime] | None
     breakdown: Breakdown
-
-
-def _figures(kernels: KernelRows) -> KernelsFigures:
-    launched, time, work = kernels.launched, kernels.time_ns, kernels.work
-    on_device = launched is not None
-    return KernelsFigures(
-        on_device=kernels.on_device,
-        time_ns=kernels.total_ns,
-        count=len(kernels.rows),
-        names=len(kernels.names),
-        kernel_time_ns=int(time[kernels.is_kernel].sum()) if on_device else None,
-        kernels=int(kernels.is_kernel.sum()) if on_device else None,
-        without_launch=None if launched is None else _time_of(time, launched.calls < 0),
-        of_graphs=None if launched is None else _time_of(time, launched.of_graph),
-        by_kind=work.by(KindTime, "kind"),
-        top=kernels.by_name[:TOP],
-        by_stage=work.by(StageTime, "stage")[:TOP],
-        by_shape=_by_shape(kernels)[:TOP] or None,
-        by_forward_operator=work.by(ForwardTime, "forward", where=kernels.forward >= 0)[:TOP]
-        or None,
-        operators_by_device_time=work.by(OperatorTime, "operator")[:TOP] if on_device else None,
-        operators_by_host_time=_by_host_time(kernels),
-        breakdown=breakdown(kernels.trace, _stem(kernels.trace.path)),
-    )
 
 
 def _time_of(time_ns: Numbers, chosen: Mask) -> CountedTime:
